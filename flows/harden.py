@@ -12,14 +12,16 @@ import typer
 
 from nip_core.errors import NipError, RunConflictError
 from nip_core.evaluation.figures_in_words import amount
-from nip_prefect.flows.options import RunName
+from nip_prefect.flows.options import RunName, Shown, ShownAs
 from nip_prefect.flows.printing import (
     explain_reach,
     print_json,
     reach_cell,
     reach_entry,
+    show_result,
     warn_of_models,
 )
+from nip_prefect.flows.runs_view import RunsView
 from nip_prefect.flows.terminal import say
 
 
@@ -69,6 +71,7 @@ def harden(
         bool, typer.Option("--dry-run", help="Show all runs, their size and cost; start nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    shown: ShownAs = Shown.auto,
 ) -> None:
     """Attack the verifier of RUN and train it against the attackers, in rounds that can go on."""
     from nip_core.records.named_run import name_place
@@ -106,33 +109,36 @@ def harden(
         results = collect_hardening(store, planned, failures)
         return results, write_hardening(store, results)
 
-    failures, status = _run_all(planned, put_results, sys.stderr if as_json else sys.stdout)
+    to = sys.stderr if as_json else sys.stdout
+    if shown not in (Shown.json, Shown.none):
+        size = f"{amount(planned.settings.rounds, 'round')}, {amount(len(planned.steps), 'run')}"
+        place = f"{planned.run_store}/hardening/{planned.name}"
+        say(f"{planned.name}: {size}; results in {place}", file=to, flush=True)
+    with RunsView(len(planned.steps), to, shown) as view:
+        failures, status = _run_all(planned, put_results, view)
     results, place = put_results(failures)
-    if as_json:
-        print_json(results.as_json())
-    else:
+
+    def show(_: Any) -> None:
         say(f"\n{rounds_table(results)}\n{place}")
+
+    show_result(results.as_json(), as_json, shown, show)
     if status:
         raise typer.Exit(status)
 
 
-def _run_all(planned: Any, put_results: Any, to: Any) -> tuple[dict[str, str], int]:
+def _run_all(planned: Any, put_results: Any, view: RunsView) -> tuple[dict[str, str], int]:
     """Run what is not finished, one after another; by run why it did not end, and an exit code."""
     from nip_prefect.flows.launch import with_prefect
     from nip_prefect.flows.stopping import stoppable
-    from nip_prefect.flows.sweep import PlayedHere, SaidOfRuns
+    from nip_prefect.flows.sweep import PlayedHere
 
     place = Path(planned.run_store if "://" not in planned.run_store else ".") / "hardening"
-    size = f"{amount(planned.settings.rounds, 'round')}, {amount(len(planned.steps), 'run')}"
-    results = f"{planned.run_store}/hardening/{planned.name}"
-    say(f"{planned.name}: {size}; results in {results}", file=to, flush=True)
     machine = PlayedHere(place / planned.name, jobs=1)
-    listener = SaidOfRuns(len(planned.steps), to)
     _refuse_others(planned)
     # What can't go on is told before anything is started; later runs need those before them.
     left = [*planned.steps]
     while left and _is_finished(left[0]):
-        listener.ended(left.pop(0).name, "was finished before")
+        view.ended(left.pop(0).name, "was finished before")
     failures: dict[str, str] = {}
     codes: list[int] = []
 
@@ -141,19 +147,18 @@ def _run_all(planned: Any, put_results: Any, to: Any) -> tuple[dict[str, str], i
             wait_for_prefect()
             for step in left:
                 if _is_finished(step):
-                    listener.ended(step.name, "was finished before")
+                    view.ended(step.name, "was finished before")
                     continue
-                ended = machine.play_one(step, listener.started)
+                ended = machine.play_one(step, view.started)
                 if ended is None:  # it was stopped
                     return
                 if ended.status:
                     codes.append(ended.status if 0 < ended.status < 128 else 1)
                     failures[step.name] = f"{ended.words} ({ended.log})"
-                    listener.ended(
-                        step.name, f"failed with exit code {ended.status}: {ended.words}"
-                    )
+                    words = f"failed with exit code {ended.status}: {ended.words}"
+                    view.ended(step.name, words, is_failed=True)
                     return  # all that follows is built on it
-                listener.ended(step.name, "finished")
+                view.ended(step.name, "finished")
                 put_results({})
 
     def on_stop() -> None:

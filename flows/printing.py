@@ -78,14 +78,17 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     say("# what differs from the defaults; nip train CONFIG --dry-run --json has all settings")
     differing = parameters.model_dump(mode="json", exclude_defaults=True)
     say(yaml.safe_dump(differing, sort_keys=False, allow_unicode=True))
-    say(f"{amount(estimate.iterations, 'iteration')}, nothing was started:")
+    # An attack by chosen messages or by a script has none, and trains nobody.
+    does = amount(estimate.iterations, "iteration") if estimate.iterations else "no training"
+    say(f"{does}, nothing was started:")
     for group, model in origin.models[0].items() if origin.models else ():
         if model.from_run is not None:
             say(f"  {group} begins with {model.model}, of {model.from_run}")
-    say(
-        f"  {estimate.train_episodes:,} training and "
-        f"{amount(estimate.test_episodes, 'test episode')}"
-    )
+    if estimate.iterations or estimate.test_episodes:
+        say(
+            f"  {estimate.train_episodes:,} training and "
+            f"{amount(estimate.test_episodes, 'test episode')}"
+        )
     for line in describe_attack(parameters, estimate.attack_episodes):
         say(f"  {line}")
     if estimate.gate_episodes:
@@ -292,7 +295,10 @@ def print_viewer(place: str) -> None:
 def _show_stopped(stopped: dict[str, Any], costs: dict[str, Any]) -> None:
     """Print how far a stopped run is, whether its budget is spent, and what goes on with it."""
     finished, last = stopped["finished"], stopped["iterations"]
-    say(f"{finished} of {last} iterations finished; in iteration {finished}: {stopped['doing']}")
+    done = (
+        f"{finished} of {last} iterations finished; in iteration {finished}" if last else "so far"
+    )
+    say(f"{done}: {stopped['doing']}")
     same = "the command that began it, with the same configuration"
     say(f"go on where it stopped: {stopped['go_on'] or same}")
     for cap in ("tokens", "usd"):

@@ -19,13 +19,16 @@ import typer
 
 from nip_core.errors import NipError, SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import amount
+from nip_prefect.flows.options import Shown, ShownAs
 from nip_prefect.flows.printing import (
     explain_reach,
     print_json,
     reach_cell,
     reach_entry,
+    show_result,
     warn_of_models,
 )
+from nip_prefect.flows.runs_view import RunsView
 from nip_prefect.flows.terminal import say
 
 File = Annotated[
@@ -75,6 +78,7 @@ def sweep(
     out: Out = None,
     recompute: Recompute = None,
     as_json: AsJson = False,
+    shown: ShownAs = Shown.auto,
 ) -> None:
     """Run every combination that FILE names; finished runs are skipped, failed ones shown."""
     if recompute is not None:
@@ -111,22 +115,24 @@ def sweep(
         _show_plan(planned, as_json)
         return
     count = sum(1 + len(run.attacks) for run in planned.runs)
-    listener = SaidOfRuns(count, sys.stderr if as_json else sys.stdout)
+    view = RunsView(count, sys.stderr if as_json else sys.stdout, shown)
     store = open_store(planned.run_store)
     failures, status = dict[str, str](), 0
     if collect_only:
         _check_begun(store, planned)
     else:
-        failures, status = _run_all(planned, jobs, listener, cluster)
+        with view:
+            failures, status = _run_all(planned, jobs, view, cluster)
     elsewhere = None if out is None else open_store(str(out), setting="--out")
     collected = collect_sweep(store, planned, failures)
     results, place = write_results(store, planned, collected, elsewhere)
-    if as_json:
-        print_json(results.as_json())
-    else:
+
+    def show(_: Any) -> None:
         lines = "".join(f"{line}\n" for line in baseline_lines(results.baselines))
         differences = differences_summary(results.differences, results.intervals)
         say(f"\n{arms_table(results)}\n{differences}{lines}{place}")
+
+    show_result(results.as_json(), as_json, shown, show)
     if status:
         raise typer.Exit(status)
 
@@ -164,34 +170,7 @@ def _check_begun(store: Any, planned: Any) -> None:
         )
 
 
-class SaidOfRuns:
-    """Lines about the runs, as they end."""
-
-    def __init__(self, count: int, to: Any):
-        self._count, self._to = count, to
-        self._ended = 0
-        self._started = time.monotonic()
-        self._lock = threading.Lock()
-
-    def started(self, run: str) -> None:
-        self._say(f"{run}: started")
-
-    def ended(self, run: str, how: str) -> None:
-        with self._lock:
-            self._ended += 1
-        self._say(f"{run}: {how} ({self._ended} of {self._count})")
-
-    def _say(self, text: str) -> None:
-        seconds = time.monotonic() - self._started
-        try:
-            say(f"[{seconds:6.1f} s] {text}", file=self._to, flush=True)
-        except OSError:  # nobody reads it any longer; the runs go on
-            self._to = open(os.devnull, "w")  # noqa: SIM115
-
-
-def _run_all(
-    planned: Any, jobs: int, listener: SaidOfRuns, cluster: Any
-) -> tuple[dict[str, str], int]:
+def _run_all(planned: Any, jobs: int, view: RunsView, cluster: Any) -> tuple[dict[str, str], int]:
     """Run what is not finished; by run why it did not end, and the exit code of the first such."""
     from nip_core.run_store.store import open_store
     from nip_core.sweep.declaration import find_declared
@@ -212,7 +191,7 @@ def _run_all(
         from nip_prefect.flows.remote_runs import Cluster
 
         machines = Cluster(planned, cluster, jobs)
-    team = _Team(machines, listener)
+    team = _Team(machines, view)
     left = [run for run in planned.runs if team.is_left(run)]
 
     # 2. The rest, a few at a time, with one Prefect server for all.
@@ -233,10 +212,10 @@ def _run_all(
 class _Team:
     """The runs, and what became of them."""
 
-    def __init__(self, machines: Any, listener: SaidOfRuns):
+    def __init__(self, machines: Any, view: RunsView):
         self.failures: dict[str, str] = {}
         self.codes: dict[str, int] = {}
-        self._machines, self._listener = machines, listener
+        self._machines, self._view = machines, view
         self._lock = threading.Lock()
         self._finished: set[str] = set()
 
@@ -279,7 +258,7 @@ class _Team:
             raise type(error)(f"{run.name}: {error}") from error
         if finished is not None:
             self._finished.add(run.name)
-            self._listener.ended(run.name, "was finished before")
+            self._view.ended(run.name, "was finished before")
         return finished is not None
 
     def _failed(self, run: Any, error: NipError) -> None:
@@ -287,7 +266,7 @@ class _Team:
 
         with self._lock:
             self.failures[run.name], self.codes[run.name] = str(error), exit_code(error)
-        self._listener.ended(run.name, f"failed: {error}")
+        self._view.ended(run.name, f"failed: {error}", is_failed=True)
 
     def run(self, run: Any) -> None:
         """Train one run to its end, then attack it, each attack behind the one it imitates."""
@@ -295,7 +274,7 @@ class _Team:
         self._play_left(run)
         if run.name not in self._finished:
             for attack in attacks if run.name in self.failures else ():
-                self._listener.ended(attack.name, "not begun, as the run failed")
+                self._view.ended(attack.name, "not begun, as the run failed", is_failed=True)
             return
         for attack in attacks:
             if self._can_begin(run, attack):
@@ -304,7 +283,7 @@ class _Team:
                 # It is as if it had failed itself, so that what imitates it does not begin either.
                 with self._lock:
                     self.failures[attack.name] = f"not begun, as {source} failed"
-                self._listener.ended(attack.name, self.failures[attack.name])
+                self._view.ended(attack.name, self.failures[attack.name], is_failed=True)
 
     def _play_left(self, run: Any) -> None:
         if run.name not in self._finished and run.name not in self.failures:
@@ -313,7 +292,7 @@ class _Team:
     def _play(self, run: Any) -> None:
         """Play one run, with its settings from the plan."""
         try:
-            ended = self._machines.play_one(run, self._listener.started)
+            ended = self._machines.play_one(run, self._view.started)
         except NipError as error:
             self._failed(run, error)
             return
@@ -326,7 +305,8 @@ class _Team:
                 self.codes[run.name] = ended.status if 0 < ended.status < 128 else 1
                 self.failures[run.name] = f"exit code {ended.status}: {ended.words} ({ended.log})"
         failed = f"failed with exit code {ended.status}: {ended.words}"
-        self._listener.ended(run.name, failed if ended.status else "finished")
+        words = failed if ended.status else "finished"
+        self._view.ended(run.name, words, is_failed=bool(ended.status))
 
 
 class PlayedHere:

@@ -102,7 +102,7 @@ class Site:
             self.a.run(*as_user, str(binaries / "initdb"), "-D", data, "-U", "nip", "-E", "UTF8",
                        "--locale=C.UTF-8", "--auth=trust")  # fmt: skip
         self._database = self.a.start(
-            "postgresql", *as_user, str(binaries / "postgres"), "-D", data, "-k", "/tmp"
+            "postgresql", *as_user, str(binaries / "postgres"), "-D", data, "-k", self.a.temporary
         )
         until(
             lambda: self._database_answers(str(binaries / "pg_isready")), "PostgreSQL answers", 60
@@ -191,7 +191,8 @@ class Site:
     def start_player(self, host: Host) -> Program:
         """Start a process of the Dask cluster, of one thread."""
         return host.start("player", str(BIN / "dask"), "worker", f"tcp://{self.a.address}:{DASK_PORT}",
-                          "--nthreads", "1", "--no-dashboard", "--local-directory", "/tmp/dask",
+                          "--nthreads", "1", "--no-dashboard", "--local-directory",
+                          f"{host.temporary}/dask",
                           environment=self.environment)  # fmt: skip
 
     def start_model_server(self) -> None:
@@ -262,7 +263,6 @@ class Site:
 
     def start_ray(self) -> None:
         """Start a Ray cluster: A orders, B and C have one place each for what plays."""
-        size = ("--object-store-memory", "100000000", "--plasma-directory", "/tmp", "--block")
         ports = ("--port", str(RAY_PORT), "--ray-client-server-port", str(RAY_CLIENT_PORT))
         head = ("--head", *ports, "--include-dashboard=false", "--num-cpus", "0")
         environment = self.environment | {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -271,8 +271,9 @@ class Site:
             (self.b, ("--address", f"{self.a.address}:{RAY_PORT}", "--num-cpus", "1")),
             (self.c, ("--address", f"{self.a.address}:{RAY_PORT}", "--num-cpus", "1")),
         ):
-            host.start("ray", str(BIN / "ray"), "start", *how, "--node-ip-address", host.address,
-                       *size, environment=environment)  # fmt: skip
+            size = ("--object-store-memory", "100000000", "--plasma-directory", host.temporary)
+            host.start("ray", str(BIN / "ray"), "start", "--block", *how, *size,
+                       "--node-ip-address", host.address, environment=environment)  # fmt: skip
             if host is self.a:
                 self._await_port(host, RAY_CLIENT_PORT)
         asked = (str(BIN / "ray"), "status", "--address", f"{self.a.address}:{RAY_PORT}")

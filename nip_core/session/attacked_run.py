@@ -1,7 +1,7 @@
 """What an attack is compared with: the attacked run, its test, the words of its provers.
 
 read_own_test    how the attacked models were tested in their own run
-describe_attack  what the attack will do, in words
+describe_attack  what the attack will do, in words; name_attack: in a few
 plan_reach       how many messages it will sample at most
 measure_sampled_reach  the same of those by which provers were trained
 is_told          whether provers are told otherwise here than there; untold: a warning where not
@@ -9,6 +9,7 @@ is_told          whether provers are told otherwise here than there; untold: a w
 
 from collections.abc import Iterator
 
+from nip_core.costs.estimate import Estimate
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.attack_losses import OwnTest
 from nip_core.evaluation.attack_metrics import Reach
@@ -21,7 +22,13 @@ from nip_core.evaluation.attack_reach import (
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import LEAST_STEPS, PLATEAU, SCRIPT, SNEAKY
+from nip_core.parameters.attack import (
+    LEAST_STEPS,
+    PLATEAU,
+    SCRIPT,
+    SNEAKY,
+    AttackParameters,
+)
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
@@ -127,6 +134,19 @@ def describe_attack(parameters: HyperParameters, episodes: int) -> Iterator[str]
         yield f"{amount(episodes, 'problem')} on which the verifier is attacked"
     reach = plan_reach(parameters)
     yield SCRIPT_REACH if reach is None else reach_words(reach, planned=True)
+
+
+def name_attack(attack: AttackParameters, estimate: Estimate | None) -> str:
+    """Say of an attack that trains nobody, at its start, whom it attacks and by which messages.
+
+    Of a run without an estimate it does not say in how many episodes.
+    """
+    most = attack.n[-1]
+    how = f"the best of up to {amount(most, 'message')}" if most > 1 else "single messages"
+    how = f"the script {attack.script}" if attack.by == SCRIPT else how
+    plays = "" if estimate is None else f" in {amount(estimate.attack_episodes, 'episode')}"
+    whom = f"the verifier of run {attack.run}, iteration {attack.iteration}"
+    return f"attacks {whom}, by {how}{plays}; the attack trains nobody"
 
 
 def warn_of_untold(parameters: HyperParameters) -> Iterator[str]:

@@ -1,13 +1,14 @@
 """Episodes with all of their texts, one row each, to be taken elsewhere.
 
-ReadableEpisode  a row: the problem, what was said, the verdict, what was noted
+ReadableEpisode  a row: the problem, what was said, the verdict, what was noted; a mapping, too
 ReadableMessage  an answer in it
 read_episode_rows  the rows of some episodes of a shard
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,8 +27,30 @@ from nip_core.showing.episode_index import FAILED, RIGHT, WRONG
 from nip_core.showing.notes import EpisodeNote
 
 
+class _Row(Mapping[str, Any]):
+    """Fields by name, as a line of JSONL has them: ``row["note"]`` is ``row.note``."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in _names(type(self)):
+            raise KeyError(f"{name!r}; there are {', '.join(self)}")
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_names(type(self)))
+
+    def __len__(self) -> int:
+        return len(_names(type(self)))
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
 @dataclass(frozen=True, slots=True)
-class ReadableMessage:
+class ReadableMessage(_Row):
     """One answer of a model, valid or not."""
 
     round: int
@@ -46,7 +69,7 @@ class ReadableMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadableEpisode:
+class ReadableEpisode(_Row):
     """An episode as a person reads it."""
 
     key: str

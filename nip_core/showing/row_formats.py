@@ -2,15 +2,19 @@
 
 encode_row     a row as a line of JSON, with exactly the texts that were recorded; decode_row: back
 CsvColumns     which columns rows have, and their cells
-write_csv_lines lines of cells; as_cell: one of them
+write_csv_lines lines of cells; as_cell: one of them; without_guards: the text of one
 
-A spreadsheet executes nothing of a CSV, whatever a model wrote: a text that would begin a formula
-gets an apostrophe before it (as OWASP advises), control codes are shown as JSON escapes them, and
-each line end is one. What is a number here is a number there. The file begins with a byte order
-mark: without it Excel reads UTF-8 as something else; pandas, Polars and DuckDB pass over it.
+A spreadsheet executes nothing of a CSV, whatever a model wrote, and wherever it splits the file. A
+program for German splits at semicolons, takes no quotation mark in the middle of a field for one,
+and so begins a new cell at each semicolon and at each line of a text. So in a text an apostrophe
+stands before every sign that would begin a formula after a comma, a semicolon, a tab, a line's end
+or at the beginning, and `without_guards` takes these apostrophes away again. An episode's key is
+left as it is, to be joined with: of one that begins with a hyphen a spreadsheet makes an unknown
+name. Control codes are shown as JSON escapes them, and each line end is one. What is a number here
+is a number there, and stands without quotation marks. The file begins with a byte order mark:
+without it Excel reads UTF-8 as something else; pandas, Polars and DuckDB pass over it.
 """
 
-import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +28,14 @@ from nip_core.redaction import printable
 from nip_core.showing.episode_rows import ReadableEpisode, ReadableMessage
 
 CSV_BEGIN = "\ufeff"
-_FORMULA = re.compile(r"\s*[=+\-@\u2212\ufe62\ufe63\ufe66\ufe6b\uff0b\uff0d\uff1d\uff20]|[\t\r\n]")
+_SIGNS = "[=+\\-@\u2212\ufe62\ufe63\ufe66\ufe6b\uff0b\uff0d\uff1d\uff20]"
 """What a spreadsheet may take for the beginning of a formula, full-width forms too."""
+_CELL_BEGINS = r"(?:^|[,;\t\r\n])[\s\"]*"
+"""Where a cell begins in one reader or another, with what it may pass over."""
+_UNGUARDED = re.compile(f"({_CELL_BEGINS})('*{_SIGNS})")
+_GUARDED = re.compile(f"({_CELL_BEGINS})'('*{_SIGNS})")
+_SIGN = re.compile(_SIGNS)
+_KEY = re.compile(r"[A-Za-z0-9_-]{16}")
 _HIDDEN = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What readers may take for the end of a line, what turns letters around, halves of pairs."""
 _DELETE = b"\x7f"
@@ -62,37 +72,40 @@ def decode_row(line: bytes) -> ReadableEpisode:
 
 
 def as_cell(value: Cell) -> str:
-    """Write a value as a spreadsheet is to show it, and not to execute it."""
-    if value is None:
+    """Write a value as it stands in a line: a spreadsheet shows it, and executes nothing."""
+    if value is None or value == "":
         return ""
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, int | float):
         return repr(value)
-    text = value if isinstance(value, str) else ", ".join(value)
-    # Most texts are plain, and there are many.
-    shown = text if text.isprintable() else printable(text.replace("\r\n", "\n"))
-    if shown[:1].isalnum():
-        return shown
-    return f"'{shown}" if _FORMULA.match(shown) else shown
+    return _quote(_guard(value if isinstance(value, str) else ", ".join(value)))
+
+
+def without_guards(text: str) -> str:
+    """Take away the apostrophes by which a text of a CSV begins no formula."""
+    return _GUARDED.sub(r"\1\2", text)
 
 
 def write_csv_lines(rows: Iterable[Sequence[str]]) -> Iterator[bytes]:
-    """Write rows of cells as lines of RFC 4180, in UTF-8."""
-    line = _Line()
-    writer = csv.writer(line, lineterminator="\r\n")
+    """Write rows of cells, as `as_cell` gives them, as lines of RFC 4180, in UTF-8."""
     for row in rows:
-        writer.writerow(row)
-        yield line.text.encode("utf-8", "replace")
+        yield f"{','.join(row)}\r\n".encode("utf-8", "replace")
 
 
-class _Line:
-    """What a writer of CSV has written last."""
+def _guard(text: str) -> str:
+    # Most texts are plain, and there are many.
+    shown = text if text.isprintable() else printable(text.replace("\r\n", "\n"))
+    return _UNGUARDED.sub(r"\1'\2", shown) if _SIGN.search(shown) else shown
 
-    text = ""
 
-    def write(self, text: str) -> None:
-        self.text = text
+def _quote(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
+
+
+def _key_cell(key: str) -> str:
+    """Write the key of an episode; one that a table of nip's can't have is a text like others."""
+    return _quote(key) if _KEY.fullmatch(key) else as_cell(key)
 
 
 class CsvColumns:
@@ -122,7 +135,7 @@ class CsvColumns:
         """List the names of all columns, in their order. No row is to come after that."""
         return [
             *_BEFORE_TEXTS,
-            *(f"column_{name}" if name in _NAMES else as_cell(name) for name in self._texts),
+            *(f"column_{name}" if name in _NAMES else name for name in self._texts),
             *(f"round_{round_}_{agent}" for round_, agent in self._turns_in_order),
             *self._asked,
             *(f"reward_{agent}" for agent in self._agents),
@@ -141,7 +154,9 @@ class CsvColumns:
             *map(row.rewards.get, self._agents),
             *(getattr(row, name) for name in _AFTER_TEXTS),
         ]
-        return [as_cell(value) for value in values]
+        cells = [as_cell(value) for value in values]
+        cells[_BEFORE_TEXTS.index("key")] = _key_cell(row.key)
+        return cells
 
 
 def _write_chat(chat: Sequence[ChatMessage]) -> str:

@@ -22,6 +22,7 @@ from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
 from nip_core.rollouts.shard_manifests import committed_shards
 from nip_core.run_store.run import RunStore
+from nip_core.session.attacked_run import name_attack
 from nip_core.session.server_speed import count_turns
 from nip_core.session.session import Session
 from nip_core.stages.training import list_scheduled_groups
@@ -82,18 +83,23 @@ def describe_opening(session: Session) -> str:
     last = parameters.rl.num_iterations
     tested = [i for i in range(last + 1) if is_tested(parameters, i)]
     size = 0 if estimate is None or not tested else estimate.test_episodes // len(tested)
+    is_attack = attacks_untrained(parameters)
     if parameters.base_run.base_run_type == "rerun_tests":
-        plays = f"the tests of {amount(last, 'iteration')} again, and trains nothing"
+        does = f"plays the tests of {amount(last, 'iteration')} again, and trains nothing"
+    elif is_attack:
+        does = name_attack(parameters.attack, estimate)
     else:
         every = len(session.problems[TRAIN]) * group_size(parameters, TRAIN)
         count = parameters.rollouts_per_iteration or every
         imitates, most = parameters.imitates(0), parameters.attack.until == PLATEAU
-        iterations = amount(last - imitates, "iteration")
-        plays = f"{'at most ' if most else ''}{iterations} of {amount(count, 'episode')}"
-        plays += " after one of imitation" if imitates else ""
         groups = [g for g in parameters.trainable_groups if _trains(parameters, g, last)]
-        plays += f", trains {' and '.join(groups) or 'nothing'}"
-    return f"plays {plays}; {_tests_words(tested, last, size)}; kept in {session.run.store.url}"
+        does = f"trains {' and '.join(groups) or 'nothing'}"
+        if played := last - imitates:
+            iterations = f"{amount(played, 'iteration')} of {amount(count, 'episode')}"
+            after = " after one of imitation" if imitates else ""
+            does = f"plays {'at most ' if most else ''}{iterations}{after}, {does}"
+    tests = [] if is_attack and not tested else [_tests_words(tested, last, size)]
+    return "; ".join([does, *tests, f"kept in {session.run.store.url}"])
 
 
 def _trains(parameters: HyperParameters, group: str, last: int) -> bool:
@@ -105,7 +111,7 @@ def _tests_words(tested: Sequence[int], last: int, size: int) -> str:
         return "no tests"
     count = f"{amount(len(tested), 'test')} of {amount(size, 'episode')}"
     if tested == [last]:
-        return f"{count}, after the last"
+        return f"{count}, after the last" if last else count
     first = "the first before any training" if tested[0] == 0 else ""
     return f"{count}, {first}" if first else count
 

@@ -34,6 +34,7 @@ from nip_core.viewer.asked_downloads import (
 )
 from nip_core.viewer.charts import Line, lay_out_chart
 from nip_core.viewer.downloads import Download
+from nip_core.viewer.episode_list import write_title
 from nip_core.viewer.noting import JOINED, NoteDesk, RefusedNoteError, find_way_back
 from nip_core.viewer.overview import run_page
 from nip_core.viewer.pair_page import pair_page
@@ -64,6 +65,7 @@ def templates() -> Environment:
     environment.filters["judged_words"] = judged_words
     environment.filters["decision_words"] = pages.describe_decision
     environment.filters["closely"] = write_closely
+    environment.filters["title"] = write_title
     environment.globals["nip_version"] = __version__
     environment.globals["loss_chart"] = _draw_losses
     environment.trim_blocks = environment.lstrip_blocks = True

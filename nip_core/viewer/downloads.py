@@ -34,6 +34,7 @@ from nip_core.showing.kept_calls import refuse_full_disk
 from nip_core.showing.row_formats import (
     CSV_BEGIN,
     CsvColumns,
+    as_cell,
     decode_row,
     encode_row,
     write_csv_lines,
@@ -169,7 +170,11 @@ def download_pairs(
         both = {"a": a, "b": b}
         names = [f"{side}_{name}" for side, of in both.items() for name in of.columns.names()]
         cells = (
-            [change, *a.columns.cells(decode_row(a.get(k))), *b.columns.cells(decode_row(b.get(k)))]
+            [
+                as_cell(change),
+                *a.columns.cells(decode_row(a.get(k))),
+                *b.columns.cells(decode_row(b.get(k))),
+            ]
             for k, change in numbered
         )
         return _write_csv(["change", *names], cells)
@@ -179,7 +184,7 @@ def download_pairs(
 
 def _write_csv(names: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[bytes]:
     yield CSV_BEGIN.encode()
-    yield from write_csv_lines(chain([names], rows))
+    yield from write_csv_lines(chain([[as_cell(name) for name in names]], rows))
 
 
 def _make_download(

@@ -4,6 +4,7 @@ ListedEpisode   an episode with what it is about, what a prover said last, and w
 list_episodes   reads the texts of some rows
 FoundTurn       a turn of an opened episode with its hits
 find_in_turns   marks them
+write_title     the first words of a question, by which a person knows the problem
 """
 
 import re
@@ -90,7 +91,7 @@ def list_episodes(
         of = by_row.get((row.shard, row.place), [])
         found, hits = _find_snippets(of, query, pattern)
         last = _find_last(of, is_prover)
-        title = shorten(row.about, MOST_OF_QUESTION)
+        title = write_title(row.about)
         listed.append(ListedEpisode(row, title, last, found, hits, damage.get(row.shard, "")))
     return listed
 
@@ -188,6 +189,11 @@ def _cut_around(text: str, match: re.Match[str], pattern: re.Pattern[str]) -> tu
     if end < len(text):
         parts.append(TextPart(" …"))
     return tuple(parts)
+
+
+def write_title(about: str) -> str:
+    """Write the first words of a question; "" where there is none."""
+    return shorten(about, MOST_OF_QUESTION)
 
 
 def shorten(text: str, most: int) -> str:

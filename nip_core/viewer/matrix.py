@@ -55,6 +55,8 @@ class ProblemRow:
     """A problem."""
 
     problem: str
+    about: str
+    """The beginning of its question."""
     y: int
     difficulty: str | None
     mutation: str | None
@@ -78,6 +80,7 @@ class _CellEpisode:
     """Columns of an episode that a row of the matrix needs."""
 
     key: str
+    about: str
     y: int
     difficulty: str | None
     mutation: str | None
@@ -162,6 +165,7 @@ def _read_rows(
         of = about.get(number)
         yield ProblemRow(
             ids[number].as_py(),
+            "" if of is None else of.about,
             -1 if of is None else of.y,
             None if of is None else of.difficulty,
             None if of is None else of.mutation,
@@ -195,6 +199,8 @@ class EpisodePair:
     """One problem and sample in two places."""
 
     problem: str
+    about: str
+    """The beginning of its question, as the first place has it."""
     sample: int
     y: int
     a: PairedEpisode
@@ -216,7 +222,7 @@ KIND_WORDS = {
     "same": "the same",
 }
 KINDS = tuple(KIND_WORDS)
-_OF_BOTH = ("problem", "sample", "y")
+_OF_BOTH = ("problem", "about", "sample", "y")
 _OF_EACH = tuple(field.name for field in fields(PairedEpisode))
 
 
@@ -260,7 +266,7 @@ def order_pairs(a: pa.Table, b: pa.Table, kind: str = "") -> OrderedPairs:
     """Pair the episodes of two places by problem, sample and, in trees, branch."""
     # 1. Join on what names an episode in its place.
     names = ["problem", "sample", "branch_path"]
-    columns = [*names, "y", *_OF_EACH]
+    columns = [*names, "about", "y", *_OF_EACH]
     joined = a.select(columns).join(
         b.select([*names, *_OF_EACH]),
         names,

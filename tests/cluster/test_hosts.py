@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -143,16 +144,21 @@ def tell_store(host: Host, store: dict[str, str], trouble: dict[str, float]) -> 
 
 def test_a_host_has_files_a_clock_and_a_disk_of_its_own(network: Network) -> None:
     host, other = network.add("late", disk="32m", clock_offset_s=7200.0), network.add("other")
-    host.run("sh", "-c", "echo here > /tmp/file; echo here > $HOME/file")
-    assert other.run("sh", "-c", "ls /tmp $HOME").split() == ["/home/other:", "/tmp:"]
-    assert not Path("/tmp/file").exists()
+    host.run("sh", "-c", "echo here > $TMPDIR/file; echo here > $HOME/file")
+    assert host.run("ls") == "file\n", "a program begins in its folder for temporary files"
+    # Wherever the checkout is; what is below /tmp there stays the machine's alone.
+    folders = other.run("sh", "-c", "ls $TMPDIR $HOME").split()
+    assert folders == ["/home/other:", f"{other.temporary}:"]
+    assert not Path(host.temporary).exists()
+    with tempfile.NamedTemporaryFile() as file:
+        assert not succeeds(host, "ls", file.name)
     assert not succeeds(host, "touch", str(ROOT / "file")), "the checkout is read-only"
     ahead_s = int(host.run("date", "+%s")) - time.time()
     assert 7190 < ahead_s < 7260
     host.fill()
-    assert not succeeds(host, "sh", "-c", "head -c 4096 /dev/zero > /tmp/more")
+    assert not succeeds(host, "sh", "-c", "head -c 4096 /dev/zero > $TMPDIR/more")
     host.empty()
-    assert succeeds(host, "sh", "-c", "head -c 4096 /dev/zero > /tmp/more")
+    assert succeeds(host, "sh", "-c", "head -c 4096 /dev/zero > $TMPDIR/more")
 
 
 def test_nothing_is_left_of_hosts_whose_maker_was_killed(tmp_path: Path) -> None:

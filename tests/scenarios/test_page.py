@@ -1,7 +1,8 @@
-"""docs/scenarios.md: the scenario that the page adds is played as it stands there."""
+"""docs/examples/roman: the scenario that docs/scenarios.md adds, as its files stand there."""
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,19 +15,25 @@ from nip_core.parameters import load_parameters
 from nip_core.scenarios import scenario_names
 from nip_core.scenarios.datasets import check_splits, load_problems
 
-PAGE = Path(__file__).parents[2] / "docs" / "scenarios.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "scenarios.md"
+EXAMPLE = ROOT / "docs" / "examples" / "roman"
 
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    """The files of the page, in a folder from which a run is started."""
-    page = PAGE.read_text(encoding="utf-8")
-    shown = re.findall(r"`(roman\.\w+)`[^`]*\n````\w+\n(.*?)````\n", page, re.DOTALL)
-    assert [name for name, _ in shown] == ["roman.py", "roman.yaml"]
-    for name, text in shown:
-        (tmp_path / name).write_text(text)
+    """A copy of the example, in a folder from which a run is started."""
+    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return "roman.yaml"
+
+
+def test_the_page_shows_the_files_of_the_example_as_they_are():
+    page = PAGE.read_text(encoding="utf-8")
+    shown = dict(re.findall(r"`(roman\.\w+)`[^`]*\n````\w+\n(.*?)````\n", page, re.DOTALL))
+    files = [path for path in EXAMPLE.iterdir() if path.is_file()]
+    assert shown == {path.name: path.read_text(encoding="utf-8") for path in files}
+    assert [*shown] == ["roman.py", "roman.yaml"]
 
 
 def test_it_takes_80_lines_and_its_problems_are_as_documented(config):
@@ -71,7 +78,7 @@ async def test_it_is_trained_as_any_other(config):
 
 def test_the_page_and_the_contract_name_each_scenario():
     page = PAGE.read_text(encoding="utf-8")
-    contracts = (PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    contracts = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for name in scenario_names():
         assert f"\n| `{name}` |" in page, name
         assert f'"nip_core.scenarios.{name}"' in contracts, name

@@ -69,7 +69,8 @@ def written(folder, body, name="lie"):
 TESTED = {"text_rl": {"test_scheme": "all"}}
 
 
-async def test_a_script_takes_what_the_provers_never_say(tmp_path, monkeypatch, capsys):
+async def test_a_script_takes_what_the_provers_never_say(tmp_path, monkeypatch, capsys, caplog):
+    caplog.set_level("INFO")
     async with scripted_run(tmp_path, monkeypatch, answers, **TESTED) as server:
         chosen = {"by": "best-of-n", "iteration": 0, "n": [1, 2]}
         best = (await loop.train(attack_settings(str(tmp_path), "scripted", chosen)))["attack"]
@@ -77,7 +78,19 @@ async def test_a_script_takes_what_the_provers_never_say(tmp_path, monkeypatch, 
         plan = estimate_settings(scripted(tmp_path))
         show_plan(scripted(tmp_path), as_json=False)
         result = await loop.train(scripted(tmp_path))
-    assert "Reach: nothing is sampled" in capsys.readouterr().out
+    planned = capsys.readouterr().out
+    assert (
+        "Reach: nothing is sampled" in planned and "\nno training, nothing was started:" in planned
+    )
+    assert "0 training" not in planned
+    # What each does is said at its start, and not that it plays nothing.
+    said, whom = caplog.text, "attacks the verifier of run scripted, iteration 0"
+    for how in (
+        "the best of up to 2 messages in 12 episodes",
+        "the script right-step in 12 episodes",
+    ):
+        assert f"{whom}, by {how}; the attack trains nobody; kept in" in said
+    assert "0 iterations" not in said
     # No message of the prover's leads to a right step, so choosing among them takes nothing.
     assert [row["soundness"] for row in best["by_n"]] == [1.0, 1.0]
     assert best["lost_to_lying"]["difference"] == 0.0

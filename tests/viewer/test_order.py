@@ -10,12 +10,12 @@ def table_of(problems):
     """Episodes of problems, whose verdicts are named by iteration."""
     rows = [
         {"problem": problem, "iteration": iteration, "verdict": verdict, "key": f"{problem}-{k}",
-         "y": 1, "difficulty": None, "mutation": None}
+         "about": "", "y": 1, "difficulty": None, "mutation": None}
         for problem, iterations in problems.items()
         for iteration, verdicts in iterations.items()
         for k, verdict in enumerate(verdicts.split())
     ]  # fmt: skip
-    names = ("problem", "verdict", "key", "difficulty", "mutation")
+    names = ("problem", "verdict", "key", "about", "difficulty", "mutation")
     kinds = {**dict.fromkeys(names, pa.string()), "iteration": pa.int32(), "y": pa.int8()}
     return pa.Table.from_pylist(rows, schema=pa.schema(list(kinds.items())))
 

@@ -111,6 +111,34 @@ def test_the_matrix_has_each_problem_with_its_verdict_in_each_iteration(client, 
     assert ends == sorted(ends, key=["wrong", "right"].index)
 
 
+def test_a_heading_is_the_question_with_the_name_small_beside_it(client, episodes):
+    row = next(row for row in episodes if row["split"] == "test" and row["iteration"] == 2)
+    first = " ".join(row["question"].split())[:30]
+    matrix = client.get(f'/runs/small/matrix?split=test&problem="{row["problem"]}"').text
+    other = next(
+        of for of in episodes
+        if (of["split"], of["problem"], of["iteration"]) == ("test", row["problem"], 0)
+    )  # fmt: skip
+    pages = {
+        "matrix": (matrix, r"<th scope=\"row\"><a [^>]*><bdi>(.*?)</bdi></a>"),
+        "episode": (client.get(f"/runs/small/episodes/{row['key']}").text, r"<h1>(.*?)</h1>"),
+        "pair": (
+            client.get(f"/pair?a=small/{other['key']}&b=small/{row['key']}").text,
+            r"<h1>(.*?)</h1>",
+        ),
+        "comparison": (
+            client.get("/compare?a=small@0&b=small@2&split=test").text,
+            rf"small/{row['key']}\"><bdi>(.*?)</bdi></a>",
+        ),
+    }
+    for name, (page, pattern) in pages.items():
+        heading = text_of(re.search(pattern, page, re.DOTALL)[1]).strip()
+        assert heading.startswith(first) and len(heading) <= 80, (name, heading)
+        assert f'<code class="name">{row["problem"]}</code>' in page, name
+    for page, _ in (pages["episode"], pages["pair"]):
+        assert first in re.search(r"<title>(.*?)</title>", page, re.DOTALL)[1]
+
+
 def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, episodes):
     by_place = {
         (row["iteration"], row["problem"]): row for row in episodes if row["split"] == "test"
@@ -123,7 +151,8 @@ def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, e
     mended = {p for p, (before, after) in rights.items() if after and not before}
     assert broken or mended
     page = client.get("/compare?a=small@0&b=small@2&split=test").text
-    listed = re.findall(r'scope="row"><a href="/pair[^"]*">([^<]+)</a>', page)
+    in_row = r'scope="row"><a href="/pair.*?<code class="name">([^<]+)</code>'
+    listed = re.findall(in_row, page)
     assert {*listed} == problems
     said = text_of(page)
     assert f"{len(mended)} verdict" in said
@@ -136,7 +165,7 @@ def test_two_iterations_stand_side_by_side_with_changed_verdicts_first(client, e
     assert {*listed[len(broken) : len(broken) + len(mended)]} == mended
     for number in (0, 999):  # a page that is not there is the nearest one
         other = client.get(f"/compare?a=small@0&b=small@2&split=test&page={number}").text
-        assert re.findall(r'scope="row"><a href="/pair[^"]*">([^<]+)</a>', other) == listed
+        assert re.findall(in_row, other) == listed
 
 
 def test_what_differs_on_many_episodes_needs_no_file_and_more_is_said_when_asked(

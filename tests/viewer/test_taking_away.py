@@ -7,20 +7,24 @@ import io
 import json
 import re
 import unicodedata
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
 from hostile_run import FORMULAS, HALF, LONG, TEXTS, make_hostile
+from hypothesis import given
+from hypothesis import strategies as st
 from viewing import client_of, everything, text_of
 
 import nip_core
 from nip_core.errors import SettingsError
 from nip_core.run_store.store import open_store
 from nip_core.showing.episode_filters import SORTS, EpisodeFilters
-from nip_core.showing.row_formats import as_cell
+from nip_core.showing.episode_rows import ReadableEpisode, ReadableMessage
+from nip_core.showing.row_formats import CsvColumns, as_cell, without_guards, write_csv_lines
 from nip_core.showing.run_tables import RunTables
 from nip_core.viewer.downloads import write_line
 from nip_core.viewer.runs import ShownRuns
@@ -207,7 +211,7 @@ def test_pairs_of_a_comparison_are_taken_away_in_its_order(client):
     assert [(row["a"]["key"], row["b"]["key"]) for row in rows] == shown != []
     assert {row["a"]["iteration"] for row in rows} == {0}
     table = read_csv(client.get("/compare.csv", params=asked))
-    assert [(row["a_key"].lstrip("'"), row["change"]) for row in table] == [
+    assert [(row["a_key"], row["change"]) for row in table] == [
         (row["a"]["key"], row["change"]) for row in rows
     ]
     broken = rows_of(client, "/compare.jsonl", **asked, kind="broken")
@@ -251,23 +255,100 @@ def taken(hostile):
     return *files, client
 
 
+SIGNS = {"=", "+", "-", "@"}
+
+
+def begins_formula(cell):
+    """Whether a spreadsheet would take a cell for a formula, once it has passed over the rest."""
+    bare = re.sub(r"^[\s\"]+", "", cell)[:1]
+    return unicodedata.normalize("NFKC", bare) in SIGNS
+
+
+def cells_anywhere(text):
+    """All cells that readers of several countries, with quotation marks and without, would see."""
+    for delimiter in ",;\t":
+        for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE):
+            how = {"delimiter": delimiter, "quoting": quoting}
+            whole = csv.reader(io.StringIO(text, newline=""), **how)
+            lines = ([*csv.reader([line], **how)] for line in re.split(r"[\r\n]+", text))
+            yield from (cell for row in whole for cell in row)
+            yield from (cell for rows in lines for row in rows for cell in row)
+    yield from re.split(r"[,;\t\r\n]", text)
+
+
 def test_a_spreadsheet_executes_nothing_of_a_hostile_run(taken):
     rows, answer, _ = taken
     table = read_csv(answer)
-    assert [row["key"].lstrip("'") for row in table] == [row["key"] for row in rows]
+    assert [row["key"] for row in table] == [row["key"] for row in rows]
     numbers = {"decision_value", "p_accept"} | {n for n in table[0] if n.startswith("reward_")}
     for row in [{name: name for name in table[0]}, *table]:
         for name, cell in row.items():
             if name in numbers and name != cell:
                 assert cell == "" or float(cell) is not None
-            else:
-                start = unicodedata.normalize("NFKC", cell.lstrip()[:1])
-                assert start not in {"=", "+", "-", "@"}, (name, cell[:40])
-                assert cell[:1] not in {"\t", "\r", "\n"}
-    assert {row["question"] for row in table} >= {f"'{FORMULAS[0]}", "'\t=1+1"}
+            elif name != "key":
+                assert not begins_formula(cell), (name, cell[:40])
+    for cell in cells_anywhere(answer.content.decode("utf-8-sig").replace(LONG, "y")):
+        is_number = re.fullmatch(r"-\d+(\.\d+)?", cell)
+        is_key = re.fullmatch(r'"?-[\w-]{15}"?', cell)
+        assert is_number or is_key or not begins_formula(cell), cell[:80]
+    assert {row["question"] for row in table} >= {f"'{FORMULAS[0]}", "\t'=1+1"}
     codes = {c for c in answer.content.decode() if unicodedata.category(c) in ("Cc", "Cf", "Zl")}
     assert codes == {"\n", "\r", "\t", "\ufeff"}  # and of these carriage returns end rows alone
     assert answer.content.count(b"\r") == len(table) + 1 == answer.content.count(b"\r\n")
+
+
+@given(st.lists(st.lists(st.text("=+-@',;\t\n\" a\uff1d", max_size=12), min_size=3, max_size=3)))
+def test_wherever_a_reader_splits_no_text_begins_a_formula_and_each_comes_back(table):
+    lines = write_csv_lines([[as_cell(text) for text in row] for row in table])
+    written = b"".join(lines).decode()
+    found = [cell for cell in cells_anywhere(written) if begins_formula(cell)]
+    assert not found, (written, found[:3])
+    read = csv.reader(io.StringIO(written, newline=""), strict=True)
+    assert [[without_guards(cell) for cell in row] for row in read] == table
+
+
+def test_a_key_joins_with_the_tables_and_what_is_no_key_is_guarded(client, trained):
+    pandas = pytest.importorskip("pandas")
+    row = rows_of(client, "/runs/small/episodes.jsonl", iteration="0", split="test")[0]
+    row["messages"] = [ReadableMessage(**message) for message in row["messages"]]
+    columns, keys = CsvColumns(with_asked=False), ["-AbC_d-efGh12345", "-1+cmd|' /C'!A0"]
+    episodes = [ReadableEpisode(**{**row, "asked": None, "key": key}) for key in keys]
+    for episode in episodes:
+        columns.add(episode)
+    head = [as_cell(name) for name in columns.names()]
+    lines = b"".join(write_csv_lines([head, *map(columns.cells, episodes)]))
+    read = pandas.read_csv(io.BytesIO(lines))
+    assert read["key"].tolist() == [keys[0], f"'{keys[1]}"]
+    # A file of the viewer joins with the tables, as docs/view.md says.
+    answer = client.get("/runs/small/episodes.csv?split=test")
+    played = nip_core.run("small", store=str(trained)).where(split="test")
+    file = pandas.read_csv(io.BytesIO(answer.content))
+    joined = file.merge(played.generations.to_pandas(), left_on="key", right_on="episode")
+    assert len(joined) == played.generations.num_rows > 0
+    duckdb = pytest.importorskip("duckdb")
+    calls = played.generations  # noqa: F841, as the query names it
+    found = duckdb.sql(
+        "select file.key from file join calls on file.key = calls.episode"
+    ).fetchall()
+    assert len(found) == len(joined)
+
+
+def test_rows_are_mappings_with_the_fields_that_a_line_of_json_has(client, trained):
+    played = nip_core.run("small", store=str(trained)).where(iteration=0, split="test")
+    [line, *_] = rows_of(
+        client, "/runs/small/episodes.jsonl", iteration="0", split="test", sort="played"
+    )
+    row = next(row for row in played.rows if row["key"] == line["key"])
+    assert isinstance(row, Mapping) and {**row}.keys() - {"asked"} == line.keys()
+    assert row["question"] == row.question == line["question"] and row.get("nothing") is None
+    assert [dict(message) for message in row["messages"]] == line["messages"]
+    with pytest.raises(KeyError, match="there are key, run, iteration"):
+        row["y"]
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    frame = pandas.DataFrame(played.rows)
+    assert [*frame.columns] == [*row] and frame["messages"][0][0].keys() == row.messages[0].keys()
+    assert polars.DataFrame(played.rows).columns == [*row]
+    assert row == replace(row)
 
 
 def test_pandas_reads_a_hostile_file_with_numbers_as_numbers(taken):
@@ -322,3 +403,17 @@ def test_hostile_texts_are_text_on_every_page(taken):
 @pytest.mark.parametrize("value", [-1.5, 3, True, None])
 def test_numbers_stay_numbers(value):
     assert as_cell(value) == {-1.5: "-1.5", 3: "3", True: "TRUE", None: ""}[value]
+
+
+def test_the_lines_of_view_md_give_the_texts_of_a_csv_back(client, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "view.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(import csv\n.*?)```", page, re.DOTALL)
+    asked = {"split": "test", "verdict": "wrong"}
+    file = client.get("/runs/small/episodes.csv", params=asked).content
+    (tmp_path / "quickstart-test-wrong.csv").write_bytes(file)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(block, names)
+    lines = rows_of(client, "/runs/small/episodes.jsonl", **asked)
+    for name in ("key", "problem", "question", "solution"):
+        assert [row[name] for row in names["rows"]] == [line[name] for line in lines] != []

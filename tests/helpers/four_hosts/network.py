@@ -138,6 +138,14 @@ class Host:
     _init: subprocess.Popen[str] | None = None
     pid: int = 0
 
+    @property
+    def temporary(self) -> str:
+        """Its folder for temporary files, which is empty at first.
+
+        Not /tmp: a host has the checkout at the checkout's own path, and that may lie below /tmp.
+        """
+        return f"/run/{self.name}/tmp"
+
     def switch_on(self) -> None:
         """Start the host, with an empty disk."""
         kept = [str(ROOT), sys.prefix, sys.base_prefix]
@@ -208,7 +216,10 @@ class Host:
 
     def fill(self) -> None:
         """Fill its disk to the last byte."""
-        with contextlib.suppress(OSError), self.path("/tmp/filling").open("ab", 0) as file:
+        with (
+            contextlib.suppress(OSError),
+            self.path(f"{self.temporary}/filling").open("ab", 0) as file,
+        ):
             for size in (1 << 20, 1 << 12, 1):
                 with contextlib.suppress(OSError):
                     while True:
@@ -216,26 +227,31 @@ class Host:
 
     def empty(self) -> None:
         """Take away what filled it."""
-        self.path("/tmp/filling").unlink(missing_ok=True)
+        self.path(f"{self.temporary}/filling").unlink(missing_ok=True)
 
     def environment(self) -> dict[str, str]:
         """What its programs find: nothing of the machine's user but the path."""
         found = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-        found |= {"HOME": f"/home/{self.name}", "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}
+        found |= {"HOME": f"/home/{self.name}", "TMPDIR": self.temporary, "OMP_NUM_THREADS": "1"}
         return found
 
     def _popen(
         self, command: Sequence[str], environment: Mapping[str, str] | None, out: int | IO[bytes]
     ) -> subprocess.Popen[bytes]:
         self.path(f"/home/{self.name}").mkdir(exist_ok=True)
+        if not (temporary := self.path(self.temporary)).exists():
+            temporary.mkdir(parents=True)
+            temporary.chmod(0o1777)
         if self.clock_offset_s:
             if not self.path(_CLOCK).exists():
                 shutil.copy(build_clock(self.network.logs), self.path(_CLOCK))
             offset = f"CLOCK_OFFSET_S={self.clock_offset_s:.0f}"
             command = ["env", f"LD_PRELOAD={_CLOCK}", offset, *command]
         names = [f"--{kind}" for kind in ("net", "mount", "pid", "uts", "ipc")]
+        # Of the host: --wd would open the folder of the machine, and let programs write there.
+        names.append(f"--wdns={self.temporary}")
         return subprocess.Popen(
-            ["nsenter", "--target", str(self.pid), *names, "--wd=/tmp", "--", *command],
+            ["nsenter", "--target", str(self.pid), *names, "--", *command],
             env={**self.environment(), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=out,

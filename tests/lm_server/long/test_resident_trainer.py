@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from nip_core.models import resolve_model
 from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
+from nip_lm_server.training.resident import losses
 from nip_lm_server.training.resident.trainer import ResidentTrainer
 from nip_lm_server.training.resident.types import (
     AdamParams,
@@ -608,3 +611,18 @@ async def test_what_was_trained_is_what_the_embedded_engine_serves(tmp_path):
     del trainer._models["a"].pairs["lm_head"]
     without = trainer.forward_backward("a", [datum], "cross_entropy", {}, forward_only=True)
     assert np.abs(without.logprobs[0] - output.logprobs[0]).max() > 1e-2
+
+
+def test_docs_training_has_the_thresholds_of_each_loss_that_is_clipped():
+    page = " ".join((Path(__file__).parents[3] / "docs" / "training.md").read_text().split())
+    named = re.search(
+        r"`loss_fn_config`: `(\w+)` and `(\w+)`, ([\d.]+) and ([\d.]+) for `(\w+)` and `(\w+)`, "
+        r"([\d.]+) and ([\d.]+) for `(\w+)`",
+        page,
+    )
+    *keys, low, high, one, other, low_of_last, high_of_last, last = named.groups()
+    bounds = {(one, low, high), (other, low, high), (last, low_of_last, high_of_last)}
+    clipped = {name: loss.config for name, loss in losses.LOSSES.items() if keys[0] in loss.config}
+    assert {
+        (name, *(f"{config[key]:g}" for key in keys)) for name, config in clipped.items()
+    } == bounds
