@@ -47,7 +47,7 @@ def read_peak(group: Path) -> int | None:
 
 
 async def ask_all(chats: int, tokens: int, cache_bytes: int | None) -> tuple[int, int]:
-    """Ask for so many answers, 16 at a time; return the answers and the bytes that are kept."""
+    """Ask for so many answers, 64 at a time; return the answers and the bytes that are kept."""
     from nip_lm_server.engines.base import GenerationRequest
     from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
@@ -61,13 +61,13 @@ async def ask_all(chats: int, tokens: int, cache_bytes: int | None) -> tuple[int
         words = " ".join(WORDS[(number * (i + 3) + i) % len(WORDS)] for i in range(tokens))
         message = {"role": "user", "content": f"Is chat {number} right? {number * 7919} {words}"}
         request = GenerationRequest(
-            model="tiny", messages=(message,), max_tokens=8, n=1, seed=number, temperature=1.0
+            model="tiny", messages=(message,), max_tokens=2, n=1, seed=number, temperature=1.0
         )
         result = await engine.generate(request)
         answered += len(result.choices)
 
-    for start in range(0, chats, 16):
-        await asyncio.gather(*map(one, range(start, min(chats, start + 16))))
+    for start in range(0, chats, 64):
+        await asyncio.gather(*map(one, range(start, min(chats, start + 64))))
     kept = engine._worker.decoder.kept.bytes
     await engine.stop()
     return answered, kept
