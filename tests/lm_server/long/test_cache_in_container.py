@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-LIMIT_GB = 0.7
+LIMIT_GB = 1.0
 
 
 @pytest.mark.timeout(900)
