@@ -155,8 +155,8 @@ class ScarceMemory:
         self._looked_s: float | None = None
         self._most = 0
 
-    def limit(self, kept: int) -> int:
-        """Return the most bytes that may be kept, where `kept` are by now."""
+    def limit(self, kept_bytes: int) -> int:
+        """Return the most bytes that may be kept, where `kept_bytes` are by now."""
         now_s = self._clock()
         if self._looked_s is not None and now_s - self._looked_s < _LOOK_S:
             return self._most
@@ -165,7 +165,7 @@ class ScarceMemory:
             # Freed memory that the allocator holds looks used, so ever less would be kept.
             _return_freed()
             spare = self._free() - self._left_free
-        self._looked_s, self._most = now_s, max(0, kept + spare)
+        self._looked_s, self._most = now_s, max(0, kept_bytes + spare)
         return self._most
 
 
