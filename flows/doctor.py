@@ -24,6 +24,7 @@ from nip_core.sandbox import sandbox
 from nip_lm_server.client import (
     OLDEST_DRIVERS,
     VllmMissingError,
+    describe_memory,
     describe_vllm,
     driver_version,
     has_cuda,
@@ -71,6 +72,7 @@ def examine() -> list[Finding]:
     findings += map(_model, BUNDLED)
     findings += map(_published, KNOWN)
     findings.append(_prefect(os.environ.get("PREFECT_API_URL")))
+    findings.append(Finding("memory", True, describe_memory()))
     free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
     findings.append(Finding("disk", free_gb > 1, f"{free_gb:.1f} GB free here"))
     for variable in (provider.key_variable for provider in PROVIDERS.values()):

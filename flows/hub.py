@@ -6,7 +6,6 @@ The token is that of HF_TOKEN, or of ``hf auth login``; it is no argument, and i
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ import typer
 from nip_core.errors import SettingsError
 from nip_core.parameters.published import Kind, Reference
 from nip_core.records.named_run import find_run
+from nip_core.temporary_folders import held_folder
 from nip_prefect.flows.options import RunName, say_left_out
 from nip_prefect.flows.printing import print_json
 from nip_prefect.flows.terminal import say
@@ -73,8 +73,8 @@ def push(
     tree = find_run(run, run_store, say_left_out)
     hub = connect()
     user = hub.user(reference)
-    with tempfile.TemporaryDirectory(prefix="nip-push-") as folder:
-        directory = Path(folder) / "repository"
+    with held_folder("nip-push-") as folder:
+        directory = folder / "repository"
         secrets = find_secrets(os.environ, hub.token)
         facts = _write(
             tree, directory, reference, iteration, group, license_id, base_model, secrets

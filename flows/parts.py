@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from nip_core.errors import ServerError
 from nip_lm_server.client import die_with_parent_process, read_tail
@@ -39,6 +39,17 @@ class _Part:
     started_s: float
     quick_ends: int = 0
     start_again_s: float | None = None  # when, if it has ended
+
+
+def open_private(path: Path, mode: str) -> IO[bytes]:
+    """Open a file for its owner alone, and make one that is there already so."""
+
+    def only_owners(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags, 0o600)
+        os.fchmod(descriptor, 0o600)
+        return descriptor
+
+    return cast("IO[bytes]", open(path, mode, opener=only_owners))
 
 
 class Parts:
@@ -155,7 +166,7 @@ class Parts:
         options: dict[str, Any],
     ) -> subprocess.Popen[bytes]:
         parent = os.getpid()
-        with self._log_of(name).open("ab") as log:
+        with open_private(self._log_of(name), "ab") as log:
             return subprocess.Popen(
                 command,
                 env=dict(environment),
@@ -170,7 +181,8 @@ class Parts:
 
     def _write_pids(self) -> None:
         pids = {part.name: part.process.pid for part in self._parts}
-        (self._state / "processes.json").write_text(json.dumps(pids, indent=1))
+        with open_private(self._state / "processes.json", "wb") as file:
+            file.write(json.dumps(pids, indent=1).encode())
 
     def _log_of(self, name: str) -> Path:
         return self._logs / f"{name}.log"

@@ -174,6 +174,8 @@ def _run_all(planned: Any, jobs: int, view: RunsView, cluster: Any) -> tuple[dic
     """Run what is not finished; by run why it did not end, and the exit code of the first such."""
     from nip_core.run_store.store import open_store
     from nip_core.sweep.declaration import find_declared
+    from nip_core.sweep.memory_for_jobs import check_memory
+    from nip_lm_server.client import allowed_bytes
     from nip_prefect.flows.launch import with_prefect
     from nip_prefect.flows.stopping import stoppable
 
@@ -193,6 +195,8 @@ def _run_all(planned: Any, jobs: int, view: RunsView, cluster: Any) -> tuple[dic
         machines = Cluster(planned, cluster, jobs)
     team = _Team(machines, view)
     left = [run for run in planned.runs if team.is_left(run)]
+    if cluster is None:
+        check_memory(jobs, (run.parameters for run in left), allowed_bytes())
 
     # 2. The rest, a few at a time, with one Prefect server for all.
     def work(stop: Any) -> None:

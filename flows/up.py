@@ -27,7 +27,7 @@ import typer
 from nip_core.errors import ServerError, SettingsError
 from nip_core.redaction import read_key
 from nip_lm_server.client import has_cuda
-from nip_prefect.flows.parts import Parts
+from nip_prefect.flows.parts import Parts, open_private
 from nip_prefect.flows.postgres import start_postgres
 from nip_prefect.flows.terminal import say
 
@@ -56,7 +56,10 @@ def up(
     """Start PostgreSQL, Prefect and workers, and an lm_server if asked for; Ctrl-C ends them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
     state = state.absolute()
-    state.mkdir(parents=True, exist_ok=True)
+    if not state.exists():
+        state.mkdir(parents=True)
+        # PostgreSQL does not run as root: its user has to reach its own directory below.
+        state.chmod(0o711 if os.geteuid() == 0 else 0o700)
     _keep_private(state / "prefect")
     # 1. Nothing is started that would stand in the way of something that runs.
     for taken in (port, *([lm_server_port] if engine else [])):
@@ -73,7 +76,7 @@ def up(
                 state / "postgresql", parts.start
             )
         say("starting the Prefect server", flush=True)
-        parts.start("prefect-server", [*_prefect(), "server", "start"], server)
+        parts.start("prefect-server", [*_prefect(), "server", "start"], server, umask=0o077)
         url = f"http://127.0.0.1:{port}"
         parts.until(lambda: _is_up(f"{url}/api/health"), "the Prefect server answers", 300)
         # 3. What people find in its UI.
@@ -152,7 +155,7 @@ def _refuse_taken(port: int) -> None:
 
 
 def _keep_private(directory: Path) -> None:
-    """Make a directory for its owner alone, or make an existing one so: it holds Prefect's data."""
+    """Make a directory for its owner alone, or make an existing one so: it holds keys and logs."""
     directory.mkdir(exist_ok=True)
     directory.chmod(0o700)
 
@@ -262,7 +265,7 @@ def _how_to_use(state: Path, url: str, lm_server_port: int | None) -> str:
 @contextlib.contextmanager
 def _only_one(state: Path) -> Iterator[None]:
     """Refuse a second `nip up` in one state directory."""
-    with (state / "lock").open("a+") as file:
+    with open_private(state / "lock", "ab+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

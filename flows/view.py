@@ -5,16 +5,15 @@ import html
 import os
 import secrets
 import socket
-import tempfile
 import threading
 import webbrowser
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nip_core.errors import SettingsError
+from nip_core.temporary_folders import held_folder
 from nip_prefect.flows.options import complete_run
 from nip_prefect.flows.terminal import say
 
@@ -100,8 +99,8 @@ def _browser_at(url: str) -> Iterator[None]:
 
     All users of a machine can read what a program is started with; this page only its owner can.
     """
-    with tempfile.TemporaryDirectory(prefix="nip-view-") as folder:
-        page, target = Path(folder) / "open.html", html.escape(url, quote=True)
+    with held_folder("nip-view-") as folder:
+        page, target = folder / "open.html", html.escape(url, quote=True)
         page.touch(mode=0o600)
         page.write_text(
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>nip view</title>'

@@ -16,6 +16,7 @@ published adapters   public_probe
 models at any server   prove_served, of a ProofRequest: what answers under a name (Verdict)
 published models   convert_gguf, ConvertedModel, GgufError; publish, of a whole directory
 room on a disk   want_of_space, is_full, MIN_FREE_BYTES
+memory       allowed_bytes, describe_memory
 secrets      is_secret_name, of environment variables
 processes    identities of processes, ending with a parent, the end of a log
 vLLM         describe_vllm, find_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nip_lm_server import formats
+    from nip_lm_server.allowed_memory import allowed_bytes, describe_memory
     from nip_lm_server.auth import is_secret_name
     from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
     from nip_lm_server.engines.vllm.options import (
@@ -131,6 +133,7 @@ __all__ = [
     "TorchMissingError",
     "Verdict",
     "VllmMissingError",
+    "allowed_bytes",
     "base_served_name",
     "checksum_of",
     "compatible",
@@ -138,6 +141,7 @@ __all__ = [
     "content_digest",
     "convert_gguf",
     "count_tokens",
+    "describe_memory",
     "describe_problems",
     "describe_vllm",
     "die_with_parent_process",
@@ -178,6 +182,7 @@ __all__ = [
 ]
 
 _WHERE: dict[str, tuple[str, ...]] = {
+    "nip_lm_server.allowed_memory": ("allowed_bytes", "describe_memory"),
     "nip_lm_server.auth": ("is_secret_name",),
     "nip_lm_server.devices": (
         "OLDEST_DRIVERS",

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from nip_lm_server.control_groups import PROC, find_groups, read_number
+
 WORKING_THREADS = {"GOMP_SPINCOUNT": "1000"}
 """How threads of engines and trainers wait for the next operation: awake for some microseconds.
 
@@ -148,31 +150,18 @@ def read_tail(path: Path, limit: int = 2000) -> str:
     return text.partition("\n")[2].strip() if start and "\n" in text else text.strip()
 
 
-def count_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+def count_oom_kills(proc: Path = PROC) -> int:
     """Count the processes killed by the kernel for want of memory; 0 if it doesn't tell.
 
     Those of this process's control group where that is counted, otherwise of the machine. A
     child that died of SIGKILL while this grew was, most likely, one of them.
     """
-    try:
-        own = (proc / "self/cgroup").read_text().splitlines()
-    except OSError:
-        return 0
-    group = next((line[3:] for line in own if line.startswith("0::")), None)
-    sources = [proc / "vmstat"]
-    if group is not None:
-        # In a container the group's path may be that of the host; the mount's root is ours then.
-        sources = [
-            cgroups / group.lstrip("/") / "memory.events",
-            cgroups / "memory.events",
-            *sources,
-        ]
-    for source in sources:
-        try:
-            for line in source.read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-        except (OSError, ValueError):
-            continue
+    sources = [
+        group / name
+        for group in find_groups("memory", proc)
+        for name in ("memory.events", "memory.oom_control")  # of version 2, and of version 1
+    ]
+    for source in [*sources, proc / "vmstat"]:
+        if (count := read_number(source, "oom_kill")) is not None:
+            return count
     return 0

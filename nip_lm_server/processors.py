@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from nip_lm_server.control_groups import PROC, find_groups, read_number
+
 SMALL_BYTES = 32 * 1024 * 1024
 """An engine computes a model with fewer bytes of weights on half of the processors at most. A rule
 of thumb: below, the weights lie in a processor's own caches, and threads wait for each other in
@@ -41,14 +43,24 @@ MAX_PAUSE_S = 120.0
 Read = Callable[[], tuple[float, float] | None]
 
 
-def count_processors(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Count the processors of this process, by its affinity and by its container's limit."""
+def count_processors(proc: Path = PROC) -> int:
+    """Count the processors of this process, by its affinity and by its containers' limits."""
     has_affinity = hasattr(os, "sched_getaffinity")
     count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
-        quota, period = map(int, (cgroups / "cpu.max").read_text().split())
-        count = min(count, -(-quota // period))
+    for group in find_groups("cpu", proc):
+        if (limit := _read_processors(group)) is not None:
+            count = min(count, limit)
     return max(1, count)
+
+
+def _read_processors(group: Path) -> int | None:
+    """Read how many processors a control group may keep busy, rounded up; None: all."""
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # ValueError: "max"
+        quota, period = map(int, (group / "cpu.max").read_text().split())
+        return -(-quota // period)
+    quota_us = read_number(group / "cpu.cfs_quota_us")  # version 1; -1: no limit
+    period_us = read_number(group / "cpu.cfs_period_us")
+    return -(-quota_us // period_us) if quota_us and period_us and quota_us > 0 else None
 
 
 def usual_threads(environment: Mapping[str, str]) -> int | None:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +47,7 @@ from nip_core.rollouts.plan import TEST
 from nip_core.run_store.documents import first_fault
 from nip_core.run_store.run import RunRecord, RunStore, read_document
 from nip_core.servers.kept_models import fetch_model, is_kept
+from nip_core.temporary_folders import held_folder
 from nip_lm_server.client import (
     CHECKSUM,
     MANIFEST,
@@ -311,9 +311,9 @@ def _find_files(chosen: ChosenModel) -> Iterator[Path]:
         yield path
         return
     if state is None and is_kept(run, name):
-        with tempfile.TemporaryDirectory(prefix="nip-model-") as folder:
-            fetch_model(run, name, Path(folder))
-            path = find_model(Path(folder), name)
+        with held_folder("nip-model-") as folder:
+            fetch_model(run, name, folder)
+            path = find_model(folder, name)
             assert path is not None  # it was just put there
             yield path
             return

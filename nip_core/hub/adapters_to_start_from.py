@@ -26,6 +26,7 @@ from nip_core.parameters.model_names import base_name
 from nip_core.parameters.published import Reference
 from nip_core.records.models import ServedModel
 from nip_core.run_store.documents import first_fault
+from nip_core.temporary_folders import held_folder
 from nip_lm_server.client import AdapterError, LaidOut, import_models, lay_out_adapter, parse_json
 
 
@@ -59,8 +60,8 @@ class PublishedModel:
 
     def model(self) -> ServedModel:
         """Return the model of the adapter, not proved yet."""
-        with tempfile.TemporaryDirectory(prefix="nip-published-") as folder:
-            laid_out = self.lay_out(Path(folder))
+        with held_folder("nip-published-") as folder:
+            laid_out = self.lay_out(folder)
         return ServedModel(
             model=laid_out.name,
             base_model=self.base_model,

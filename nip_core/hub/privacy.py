@@ -40,8 +40,8 @@ _PATH = re.compile(
 )
 _PASSWORD = re.compile(r"://([^/\s:@]*):([^/\s@]+)@|()\b(?i:password|pwd)=([^\s&;]+)")
 """In values like those of DATABASE_URL: a user, if there is one, and a password."""
-_USER_AND_PASSWORD = "AUTH_STRING"
-"""Prefect's names of variables that have both, with a colon between them, end so."""
+_USER_AND_PASSWORD = ("AUTH_STRING", "AUTH")
+"""Names of variables that may have both, with a colon between them, end so; Prefect's do."""
 _OF_NIP = ("files", "tables")
 """Facts whose words are nip's: names of files and columns."""
 _TEXT_FILES = {".json", ".md", ".yaml", ".jinja", ".txt"}

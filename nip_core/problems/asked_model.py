@@ -11,10 +11,8 @@ as in a run.
 
 import contextlib
 import os
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
@@ -27,6 +25,7 @@ from nip_core.servers.own_server import OwnServer, check_server, make_server_spe
 from nip_core.session.named_models import check_models
 from nip_core.session.opening import make_chat_client
 from nip_core.session.server_checks import check_reachable
+from nip_core.temporary_folders import held_folder
 
 AGENT = "verifier"
 
@@ -118,7 +117,7 @@ async def open_model(
         spec = make_server_spec(parameters)
         if endpoint is None:
             assert spec is not None  # or there would be an address
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nip-model-")))
+            place = stack.enter_context(held_folder("nip-model-"))
             timeout_s = parameters.lm_server.start_timeout_s
             server = OwnServer(
                 spec, place / "lm_server", timeout_s=timeout_s, environment=environment

@@ -13,7 +13,8 @@ take long, the tokens that the engine has computed tell the same.
 Where the server is somebody else's, it begins with all that the settings allow, and is cut: to
 seven tenths by a 429; to a half or less when in two rounds more calls run out of time than are
 answered, as at a server that computes one at a time and lets the others wait; and to what fits into
-half of the time for an answer. From then on it grows by one a round.
+half of the time for an answer. From then on it grows by one a round. A server that has not answered
+at all gets one call at a time after two rounds, and is given up when two of these have no answer.
 
 Neither the order of episodes nor any seed depends on it, only when a call is made. Why it is
 written here: docs/decisions/0036.
@@ -24,6 +25,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
+
+from nip_core.errors import StageError
 
 GAIN = 1.1
 """A round that is not so much faster than the best was no use: answers differ in length, so rounds
@@ -114,18 +117,25 @@ class CallLimit:
         self._answers, self._seconds, self._began_s = 0, 0.0, clock()
         self._timeouts = self._late_rounds = self._answers_late = self._ended_late = 0
         self._may_cut, self._said_fewest = True, False
+        self._has_answered, self._asked, self._in_company = False, 0, 0
+        self._given_up: str | None = None
         self._step: tuple[float, float] | None = None
         self._best_work, self._flat_steps = 0.0, 0
 
     def answered(self, seconds: float) -> None:
         """Note an answer, and how long it took."""
         self._answers += 1
+        self._has_answered = True
         self._seconds += seconds
         self._end_round()
 
     def timed_out(self) -> None:
         """Note a call without an answer in time."""
         if self._deadline_s is not None:
+            self._asked += 1
+            if self._in_company > 0:
+                self._in_company -= 1
+                return
             self._timeouts += 1
             self._seconds += self._deadline_s
             self._end_round()
@@ -161,6 +171,16 @@ class CallLimit:
         self._late_rounds = self._answers_late = self._ended_late = 0
         # As many as it answers in the time of one: the others would wait in its queue for nothing.
         fewer = min(self.limit // 2, answered // _LATE_ROUNDS) if answered else self.limit // 2
+        if not self._has_answered:
+            # One alone tells whether it answers at all; halves would take hours to come there.
+            fewer = 1
+            # Those that others were in flight beside tell nothing of one alone.
+            self._in_company = max(0, self.places.taken - 1)
+            if before == 1:
+                self._given_up = (
+                    f"none of {self._asked} calls was answered within {self._deadline_s:g} s "
+                    f"(rollouts.request_timeout_s), nor were the last {asked}, made one at a time"
+                )
         self._set(fewer)
         if self.limit == before and self._said_fewest:
             return
@@ -173,6 +193,11 @@ class CallLimit:
             f"{were} answered within {self._deadline_s:g} s (rollouts.request_timeout_s), with "
             f"{before} in flight: {few}"
         )
+
+    def refuse_silent(self, url: str, is_nips: bool) -> None:
+        """Raise StageError if a server has never answered, not even one call alone."""
+        if self._given_up is not None:
+            raise StageError(f"{url}: {self._given_up}; {_advise(is_nips)}")
 
     def _follow(self, rate: float) -> None:
         """Search for the fewest calls in flight with which answers come fastest."""
@@ -236,3 +261,16 @@ def start_with(most: int, answer_s: float) -> int:
     As many as are quick to come if it computed them one after the other.
     """
     return max(_FEWEST_FIRST, min(most, int(most * _QUICK_ANSWER_S / max(answer_s, 1e-6))))
+
+
+def _advise(is_nips: bool) -> str:
+    """Say what to do where a server has never answered, by whose it is."""
+    if is_nips:
+        return (
+            "a nip lm_server would have said how far it is: look at its log and its /health, or, "
+            "where another server is behind this address, raise rollouts.request_timeout_s"
+        )
+    return (
+        "raise rollouts.request_timeout_s if one answer alone takes longer there; otherwise ask "
+        "this provider for one answer by hand, or take a smaller model or max_tokens_per_message"
+    )

@@ -153,9 +153,7 @@ class ChatClient:
         `timeout_s` is the longest wait for an answer, of a server of ours half of the longest time
         without progress. With `follows` the calls in flight follow the answers of each server, else
         there are always `concurrency`; `on_fewer` is told why there are fewer. `traffic` counts.
-
-        `admit` is entered for as long as a call is in flight, and may raise instead of letting it
-        begin; `sleep` is how pauses between tries are made.
+        `admit` is entered while a call is in flight, and may raise; `sleep` makes pauses.
         """
         self._most = concurrency
         self._timeout_s = timeout_s
@@ -228,8 +226,8 @@ class ChatClient:
         whole prompt's tokens; those of the completions sum up to what the server counted.
 
         Raises RequestRefusedError or ContextLengthError when this request is at fault,
-        StageError when no request can succeed (wrong key, unknown model), and TransportError
-        when the retries are used up.
+        StageError when no request can succeed (wrong key, unknown model, a server that never
+        answered), and TransportError when the retries are used up.
         """
         assert self._session is not None, "use `async with ChatClient(...)`"
         payload = json.dumps(body, ensure_ascii=False).encode()
@@ -240,6 +238,8 @@ class ChatClient:
             # The server's own places first: who waits for one takes none of the others.
             places = limit.places if self._follows else contextlib.nullcontext()
             async with places, self._slots, self._admit():
+                if self._follows:
+                    limit.refuse_silent(endpoint.base_url, endpoint.joins)
                 try:
                     answers = await self._try(endpoint, call, limit, retries)
                 except _TryAgain as error:

@@ -21,6 +21,7 @@ from typing import IO
 from nip_core.errors import NipError
 from nip_core.sandbox import sandbox_wire as wire
 from nip_core.sandbox.sandbox_isolation import empty_directory
+from nip_core.temporary_folders import held_folder
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _START_S = 30.0
@@ -84,8 +85,7 @@ class Child:
             raise
 
     def _start(self, jobs: Sequence[wire.Job], setting: Setting) -> None:
-        cwd = os.path.realpath(tempfile.mkdtemp(prefix="nip-sandbox-"))
-        self._stack.callback(_remove, cwd)
+        cwd = str(self._stack.enter_context(held_folder("nip-sandbox-", _remove)))
         stdin: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._stderr: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         header = wire.Header(

@@ -17,11 +17,12 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nip_lm_server.formats.gguf_header import check_header
 from nip_lm_server.formats.gguf_tokenizer import (
     GgufError,
     GgufFields,
@@ -61,9 +62,11 @@ def convert_gguf(file: Path, target: Path) -> ConvertedModel:
 
     with _silence():
         try:
+            check_header(file)
             reader = gguf.GGUFReader(file)
             blocks = Counter(tensor.tensor_type.name for tensor in reader.tensors)
             fields = GgufFields(file.name, reader.fields)
+            _check_sizes(fields, reader.tensors)
             model = _read_model(file)
             _prove_configuration(fields, model.config)
             context = int(model.config.max_position_embeddings)
@@ -118,6 +121,26 @@ def _read_model(file: Path) -> Any:
     model.load_state_dict(rounded, assign=True)
     model.tie_weights()
     return model
+
+
+def _check_sizes(fields: GgufFields, tensors: Sequence[Any]) -> None:
+    """Raise GgufError for a model that is larger by its fields than by its tensors."""
+    kind = fields.require("general.architecture")
+    sizes = {int(size) for tensor in tensors for size in tensor.shape}
+    most = max(sizes, default=0)
+    limits = {
+        "block_count": len(tensors), "embedding_length": most, "feed_forward_length": most,
+        "attention.head_count": most, "attention.head_count_kv": most, "vocab_size": most,
+        "expert_count": most, "attention.key_length": most, "attention.value_length": most,
+    }  # fmt: skip
+    for name, limit in limits.items():
+        value = fields.get(f"{kind}.{name}")
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(number, int) and number > limit for number in numbers):
+            raise GgufError(
+                f"{fields.name}: {kind}.{name} is {value}, and its {len(tensors)} tensors have no "
+                f"size above {most}; it is damaged, or no model"
+            )
 
 
 def _prove_configuration(fields: GgufFields, config: Any) -> None:

@@ -10,15 +10,19 @@ import json
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from nip_lm_server.errors import ApiError, wrong_value
 
 MOST_NAME = 200
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 _LARGEST = 2**31 - 1
-Number = Annotated[int, Field(ge=0, le=_LARGEST)]
-Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 24 * 3600)]
+# A number is no text and no truth value: what a client sends by mistake is told, and not guessed.
+Integer = Annotated[int, Strict()]
+Real = Annotated[float, Strict()]
+Flag = Annotated[bool, Strict()]
+Number = Annotated[Integer, Field(ge=0, le=_LARGEST)]
+Seconds = Annotated[Integer, Field(ge=1, le=10 * 366 * 24 * 3600)]
 Text = Annotated[str, Field(max_length=4096)]
 Metadata = Annotated[dict[str, Any], Field(max_length=256)]
 
@@ -61,11 +65,11 @@ class Finish(Body):
 
 
 class Lora(Body):
-    rank: Annotated[int, Field(ge=1, le=_LARGEST)]
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    train_unembed: bool = True
-    train_mlp: bool = True
-    train_attn: bool = True
+    rank: Annotated[Integer, Field(ge=1, le=_LARGEST)]
+    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
+    train_unembed: Flag = True
+    train_mlp: Flag = True
+    train_attn: Flag = True
 
 
 class Optimizer(BaseModel):
@@ -90,12 +94,12 @@ class GetInfo(Body):
 
 
 class Adam(Body):
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0
+    learning_rate: Real = 1e-4
+    beta1: Real = 0.9
+    beta2: Real = 0.95
+    eps: Real = 1e-12
+    weight_decay: Real = 0.0
+    grad_clip_norm: Real = 0.0
 
 
 class OptimStep(Body):
@@ -110,7 +114,7 @@ class SaveWeights(Body):
     seq_id: Number
     path: Text | None = None
     ttl_seconds: Seconds | None = None
-    overwrite: bool = False
+    overwrite: Flag = False
     user_metadata: Metadata | None = None
 
 
@@ -136,7 +140,7 @@ class LoadWeights(Body):
     """0.38 makes a model of a session; older SDKs make it first, and load as its first request."""
 
     path: Text
-    optimizer: bool
+    optimizer: Flag
     session_id: Text | None = None
     model_seq_id: Number | None = None
     model_id: Text | None = None
@@ -158,7 +162,7 @@ class Chunk(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     type: Text = "encoded_text"
-    tokens: list[int] | None = None
+    tokens: list[Integer] | None = None
 
 
 class Prompt(Body):
@@ -166,34 +170,34 @@ class Prompt(Body):
 
 
 class SamplingParams(Body):
-    max_tokens: Annotated[int, Field(ge=1, le=_LARGEST)] | None = None
-    seed: int | None = None
-    stop: Text | list[Text] | list[int] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
-    top_k: int = -1
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    max_tokens: Annotated[Integer, Field(ge=1, le=_LARGEST)] | None = None
+    seed: Integer | None = None
+    stop: Text | list[Text] | list[Integer] | None = None
+    temperature: Annotated[Real, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
+    top_k: Integer = -1
+    top_p: Annotated[Real, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
 
 
 class Sample(Body):
     prompt: Prompt
     sampling_params: SamplingParams
-    num_samples: Annotated[int, Field(ge=1, le=4096)] = 1
+    num_samples: Annotated[Integer, Field(ge=1, le=4096)] = 1
     sampling_session_id: Text | None = None
-    seq_id: Annotated[int, Field(ge=0, le=2**62)] | None = None
+    seq_id: Annotated[Integer, Field(ge=0, le=2**62)] | None = None
     base_model: Text | None = None
     model_path: Text | None = None
-    prompt_logprobs: bool | None = None
+    prompt_logprobs: Flag | None = None
     topk_prompt_logprobs: Number = 0
     topk_sample_logprobs: Number = 0
     target_prompt_logprobs: dict[str, Any] | None = None
     prompt_alt_tokens_k: Number = 0
-    prompt_logprobs_last_n: int | None = None
-    record_stability_info: bool | None = None
+    prompt_logprobs_last_n: Integer | None = None
+    record_stability_info: Flag | None = None
 
 
 class RetrieveFuture(Body):
     request_id: Text
-    allow_metadata_only: bool = False
+    allow_metadata_only: Flag = False
 
 
 class SetExpiry(Body):

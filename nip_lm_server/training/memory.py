@@ -20,9 +20,9 @@ what a container may have, and only where so much is not free half of that, or a
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from nip_lm_server.allowed_memory import allowed_bytes, free_bytes
 from nip_lm_server.training import loading
 from nip_lm_server.training.device import (
     choose_device,
@@ -91,7 +91,7 @@ def _plan_training(
     state = training_bytes(job, model)
     if device == "cpu":
         state += head_bytes(model)
-        free = memory_on_processors(total_bytes(job), _available_bytes(), state)
+        free = memory_on_processors(total_bytes(job), free_bytes(), state)
     else:
         free = float(_free_bytes() - state)
     return divide(
@@ -223,29 +223,12 @@ def count_parameters(job: TrainingJob) -> int:
 
 
 def total_bytes(job: TrainingJob) -> int:
-    """Return the whole memory of the training device."""
+    """Return the whole memory of the training device, on processors what a container may have."""
     import torch
 
     if choose_device(job) == "cuda":
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    import psutil
-
-    return min(int(psutil.virtual_memory().total), container_bytes() or 2**63)
-
-
-def container_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Read what the container of this process may have; None without a limit."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
-            return int((cgroups / name).read_text())
-    return None
-
-
-def _available_bytes() -> int:
-    """Count what this machine has free, and holds of files that it can read again."""
-    import psutil
-
-    return int(psutil.virtual_memory().available)
+    return allowed_bytes()
 
 
 def _free_bytes() -> int:

@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 INSTALLED = {"nip_core": "nip_core", "nip_prefect.flows": "flows", "nip_prefect.tasks": "tasks"}
 INSTALLED |= {"factory": "factory", "nip_lm_server": "nip_lm_server"}
 BENEATH = {"errors", "hashing", "importing", "nearest", "tolerance"}
-BENEATH |= {"redaction", "processes", "concurrency", "proxies"}
+BENEATH |= {"redaction", "processes", "temporary_folders", "concurrency", "proxies"}
 BENEATH |= {"configurations"}
 BENEATH |= {"models", "lm_server", "distribution", "configs"}
 BENEATH |= {"__version__", "DISTRIBUTION", "how_to_install", "run", "runs"}

@@ -218,6 +218,7 @@ def test_secrets_are_known_by_the_names_of_their_variables_and_in_addresses():
         "PATH": "/usr/bin",
         "PREFECT_API_AUTH_STRING": "admin:word-of-it",
         "prefect_server_api_auth_string": "nip:word-of-the-server",
+        "MYAUTH": "ada:word-of-mine",
         "SLACK_WEBHOOK_URL": "https://hooks.example/T0/abc",
         "NIP_WEBHOOK": "https://hooks.example/T0/def",
         "PREFECT_API_URL": "https://ada:word-of-the-proxy@prefect.example/api",
@@ -227,6 +228,7 @@ def test_secrets_are_known_by_the_names_of_their_variables_and_in_addresses():
         *("abcdefgh", "AKIAabcd", "ghp_abcd", TOKEN),
         *("s3cr%40t-word", "s3cr@t-word", "other-word"),
         *("admin:word-of-it", "word-of-it", "nip:word-of-the-server", "word-of-the-server"),
+        *("ada:word-of-mine", "word-of-mine"),
         *("https://hooks.example/T0/abc", "https://hooks.example/T0/def", "word-of-the-proxy"),
     }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from nip_lm_server.auth import KeyRing, load_keys, make_key_file
+from nip_lm_server.auth import KeyRing, is_secret_name, load_keys, make_key_file
 from nip_lm_server.spec import ServerSpec
 
 
@@ -122,3 +122,13 @@ def test_the_key_is_in_its_file_and_nowhere_else(server) -> None:
     if proc.exists():
         assert key.encode() not in (proc / "cmdline").read_bytes()
         assert key.encode() not in (proc / "environ").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [("MYAUTH", True), ("registry_auth", True), ("HTTP_AUTHORIZATION", True), ("MY_JWT", True),
+     ("PREFECT_SERVER_API_AUTH_STRING", True), ("SSH_AUTH_SOCK", False), ("XAUTHORITY", False),
+     ("AUTHOR", False)],
+)  # fmt: skip
+def test_a_variable_is_secret_by_the_end_of_its_name(name: str, secret: bool) -> None:
+    assert is_secret_name(name) is secret

@@ -8,7 +8,9 @@ pytest.importorskip("torch")
 
 import torch
 
+from nip_lm_server.engines.embedded import kv_cache
 from nip_lm_server.engines.embedded.kept_prefixes import KeptPrefixes
+from nip_lm_server.engines.embedded.kv_cache import ScarceMemory, find_cache_room
 
 TOKEN_BYTES = 2 * 2 * 1 * 1 * 8
 SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -94,3 +96,49 @@ def test_nothing_is_dropped_for_what_has_no_room_at_all():
     for tokens in ([2, 3, 4, 5], [1, 2, 3, 4]):
         keep(kept, "", tokens)
         assert (kept.bytes, kept.measure("", [1, 2])) == (2 * TOKEN_BYTES, 2)
+
+
+class Container:
+    """A container of 800 bytes, of which a tenth of a second later others have more or less."""
+
+    def __init__(self) -> None:
+        self.now_s, self.others, self.kept = 0.0, 100, 0
+
+    def scarce(self) -> ScarceMemory:
+        return ScarceMemory(
+            allowed=lambda: 800,
+            free=lambda: 800 - self.others - self.kept,
+            clock=lambda: self.now_s,
+        )
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), max_size=20))
+def test_an_eighth_of_the_memory_stays_free_of_what_is_kept(changes):
+    container = Container()
+    scarce = container.scarce()
+    for others, wanted in changes:
+        container.now_s += 1
+        container.others = others
+        limit = scarce.limit(container.kept)
+        # What is kept grows to the limit at most, and shrinks to it: then so much is free.
+        container.kept = min(limit, max(container.kept, wanted))
+        assert container.kept == 0 or container.others + container.kept <= 700
+
+
+def test_between_two_looks_what_is_kept_grows_no_further_than_the_last_one_allowed():
+    container = Container()
+    scarce = container.scarce()
+    assert scarce.limit(0) == 600
+    container.kept = 500
+    assert scarce.limit(500) == 600
+    container.now_s, container.others = 1.0, 350
+    assert scarce.limit(500) == 350
+
+
+def test_keys_and_values_have_a_quarter_of_what_a_container_may_have(monkeypatch):
+    monkeypatch.setattr(kv_cache, "allowed_bytes", lambda: 1_300_000_000)
+    assert find_cache_room(None, "cpu") == 325_000_000
+    assert find_cache_room(5, "cpu") == 5
+    monkeypatch.setattr(kv_cache, "allowed_bytes", lambda: 1 << 40)
+    assert find_cache_room(None, "cpu") == 4 << 30

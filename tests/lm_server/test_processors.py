@@ -104,11 +104,16 @@ def test_the_environments_number_counts_where_it_is_one(
     assert usual_threads({} if value is None else {"OMP_NUM_THREADS": value}) == expected
 
 
-def test_a_containers_limit_of_processors_counts(tmp_path: Path) -> None:
+def test_a_containers_limit_of_processors_counts_and_of_those_around_it(tmp_path: Path) -> None:
+    own, tree = tmp_path / "self", tmp_path / "cgroup"
+    (tree / "pod/box").mkdir(parents=True)
+    own.mkdir()
     free = count_processors(tmp_path)
-    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (own / "cgroup").write_text("0::/pod/box\n")
+    (own / "mountinfo").write_text(f"30 1 0:2 / {tree} rw - cgroup2 cgroup2 rw\n")
+    (tree / "pod/box/cpu.max").write_text("max 100000\n")
     assert count_processors(tmp_path) == free
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    (tree / "pod/cpu.max").write_text("50000 100000\n")
     assert count_processors(tmp_path) == 1
 
 

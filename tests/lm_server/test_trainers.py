@@ -218,18 +218,25 @@ def test_what_a_process_reports_before_it_is_killed_is_final(tmp_path: Path) -> 
 
 
 def test_kills_for_want_of_memory_are_counted_for_the_nearest_group(tmp_path: Path) -> None:
-    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
-    assert count_oom_kills(proc, cgroups) == 0
+    proc, cgroups, first = (tmp_path / name for name in ("proc", "cgroup", "memory"))
+    assert count_oom_kills(proc) == 0
     (proc / "self").mkdir(parents=True)
-    (proc / "self" / "cgroup").write_text("4:memory:/x\n0::/a/b\n")
+    (proc / "self/cgroup").write_text("4:memory:/x\n0::/a/b\n")
+    (proc / "self/mountinfo").write_text(
+        f"30 1 0:2 / {cgroups} rw - cgroup2 cgroup2 rw\n"
+        f"31 1 0:3 / {first} rw - cgroup cgroup rw,memory\n"
+    )
     (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
-    assert count_oom_kills(proc, cgroups) == 7
+    assert count_oom_kills(proc) == 7
+    (first / "x").mkdir(parents=True)
+    (first / "x/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert count_oom_kills(proc) == 3
     cgroups.mkdir()
     (cgroups / "memory.events").write_text("oom 9\noom_kill 5\n")
-    assert count_oom_kills(proc, cgroups) == 5
-    (cgroups / "a" / "b").mkdir(parents=True)
-    (cgroups / "a" / "b" / "memory.events").write_text("oom 1\noom_kill 1\n")
-    assert count_oom_kills(proc, cgroups) == 1
+    assert count_oom_kills(proc) == 5
+    (cgroups / "a/b").mkdir(parents=True)
+    (cgroups / "a/b/memory.events").write_text("oom 1\noom_kill 1\n")
+    assert count_oom_kills(proc) == 1
 
 
 OBEYS = """

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from nip_core.errors import StageError
 from nip_core.rollouts.call_limit import SEARCH_EVERY, CallLimit, Places, start_with
 
 
@@ -74,6 +77,11 @@ def foreign(most=16, deadline_s=10.0):
     return CallLimit(most, deadline_s=deadline_s, tell=words.append), words
 
 
+def answer_all(limit):
+    for _ in range(limit.limit):
+        limit.answered(1.0)
+
+
 def test_a_server_of_others_begins_with_all_and_is_cut_by_refusals_once_a_round():
     limit, _ = foreign()
     assert limit.limit == 16
@@ -87,6 +95,7 @@ def test_a_server_of_others_begins_with_all_and_is_cut_by_refusals_once_a_round(
 
 def test_two_rounds_in_which_most_calls_run_out_of_time_cut_it():
     limit, words = foreign()
+    answer_all(limit)
     for _ in range(31):
         limit.timed_out()
     assert limit.limit == 16 and words == []
@@ -94,6 +103,28 @@ def test_two_rounds_in_which_most_calls_run_out_of_time_cut_it():
     assert limit.limit == 8
     assert words[0].startswith("none of 32 calls was answered within")
     assert words[0].endswith("with 16 in flight: 8 from here on")
+
+
+def test_a_server_that_never_answered_is_asked_one_at_a_time_and_given_up_after_two_of_these():
+    limit, words = foreign()
+    for _ in range(32):
+        limit.timed_out()
+    assert limit.limit == 1 and words[0].endswith(": 1 from here on")
+    limit.timed_out()
+    limit.refuse_silent("http://there", is_nips=False)
+    limit.timed_out()
+    said = r"there: none of 34 calls .* within 10 s \(rollouts.request_timeout_s\), nor .* last 2,"
+    with pytest.raises(StageError, match=said):
+        limit.refuse_silent("http://there", is_nips=False)
+
+
+def test_a_server_that_has_answered_once_is_slow_and_waited_for():
+    limit, _ = foreign(most=1)
+    limit.timed_out()
+    limit.answered(9.0)
+    for _ in range(200):
+        limit.timed_out()
+    limit.refuse_silent("http://there", is_nips=False)
 
 
 def test_a_server_that_answers_one_at_a_time_gets_as_many_as_it_answers_in_time():
@@ -119,6 +150,7 @@ def test_a_round_with_some_time_outs_is_no_reason_to_cut_it_twice():
 
 def test_that_fewer_than_one_are_impossible_is_said_once():
     limit, words = foreign()
+    answer_all(limit)
     for _ in range(200):
         limit.timed_out()
     assert limit.limit == 1 and len(words) == 5

@@ -15,6 +15,7 @@ from tcp_proxy import tcp_proxy
 from nip_core.errors import StageError
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, TransportError
 from nip_core.rollouts.joined_calls import EngineHangsError
+from nip_prefect.flows.cli import exit_code
 
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "seed": 1}
 
@@ -165,7 +166,7 @@ async def test_fewer_are_in_flight_at_a_server_that_times_out_on_everything_and_
     words, end = [], asyncio.Event()
 
     async def script(body):
-        if len(server.bodies) <= 24:
+        if 8 < len(server.bodies) <= 32:
             await end.wait()
         return "fine"
 
@@ -174,10 +175,35 @@ async def test_fewer_are_in_flight_at_a_server_that_times_out_on_everything_and_
             0.25, 20, concurrency=8, follows=True, on_fewer=words.append, sleep=no_pause
         ) as chats:
             at = Endpoint(server.url, "key")
+            await asyncio.gather(*(chats.complete(at, BODY) for _ in range(8)))
             await asyncio.gather(*(chats.complete(at, {**BODY, "seed": i}) for i in range(8)))
         end.set()
     assert "none of 16 calls was answered within 0.25 s" in words[0]
     assert words[0].endswith("with 8 in flight: 4 from here on")
+
+
+@pytest.mark.parametrize(
+    ("joins", "advice"), [(False, "raise rollouts.request_timeout_s if"), (True, "its log")]
+)
+async def test_a_server_that_never_answered_in_time_ends_the_run_when_one_call_alone_has_none(
+    joins, advice
+):
+    async def script(body):
+        await end.wait()
+
+    end = asyncio.Event()
+    async with scripted_server(script) as server:
+        async with client(0.1, 1000, concurrency=16, follows=True, sleep=no_pause) as chats:
+            at = Endpoint(server.url, "key", joins=joins)
+            calls = [chats.complete(at, {**BODY, "seed": seed}) for seed in range(40)]
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+        end.set()
+    # Two rounds of 16, those that had begun by then, and two alone. No call that waits is made.
+    assert 34 <= len(server.bodies) <= 49
+    assert {type(error) for error in errors} == {StageError}  # which no task tries again
+    assert exit_code(errors[0]) == 3
+    assert "calls was answered within 0.1 s (rollouts.request_timeout_s)" in str(errors[0])
+    assert advice in str(errors[0])
 
 
 async def test_a_server_that_computes_one_call_at_a_time_is_not_drowned_in_calls():

@@ -1,9 +1,12 @@
 """A third party says when a declaration existed; docs/sweeps.md says how to verify that."""
 
+import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -213,6 +216,30 @@ def test_an_authority_that_does_not_answer_is_named(tmp_path, authority, monkeyp
     with pytest.raises(ServerError, match=r"http://127\.0\.0\.1:9/: can't be reached .*ask later"):
         stamp(store, "seen", "http://127.0.0.1:9/")
     assert not store.exists("sweeps/seen/declaration.tsr")
+
+
+def test_an_authority_that_drips_its_headers_has_one_deadline_for_all(tmp_path, monkeypatch):
+    store, _ = declared(tmp_path)
+    monkeypatch.setattr(timestamp, "_TIMEOUT_S", 0.3)
+    ended = threading.Event()
+
+    def drip(listening):
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nx-slow: ")
+            while not ended.wait(0.05):
+                connection.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        dripping = threading.Thread(target=drip, args=[listening])
+        dripping.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        threading.Timer(5, ended.set).start()
+        with pytest.raises(ServerError, match=r"no answer within 0\.3 s; ask again later"):
+            stamp(store, "seen", url)
+        assert not ended.is_set()
+        ended.set()
+        dripping.join()
 
 
 @pytest.mark.parametrize("url", ["ftp://stamps.example", "stamps.example/tsr", "http://", ""])

@@ -116,6 +116,9 @@ class Decoder:
     def forget(self, adapter: LoraAdapter) -> None:
         """Drop what is kept of an adapter that answers no more."""
 
+    def heed_memory(self) -> None:
+        """Keep less where other programs need the memory."""
+
     def leave_model(self) -> None:
         """Let go of the model's weights, which move."""
 

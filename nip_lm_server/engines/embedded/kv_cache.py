@@ -3,18 +3,23 @@
 RoomyLayer        one layer's keys and values; a step writes in place instead of copying everything
 new_cache         an empty cache to hand to a model
 find_cache_room   the bytes that keys and values may take
+ScarceMemory      how many of them may be kept while other memory is short
 assemble          rows of several caches -> one new cache, right-aligned, padding trimmed
 
 Rows are aligned at their ends (left padding): row r of length l occupies the last l positions.
 """
 
-import os
-from collections.abc import Sequence
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from nip_lm_server.allowed_memory import allowed_bytes, free_bytes
 
 ROOM = 64
 """Positions by which a buffer grows; one copy of the cache per so many tokens. A rule of thumb:
@@ -25,7 +30,15 @@ _CPU_CACHE_BYTES = 4 << 30
 again; with more, the cache takes memory that trainings on the same machine need. It is taken as it
 fills."""
 _CPU_CACHE_SHARE = 0.25
-"""Of the machine's memory, at most, for the same reason."""
+"""Of the memory that this process may have, at most, for the same reason."""
+_LEFT_FREE = 0.125
+"""Of that memory, which is left free on processors: for the passes, which take theirs all at once,
+and for other programs. A rule of thumb."""
+_MOST_LEFT_FREE = 1 << 30
+_LITTLE = 1.0
+"""With less than so many times that beside it, freed memory is returned, and it is looked again."""
+_LOOK_S = 0.5
+"""Reading how much is free takes some tenths of a millisecond."""
 _CUDA_CACHE_SHARE = 0.6
 """The rest of the free memory is for the passes themselves, which grow with prompts and rows. How
 much that is depends on the model, so this is a rule of thumb too."""
@@ -119,18 +132,44 @@ def find_cache_room(most: int | None, device: str) -> int:
     """Find the bytes for keys and values, where the settings don't say them.
 
     What is free on a card is what there is when the weights are on it, with all that others have. A
-    machine's memory tells nothing so firm, as other programs come and go.
+    machine's memory tells nothing so firm, as other programs come and go: see `ScarceMemory`.
     """
     if most is not None:
         return most
     if device != "cpu":
         return int(_CUDA_CACHE_SHARE * torch.cuda.mem_get_info(device)[0])
-    return min(_CPU_CACHE_BYTES, int(_CPU_CACHE_SHARE * machine_memory()))
+    return min(_CPU_CACHE_BYTES, int(_CPU_CACHE_SHARE * allowed_bytes()))
 
 
-def machine_memory() -> int:
-    """Bytes of the machine's memory; a system that does not tell is taken to have plenty."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 40
+class ScarceMemory:
+    """Says how many bytes may be kept beside all that runs, so that some memory stays free."""
+
+    def __init__(
+        self,
+        allowed: Callable[[], int] = allowed_bytes,
+        free: Callable[[], int] = free_bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._free, self._clock = free, clock
+        self._left_free = min(_MOST_LEFT_FREE, int(_LEFT_FREE * allowed()))
+        self._looked_s: float | None = None
+        self._most = 0
+
+    def limit(self, kept_bytes: int) -> int:
+        """Return the most bytes that may be kept, where `kept_bytes` are by now."""
+        now_s = self._clock()
+        if self._looked_s is not None and now_s - self._looked_s < _LOOK_S:
+            return self._most
+        spare = self._free() - self._left_free
+        if spare < _LITTLE * self._left_free:
+            # Freed memory that the allocator holds looks used, so ever less would be kept.
+            _return_freed()
+            spare = self._free() - self._left_free
+        self._looked_s, self._most = now_s, max(0, kept_bytes + spare)
+        return self._most
+
+
+def _return_freed() -> None:
+    """Give the memory back that is freed and still held by the C library, where that is glibc."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

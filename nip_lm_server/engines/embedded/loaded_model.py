@@ -33,10 +33,11 @@ class EmbeddedOptions:
     `device` is "auto", "cpu" or "cuda"; `dtype` "auto" (float32 on CPU, bfloat16 on CUDA),
     "float32", "bfloat16", "float16", or "float64", which is for answers that don't depend on what
     is computed together, of models built like Llama. `max_batch` rows run at once, within
-    `cache_bytes` of keys and values (None: 4 GiB on CPU or a quarter of the memory, 60 % of what
-    the model leaves free on CUDA); what they leave has the beginnings of prompts, which are not
-    read twice. An idle engine waits `max_wait_s` for company after a first request. `threads` None
-    means OMP_NUM_THREADS, or all processors, half of them for a small model, and fewer while other
+    `cache_bytes` of keys and values (None: 4 GiB on CPU or a quarter of the memory that a container
+    allows, 60 % of what the model leaves free on CUDA); what they leave has the beginnings of
+    prompts, which are not read twice, and on a CPU fewer of them while memory is short. An idle
+    engine waits `max_wait_s` for company after a first request. `threads` None means
+    OMP_NUM_THREADS, or all processors, half of them for a small model, and fewer while other
     programs want them (`processors`). Adapters of a higher rank than `max_lora_rank` are refused.
     `chat_template_kwargs` are variables of the model's chat template, the same in training.
     """

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from nip_lm_server.allowed_memory import allowed_bytes
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.embedded.batching import (
     PREFILL_TOKENS,
@@ -24,7 +25,7 @@ from nip_lm_server.engines.embedded.batching import (
     is_live,
 )
 from nip_lm_server.engines.embedded.kept_prefixes import Found, KeptPrefixes
-from nip_lm_server.engines.embedded.kv_cache import machine_memory
+from nip_lm_server.engines.embedded.kv_cache import ScarceMemory
 from nip_lm_server.engines.embedded.loaded_model import LoadedModel
 from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.plain_llama import (
@@ -72,6 +73,7 @@ class SlotDecoder(Decoder):
         self.plain: PlainLlama | None = plain
         self._packs = plain.packs
         self.kept = KeptPrefixes(0)
+        self._scarce = ScarceMemory() if self._device.type == "cpu" else None
         self._slots = SlotCache(plain, model.dtype, self._device)
         self._group = plain.heads // plain.key_heads
         self._queue: list[Sequence[Row]] = []
@@ -97,6 +99,9 @@ class SlotDecoder(Decoder):
 
     def return_to_model(self) -> None:
         self.plain = PlainLlama(self._model, self._lora, packs=self._packs)
+
+    def heed_memory(self) -> None:
+        self._make_room(self._slots.bytes)
 
     def forget(self, adapter: LoraAdapter) -> None:
         """Drop what is kept of an adapter's."""
@@ -358,10 +363,16 @@ class SlotDecoder(Decoder):
         if self._reading is not None:
             places = max([places, *(len(row.prompt) for row in self._reading.leaders)])
         # What is kept has what the batch leaves, before the batch has it.
-        grown = self._slots.bytes_with(max(slots, used), places)
-        self.kept.most_bytes = max(0, self.most_bytes - grown)
-        self.kept.make_room(self.kept.most_bytes)
+        self._make_room(self._slots.bytes_with(max(slots, used), places))
         self._slots.reserve(max(slots, used), places, used)
+
+    def _make_room(self, slots: int) -> None:
+        """Keep what `slots` of so many bytes leave, and less while memory is short."""
+        limit = max(0, self.most_bytes - slots)
+        if self._scarce is not None:
+            limit = min(limit, self._scarce.limit(self.kept.bytes))
+        self.kept.most_bytes = limit
+        self.kept.make_room(limit)
 
     def _keep(self, slot: int, row: Row, tokens: Sequence[int]) -> None:
         self.kept.keep(
@@ -375,7 +386,7 @@ def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
     Raises EngineError for float64 where that is not our own.
     """
     model, stop_tokens = loaded.model, loaded.stop_tokens
-    plain = read_plain_llama(model, lora, packs=may_pack(model, machine_memory()))
+    plain = read_plain_llama(model, lora, packs=may_pack(model, allowed_bytes()))
     if plain is not None:
         user = ({"role": "user", "content": "Is the code right?"},)
         ids = chat_template.encode_prompt(loaded.tokenizer, user)

@@ -295,6 +295,7 @@ class ModelWorker:
             with self._wake:
                 while not (self._closing or self._commands or self._waiting or self._running):
                     self._wake.wait(_IDLE_WAIT_S)
+                    self.decoder.heed_memory()  # others may want it while nothing is asked here
                 # Before the commands: who stops an engine waits for no load or proof. `_fail_all`
                 # tells their senders.
                 if self._closing:

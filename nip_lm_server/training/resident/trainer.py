@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from nip_lm_server.allowed_memory import allowed_bytes, free_bytes
 from nip_lm_server.formats import chat_template
 from nip_lm_server.training.memory import (
     ENOUGH_ON_PROCESSORS,
     ENOUGH_TOKENS,
-    container_bytes,
     measure_kept_bytes,
 )
 from nip_lm_server.training.micro_batches import split
@@ -249,10 +249,7 @@ class ResidentTrainer:
         if self._device.type == "cuda":
             memory, enough = torch.cuda.mem_get_info(self._device)[0], ENOUGH_TOKENS
         else:
-            import psutil
-
-            memory = min(int(psutil.virtual_memory().total), container_bytes() or 2**63)
-            enough = ENOUGH_ON_PROCESSORS
+            memory, enough = allowed_bytes(), ENOUGH_ON_PROCESSORS
         # Without an adapter there is nothing to learn, and nothing is kept for it.
         flags = {flag: bool(self._layers.kinds[kind]) for kind, flag in KINDS.items()}
         probe = new_adapter("", LoraConfig(rank=1, seed=0, **flags), self._layers, self._device)
@@ -290,9 +287,7 @@ class ResidentTrainer:
         if self._device.type == "cuda":
             free = torch.cuda.mem_get_info(self._device)[0]
         else:
-            import psutil
-
-            free = int(psutil.virtual_memory().available)
+            free = free_bytes()
         if needed > free * _ROOM:
             raise ResidentError(
                 "server",

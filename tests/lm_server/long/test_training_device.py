@@ -13,6 +13,7 @@ from tiny_model import make_model
 from training_jobs import make_job, read_events, run_here
 
 from nip_lm_server import devices
+from nip_lm_server.allowed_memory import allowed_bytes
 from nip_lm_server.training import device, loading, memory
 from nip_lm_server.training.job import TrainingError, read_job
 from nip_lm_server.training.main import launch_command, launch_environment, main
@@ -143,13 +144,8 @@ def test_on_processors_a_training_has_a_fixed_share_of_the_memory_or_half_of_it(
 
 def test_a_containers_memory_is_the_whole(base, tmp_path, monkeypatch):
     job = read_job(on_device(make_job(base, tmp_path / "job"), "cpu"))
-    whole = memory.total_bytes(job)
-    assert memory.container_bytes(tmp_path) is None
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.container_bytes(tmp_path) is None
-    (tmp_path / "memory.max").write_text(f"{GB}\n")
-    assert memory.container_bytes(tmp_path) == GB < whole
-    monkeypatch.setattr(memory, "container_bytes", lambda: GB)
+    assert memory.total_bytes(job) == allowed_bytes()
+    monkeypatch.setattr(memory, "allowed_bytes", lambda: GB)
     assert memory.total_bytes(job) == GB
 
 
