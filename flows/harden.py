@@ -13,7 +13,13 @@ import typer
 from nip_core.errors import NipError, RunConflictError
 from nip_core.evaluation.figures_in_words import amount
 from nip_prefect.flows.options import RunName
-from nip_prefect.flows.printing import explain_reach, print_json, reach_cell, reach_entry
+from nip_prefect.flows.printing import (
+    explain_reach,
+    print_json,
+    reach_cell,
+    reach_entry,
+    warn_of_models,
+)
 from nip_prefect.flows.terminal import say
 
 
@@ -200,6 +206,7 @@ def _show_plan(planned: Any, as_json: bool) -> None:
     from nip_core.session.attacked_run import plan_reach
     from nip_core.session.prepare import estimate_settings
 
+    warn_of_models(step.parameters for step in planned.steps)
     rows = []
     for step in planned.steps:
         try:

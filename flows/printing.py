@@ -63,6 +63,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
     check_location(parameters.run_store)
     parameters, estimate, origin = plan_run(parameters)
+    warn_of_models([parameters])
     left_out = read_left_out_by_settings(parameters)
     if as_json:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
@@ -99,6 +100,14 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     say(f"  at most {file_size(estimate.disk_bytes)} on disk, models not counted")
     _print_costs(parameters, estimate)
     _warn(parameters, estimate)
+
+
+def warn_of_models(planned: "Iterable[HyperParameters]") -> None:
+    """Print which models' names nothing could explain. Raises SettingsError for a wrong one."""
+    from nip_core.session.named_models import list_unanswered
+
+    for line in list_unanswered(*planned):
+        say(f"nip: warning: {line}", file=sys.stderr)
 
 
 def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:

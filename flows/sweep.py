@@ -19,7 +19,13 @@ import typer
 
 from nip_core.errors import NipError, SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import amount
-from nip_prefect.flows.printing import explain_reach, print_json, reach_cell, reach_entry
+from nip_prefect.flows.printing import (
+    explain_reach,
+    print_json,
+    reach_cell,
+    reach_entry,
+    warn_of_models,
+)
 from nip_prefect.flows.terminal import say
 
 File = Annotated[
@@ -396,6 +402,7 @@ def _show_plan(planned: Any, as_json: bool) -> None:
     from nip_core.session.prepare import estimate_settings, plan_run
 
     check_location(planned.run_store)
+    warn_of_models(run.parameters for run in planned.runs)
     rows = []
     for run in planned.runs:
         try:

@@ -115,7 +115,7 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     # 2. Where the models lie.
-    path_of: Callable[[str], str] = context.obj or str
+    path_of: Callable[[str, str], str] = context.obj or (lambda model, engine: model)
     more = [_with_path(another, path_of) for another in more]
     start = Start(
         spec=replace(_with_path(spec, path_of), more_engines=tuple(more)),
@@ -153,9 +153,9 @@ def _engine_option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _with_path(spec: _Spec, path_of: Callable[[str], str]) -> _Spec:
+def _with_path(spec: _Spec, path_of: Callable[[str, str], str]) -> _Spec:
     """A bundled model by its path; who called it by a name goes on calling it so."""
-    path = path_of(spec.model)
+    path = path_of(spec.model, spec.engine)
     name = spec.served_model_name or (spec.model if path != spec.model else None)
     return replace(spec, model=path, served_model_name=name)
 

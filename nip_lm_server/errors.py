@@ -7,6 +7,7 @@ abbreviate               a value as it stands in a message
 unknown_parameter ...    the errors that many places raise
 """
 
+import difflib
 import itertools
 import re
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from typing import Any
 
 MAX_MESSAGE_CHARACTERS = 4000
 MAX_PARAM_CHARACTERS = 500
+MAX_NAMES = 8
 
 
 class ApiError(Exception):
@@ -90,11 +92,25 @@ def not_found(kind: str, id: str, param: str | None = "id") -> ApiError:
     return ApiError(404, f"No such {kind}: {id!r}", code="not_found", param=param)
 
 
-def model_not_found(name: str, status: int = 404) -> ApiError:
-    """The model named is not served here. Chat answers 404, creating a job 400, as OpenAI does."""
+def model_not_found(name: str, served: Iterable[str] = (), status: int = 404) -> ApiError:
+    """The model named is not `served` here. Chat answers 404, creating a job 400, as OpenAI does.
+
+    `served` are the names that this server has, the most important first.
+    """
+    names = list(dict.fromkeys(served))
+    near = difflib.get_close_matches(name[:100], names, n=1)
+    shown = list(dict.fromkeys([*near, *names]))
+    listed = ", ".join(map(abbreviate, shown[:MAX_NAMES]))
+    more = f" and {len(shown) - MAX_NAMES} more (GET /v1/models)" if shown[MAX_NAMES:] else ""
+    words = f"The model {abbreviate(name)} does not exist"
+    if near:
+        words += f"; did you mean {abbreviate(near[0])}?"
+    if shown:
+        words += f"{' This' if near else '; this'} server has {listed}{more}"
+        words += "; `nip serve --served-model-name NAME` gives its model another name"
     return ApiError(
         status,
-        f"The model {abbreviate(name)} does not exist",
+        words,
         code="model_not_found",
         param="model",
     )

@@ -1,6 +1,7 @@
 """A connection to the Hub, or to whatever HF_ENDPOINT names, over `huggingface_hub`.
 
-Hub      who asks; what a repository has; making one; one commit; a pinned revision; a download
+Hub      who asks; what a repository has; making one; one commit; a pinned revision; a download;
+         whether a file is there
 connect  such a connection, with the token of the environment or of ``hf auth login``
 
 The token is read where `huggingface_hub` reads it, is sent to the Hub and goes nowhere else: it is
@@ -9,6 +10,7 @@ asks to wait (429), has trouble (5xx) or can't be reached, it is asked again, so
 """
 
 import contextlib
+import enum
 import hashlib
 import logging
 import os
@@ -37,6 +39,18 @@ _AGAIN = (429, 500, 502, 503, 504)
 _REPOSITORY_TYPES = {"adapter": "model", "dataset": "dataset"}
 _WRITING = "take a token with the right to write, or a name of your own"
 _LOGIN = "set HF_TOKEN, or run `hf auth login`"
+
+
+class Found(enum.Enum):
+    """What the Hub says to a question for a file."""
+
+    file = enum.auto()
+    no_file = enum.auto()
+    """The repository is there, without it."""
+    no_repository = enum.auto()
+    """Or this token may not see it."""
+    gated = enum.auto()
+    """Its terms have to be accepted first."""
 
 
 class UnclearError(ServerError):
@@ -77,7 +91,7 @@ def connect(
     Raises SettingsError without huggingface_hub, and for a proxy that can't be used.
     """
     try:
-        import huggingface_hub
+        import huggingface_hub.constants
     except ModuleNotFoundError as error:
         if error.name != "huggingface_hub":
             raise
@@ -165,6 +179,42 @@ class Hub:
             return Remote(str(info.sha), bool(info.private), files)
 
         return self._ask("look at it", reference, look)
+
+    def find_file(self, reference: Reference, file: str, timeout_s: float) -> Found:
+        """Ask once for a file of a repository of the Hub, whose owner may be missing in its name.
+
+        Raises UnclearError where the Hub gives no answer within about `timeout_s`, SettingsError
+        where it may not be asked.
+        """
+        from huggingface_hub import errors, hf_hub_url
+
+        url = hf_hub_url(
+            reference.repository, file, revision=reference.revision, endpoint=self._api.endpoint
+        )
+        with self._translate_errors(f"look for {file}", reference):
+            try:
+                self._api.get_hf_file_metadata(url=url, timeout=timeout_s)
+            except errors.GatedRepoError:
+                return Found.gated
+            except (errors.RepositoryNotFoundError, errors.HFValidationError):
+                return Found.no_repository
+            except errors.EntryNotFoundError:
+                return Found.no_file
+            except errors.HfHubHTTPError as error:
+                if error.response.status_code != 404:
+                    raise
+                return Found.no_repository
+        return Found.file
+
+    def find_cached(self, reference: Reference, file: str) -> bool:
+        """Say whether the Hub's cache on this machine has a file of a repository."""
+        from huggingface_hub import errors, try_to_load_from_cache
+
+        try:
+            found = try_to_load_from_cache(reference.repository, file, cache_dir=self._cache)
+        except errors.HFValidationError:
+            return False
+        return isinstance(found, str)
 
     def create(self, reference: Reference, *, private: bool) -> None:
         """Make the repository, and leave an existing one as it is."""

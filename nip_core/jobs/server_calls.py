@@ -58,6 +58,15 @@ class _ShownModel(BaseModel):
     nip: _ModelFacts
 
 
+class _ListedModel(BaseModel):
+    id: str
+    nip: dict[str, JsonValue]
+
+
+class _ListedModels(BaseModel):
+    data: list[_ListedModel]
+
+
 class _WireError(BaseModel):
     code: object = None
     message: object = None
@@ -105,6 +114,18 @@ class LmServer:
             return EngineFacts.model_validate(body).status
         except ValidationError:  # another server's, at an address of this form
             return None
+
+    async def list_models(self) -> list[str]:
+        """List the names that a server of ours has; none of another's, which may answer to more.
+
+        Raises ServerError where nobody answers.
+        """
+        status, body = await self._call("GET", "/v1/models")
+        try:
+            listed = _ListedModels.model_validate(body).data if status == 200 else []
+        except ValidationError:
+            return []
+        return [model.id for model in listed]
 
     async def find_base(self, model: str) -> str | None:
         """Ask over which base model an adapter was trained; None for what is no adapter of ours.

@@ -24,6 +24,7 @@ from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.servers.endpoints import find_remote_endpoints
 from nip_core.servers.own_server import OwnServer, check_server, make_server_spec
+from nip_core.session.named_models import check_models
 from nip_core.session.opening import make_chat_client
 from nip_core.session.server_checks import check_reachable
 
@@ -108,6 +109,7 @@ async def open_model(
     Raises SettingsError for a key that is missing, ServerError for a server that is.
     """
     check_server(parameters, environment)
+    check_models(parameters, environment)
     endpoints = find_remote_endpoints(parameters, environment)
     progress = Progress()
     await check_reachable(parameters, endpoints, progress)

@@ -127,21 +127,10 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
                 f"stops when the run lets go (got {parked:g}); start one with `nip serve` and name "
                 "it in lm_server.url, or leave the setting out"
             )
-    # What needs no model, or is somebody else's server, has none of the troubles below.
+    # What needs no model, or is another server, has none of the troubles below.
     for name, agent in parameters.model_agents.items():
         if not uses_own_server(parameters, agent) or is_deterministic(parameters, agent):
             continue
-        try:
-            path = Path(os.path.expanduser(resolve_model(agent.model_name)))
-        except SettingsError as error:
-            raise SettingsError(f"agents.{name}.model_name: {error}") from None
-        # What looks like a name may be one of the Hub, which nobody is asked for here.
-        looks_local = agent.model_name.startswith((".", "/", "~"))
-        if looks_local and not os.path.isdir(path):
-            raise SettingsError(
-                f"agents.{name}.model_name: there is no directory {agent.model_name}; give the "
-                'path of a model, a Hugging Face name, or a bundled one like "tiny"'
-            )
         # Quantized weights are on CUDA alone: fp8 while a model plays (it trains with its weights
         # as they are), bitsandbytes while it trains, too. An adapter that is stacked has the one
         # below merged into the weights, which takes whole ones.

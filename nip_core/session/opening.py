@@ -38,6 +38,7 @@ from nip_core.session.prompt_checks import check_prompts
 from nip_core.session.server_checks import (
     check_engines,
     check_reachable,
+    check_served,
     check_version,
 )
 from nip_core.session.server_speed import measure_speed
@@ -67,6 +68,7 @@ async def open_session(
     prepared = prepared or prepare(parameters, environment)
     run, progress = prepared.run, progress or Progress()
     await check_reachable(prepared.parameters, prepared.endpoints, progress)
+    await check_served(prepared.parameters, prepared.endpoints, progress)
     today = datetime.now(UTC).date()
     await warn_of_shutdowns(prepared.parameters, prepared.endpoints, today)
     async with contextlib.AsyncExitStack() as stack:

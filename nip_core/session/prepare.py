@@ -41,6 +41,7 @@ from nip_core.servers.own_server import check_server
 from nip_core.session.contents import digest_contents, name_places, read_code_version
 from nip_core.session.disk_room import check_room
 from nip_core.session.imitated import check_imitated
+from nip_core.session.named_models import check_models
 from nip_core.session.opponent_runs import (
     check_opponent_scripts,
     find_opponents_there,
@@ -109,6 +110,7 @@ def prepare(
     check_opponent_scripts(game, problems)
     endpoints = find_remote_endpoints(parameters, environment)
     check_server(parameters, environment)
+    check_models(parameters, environment, _list_model_names(record))
     origin = find_origin(parameters, store, record)
     if record is None:
         check_imitated(game, store, problems)
@@ -227,6 +229,8 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
 def estimate_settings(parameters: HyperParameters) -> Estimate:
     """Estimate what a run with these settings takes, by runs of the same game; writes nothing."""
     check_server(parameters, os.environ)
+    # The Hub is asked by those who show a plan, once for all its runs.
+    check_models(parameters, os.environ, {a.model_name for a in parameters.model_agents.values()})
     problems = load_all_problems(parameters)
     game = Game(parameters)
     check_functions(game, problems)
@@ -234,6 +238,12 @@ def estimate_settings(parameters: HyperParameters) -> Estimate:
     check_opponent_scripts(game, problems)
     left = drop_left_out(problems, read_left_out_by_settings(parameters) or {})
     return estimate_run(game, left, find_experience(parameters))
+
+
+def _list_model_names(record: RunRecord | None) -> set[str]:
+    """List the names of the models with which a run on record has begun."""
+    agents = {} if record is None else record.parameters.get("agents") or {}
+    return {str(agent.get("model_name")) for agent in agents.values()}
 
 
 def _record(run: RunStore) -> RunRecord | None:

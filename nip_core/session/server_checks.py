@@ -1,6 +1,7 @@
 """Checks that need a server.
 
 check_reachable  whether the servers that the settings name can be reached at all
+check_served     whether those that are lm_servers have the models of the settings
 check_version    whether those that are lm_servers have a version that fits
 check_engines    whether the engines serve the agents' adapters, and alike on every day, and
                  whether their templates can write the thoughts that are trained on
@@ -16,8 +17,9 @@ from urllib.parse import urlsplit
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
 from nip_core.jobs.server_calls import LmServer, TemplateFacts, version_problem
+from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.model_names import speaks_nip
+from nip_core.parameters.model_names import base_name, speaks_nip
 from nip_core.progress.board import Progress
 from nip_core.proxies import proxy_for
 from nip_core.redaction import show_address
@@ -27,6 +29,7 @@ from nip_core.session.session import Session
 _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
+_MOST_NAMES = 8
 _PAUSES_S = (1.0, 2.0)  # a few seconds: a server may be starting, a wrong address stays wrong
 
 
@@ -73,6 +76,32 @@ async def _connect(url: str) -> None:
         at.hostname, at.port or (443 if is_https else 80), ssl=is_https or None
     )
     writer.close()
+
+
+async def check_served(
+    parameters: HyperParameters, endpoints: Mapping[str, Endpoints], progress: Progress
+) -> None:
+    """Ask the lm_servers of the settings for their models' names.
+
+    Raises SettingsError for a base model that one does not have, ServerError where one does not
+    answer. Servers of others may answer to more names than they list.
+    """
+
+    async def check(group: str) -> None:
+        agent, place = parameters.group_parameters(group), parameters.groups[group][0]
+        server = LmServer(endpoints[group].control, timeout_s=60)
+        name, listed = base_name(parameters, agent), await server.list_models()
+        if listed and name not in listed and not name.startswith("tinker://"):
+            raise SettingsError(
+                f"agents.{place}.model_name: the server at {show_address(server.root)} has no "
+                f"model {name!r}{did_you_mean(name, listed)}; it has "
+                f"{', '.join(nearest_first(name, listed)[:_MOST_NAMES])}; use one of these names, "
+                f"or start it with --served-model-name {name}"
+            )
+
+    ours = [g for g in endpoints if speaks_nip(parameters.group_parameters(g))]
+    with progress.doing("looking for the models at their servers"):
+        await gather_or_cancel(map(check, ours))
 
 
 async def check_version(session: Session) -> None:

@@ -31,7 +31,7 @@ async def retrieve_model(request: web.Request) -> web.StreamResponse:
     row = services.models.get_row(name)
     if row is None:
         if name not in services.pool.base_models():
-            raise model_not_found(name)
+            raise model_not_found(name, services.pool.names())
         return json_response(_base_object(services, name))
     if row.problem is not None or row.base_model not in services.pool.base_models():
         reason = row.problem or f"it belongs to the base model {row.base_model!r}"
@@ -50,7 +50,7 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
     row = services.models.get_row(name)
     if row is None:
         if name not in services.pool.base_models():
-            raise model_not_found(name)
+            raise model_not_found(name, services.pool.names())
         raise ApiError(
             403,
             f"{name!r} is a base model of the configuration: only fine-tuned models can be deleted",

@@ -176,12 +176,17 @@ def _settle_method(method: str, hyper: Hyperparameters, nip: NipSettings) -> dic
 # Where it starts
 
 
+def _list_names(pool: "EnginePool", models: ModelStore) -> list[str]:
+    """Names that a job may begin with: base models, then what was made of them, newest first."""
+    return [*pool.base_models(), *(row.name for row in reversed(models.list_rows()))]
+
+
 def _find_start(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> _Start:
     asked, name = request.nip.start_from, request.model
     row = models.get_row(name)
     if row is None or row.kind == "base":
         if name not in pool.base_models():
-            raise model_not_found(name, status=400)
+            raise model_not_found(name, _list_names(pool, models), status=400)
         if asked == "stack" or (asked == "continue" and row is None):
             raise _invalid(
                 "nip.start_from", f"it is {asked!r}, but {name!r} is a base model: use 'base'"
@@ -195,7 +200,7 @@ def _find_start(request: CreateJobRequest, pool: "EnginePool", models: ModelStor
             param="model",
         )
     if row.base_model not in pool.base_models():
-        raise model_not_found(name, status=400)
+        raise model_not_found(name, _list_names(pool, models), status=400)
     start_from = asked or "continue"
     if start_from == "stack" and not request.nip.use_lora:
         raise _invalid(

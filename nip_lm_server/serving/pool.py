@@ -136,6 +136,11 @@ class EnginePool:
         """Names of all base models."""
         return tuple(base.name for base in self.bases())
 
+    def names(self) -> tuple[str, ...]:
+        """Names that requests may have: of base models, then of what was made, newest first."""
+        rows, bases = reversed(self._models.list_rows()), self.base_models()
+        return (*bases, *(row.name for row in rows if row.base_model in bases))
+
     def base(self, base_model: str) -> ServedBase:
         """The base model of this name, and its engine's life. Raises KeyError."""
         base = self._find(base_model)
@@ -394,7 +399,7 @@ class EnginePool:
             name = guest if row is None else row.base_model
             base = None if name is None else self._find(name)
             if base is None:
-                return model_not_found(model)
+                return model_not_found(model, self.names())
         if not base.is_ready:
             # One that made room comes back when it is asked for, but not into a training.
             returns = base.returning is not None and not base.returning.done()

@@ -193,6 +193,16 @@ async def test_an_unknown_model_is_a_404(tmp_path: Path) -> None:
         assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
 
 
+async def test_the_refusal_of_an_unknown_model_names_those_that_there_are(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        await one.publish("mine-1")
+        base = one.pool.base_models()[0]
+        assert one.refused("mine-2").message == (
+            "The model 'mine-2' does not exist; did you mean 'mine-1'? This server has 'mine-1', "
+            f"{base!r}; `nip serve --served-model-name NAME` gives its model another name"
+        )
+
+
 async def test_a_base_made_here_takes_the_slot_over_and_is_back_after_a_restart(
     tmp_path: Path,
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from small_game import write_config
 
-from nip_core.errors import SettingsError
+from nip_core.errors import ServerError, SettingsError
 from nip_core.models import BUNDLED, KNOWN
 from nip_core.models.added_models import AddedModel, ModelSource, describe_files, digest_model
 from nip_core.parameters import load_parameters
@@ -14,6 +14,7 @@ from nip_core.servers.own_server import make_server_spec
 from nip_core.session.prepare import plan_run, prepare
 from nip_prefect.flows import doctor
 from nip_prefect.flows.command_table import load_command
+from nip_prefect.flows.printing import show_plan
 
 KNOWN_HERE = replace(KNOWN["smollm2"], name="tiny-published")
 
@@ -69,6 +70,34 @@ def test_a_model_that_was_not_added_is_named_with_its_command_before_anything_st
     with pytest.raises(SettingsError, match=rf"^agents\.prover\.model_name: {ABSENT}"):
         check(load_parameters(named))
     assert not (tmp_path / "runs" / "small").exists()
+
+
+def test_a_name_that_means_no_model_ends_a_run_before_it_is_one_and_a_plan_says_so(
+    named, tmp_path, capsys
+):
+    """Offline, as tests are, only the Hub could explain it: a plan may be another machine's."""
+    wrong = load_parameters(named, ["agents._default.model_name=tiny-publisched"])
+    words = r"^agents\.prover\.model_name: there is no model 'tiny-publisched' .*'tiny-published'"
+    with pytest.raises(ServerError, match=words):
+        prepare(wrong)
+    assert not (tmp_path / "runs" / "small").exists()
+    show_plan(wrong, as_json=False)
+    assert (
+        "nip: warning: agents.prover.model_name: there is no model 'tiny-pub"
+        in capsys.readouterr().err
+    )
+    never = load_parameters(named, ["agents._default.model_name=tiny published"])
+    for check in (prepare, lambda settings: show_plan(settings, as_json=True)):
+        with pytest.raises(SettingsError, match=r"^agents\.prover\.model_name: .* is no name of a"):
+            check(never)
+
+
+def test_a_server_is_started_with_a_name_that_means_a_model_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    typed = ["--state", "state", "--model", "./absent", "--engine", "embedded"]
+    with pytest.raises(SettingsError, match=r"^--model: there is no directory \./absent"):
+        load_command("serve").main(typed, standalone_mode=False)
+    assert not (tmp_path / "state").exists()
 
 
 def test_the_runs_server_serves_it_by_its_name_and_the_run_has_its_digest_on_record(

@@ -204,6 +204,18 @@ async def adapter(tmp_path, monkeypatch):
             yield job.fine_tuned_model, {"url": handle.url}
 
 
+async def test_a_model_that_the_named_server_does_not_have_is_told_with_those_that_it_has(
+    adapter, tmp_path
+):
+    name, server = adapter
+    told = await opening(tmp_path, server, "simm")
+    assert told == (
+        f"agents.prover.model_name: the server at {server['url']} has no model 'simm'; did you "
+        f"mean 'sim'?; it has sim, {name}; use one of these names, or start it with "
+        "--served-model-name simm"
+    )
+
+
 async def test_an_adapter_that_would_play_and_not_be_trained_on_is_refused(adapter, tmp_path):
     name, server = adapter
     told = await opening(tmp_path, server, name)
@@ -251,7 +263,7 @@ async def test_a_context_that_leaves_no_room_is_refused(tmp_path):
 async def test_a_directory_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "model").mkdir()
     said = await opening(tmp_path, OWN, tmp_path / "model")
-    assert "lm_server" in said and "model" in said
+    assert f"model_name: {tmp_path / 'model'} is a directory without config.json" in said
 
 
 async def test_examples_longer_than_the_context_are_refused(there, tmp_path):
