@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
+from prefect.states import Completed
 from pydantic import Field
 
 from nip_core.errors import SettingsError
 from nip_core.loop import go_on
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.records.rewinds import Stage
+from nip_core.records.status import find_first_incomplete, find_last
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.session.session import Session
 from nip_core.stages.publishing import check_store
 from nip_core.upkeep.rerun import rerun
 from nip_prefect.flows.form import Bundled
@@ -62,8 +66,11 @@ async def train(
     rerun_from_iteration: Iteration | None = None,
     rerun_from_stage: Literal["test", "play", "dataset", "train", "swap"] = "play",
     config_file: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | State[Any]:
     """Train as the configuration says, going on where the run of that name stopped.
+
+    A run that has finished its iterations trains nothing more, and the state of the flow run says
+    so: a schedule of one run needs more_iterations, as the deployment nightly-training has it.
 
     With base_run.base_run_type rerun_tests nothing is trained: the tests of another run are played
     again with its models.
@@ -76,10 +83,10 @@ async def train(
             configuration; a run of that name that was stopped goes on. The flow run is called
             after it, whatever name was typed above.
         num_iterations: How many iterations instead of the configuration's. More of them extend a
-            finished run.
+            finished run; with as many as it has nothing is trained.
         more_iterations: How many iterations to add to those that the run has finished; it is
-            trained as far as the configuration says at least. For schedules. A flow run that is
-            retried adds them once.
+            trained as far as the configuration says at least. For schedules, which train nothing
+            without it once the run is finished. A flow run that is retried adds them once.
         rollouts_per_iteration: How many training episodes per iteration instead of the
             configuration's.
         rerun_from_iteration: Do this iteration and all later ones anew. What they have so far is
@@ -122,14 +129,18 @@ async def continue_run(
     num_iterations: Count | None = None,
     rerun_from_iteration: Iteration | None = None,
     rerun_from_stage: Literal["test", "play", "dataset", "train", "swap"] = "play",
-) -> dict[str, Any]:
+) -> dict[str, Any] | State[Any]:
     """Go on with a run that exists, by its name: the settings are those on record.
+
+    A run that has finished its iterations trains nothing more, and the state of the flow run says
+    so.
 
     Args:
         run: Name of the run.
         run_store: Where it is kept. Left empty, the run's artifact nip-<run>-state says so.
         retry_failed_jobs: Submit fine-tune jobs that are on record as failed once more.
-        num_iterations: How many iterations instead of those on record.
+        num_iterations: How many iterations instead of those on record. More of them extend a
+            finished run.
         rerun_from_iteration: Do this iteration and all later ones anew. What they have so far is
             set aside in the run's directory superseded, not deleted.
         rerun_from_stage: The stage of that iteration to begin with; what comes before it is kept.
@@ -155,7 +166,7 @@ async def continue_run(
 
 async def _train(
     given: HyperParameters, retry_failed_jobs: bool, again_from: int | None, stage: Stage
-) -> dict[str, Any]:
+) -> dict[str, Any] | State[Any]:
     async with open_run(given, retry_failed_jobs=retry_failed_jobs) as session:
         state = await published_state(session.run.name)
         if state is not None and state["store"] == session.run.store.url:  # else of a copy
@@ -163,4 +174,26 @@ async def _train(
         if again_from is not None:
             # Once for each flow run, however often it is retried.
             await rerun(session, again_from, stage, token=str(flow_run.get_id()))
-        return await go_on(session, call)
+        spare = _describe_spare(session)
+        result = await go_on(session, call)
+    if spare is None:
+        return result
+    # As a warning, too: a schedule that trains nothing would be green night after night.
+    session.log.warning("%s", spare)
+    return Completed(message=spare, data=result)
+
+
+def _describe_spare(session: Session) -> str | None:
+    """Say that the run has nothing to train, and how a schedule trains more; None if it has."""
+    parameters, run = session.parameters, session.run
+    # A run that only tests trains nothing, as its settings say; an attempt before may have trained.
+    if parameters.base_run.base_run_type == "rerun_tests" or flow_run.get_run_count() > 1:
+        return None
+    last = find_last(session.records, parameters)
+    if last == 0 or find_first_incomplete(session.records, parameters) < last:
+        return None
+    return (
+        f"run {run.name} is finished: nothing was trained; it has its {last} "
+        f"iteration{'s' * (last > 1)}. A schedule goes on with more_iterations, as the deployment "
+        "nightly-training does; another run needs another run_name"
+    )

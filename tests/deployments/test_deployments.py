@@ -103,7 +103,12 @@ def test_there_is_one_for_each_purpose():
     assert by_name["quickstart"]["entrypoint"] == "nip_prefect.flows.train.train"
     assert by_name["gpu"]["work_pool"]["name"] == "nip-gpu"
     scheduled = {name for name, d in by_name.items() if d.get("schedules")}
-    assert scheduled == {"weekly-training", "nightly-evaluation", "reconcile"}
+    assert scheduled == {
+        *("nightly-training", "weekly-training", "nightly-evaluation", "reconcile"),
+    }
+    # On a schedule, a run that is finished is given more to do.
+    trained = [by_name[name]["parameters"] for name in ("nightly-training", "weekly-training")]
+    assert all(parameters["more_iterations"] for parameters in trained)
     # What finds dead runs must not be off, nor wait behind them for a GPU.
     assert by_name["reconcile"]["schedules"][0]["active"]
     assert by_name["reconcile"]["work_pool"]["name"] == "nip-cpu"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 from prefect import get_client
 from prefect.artifacts import Artifact
-from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.filters import FlowRunFilter, LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.objects import StateType
+from prefect.logging.handlers import APILogWorker
 from small_game import FEW, train_here, write_config
 
 from nip_core.errors import RunConflictError
@@ -128,9 +131,31 @@ async def test_a_model_can_be_followed_back_to_its_rollouts(trained):
 async def test_training_again_changes_nothing_and_submits_nothing(trained):
     config, result, run = trained
     before = {p: run.store.get(p) for p in (run.models(1), run.job(1, "prover"))}
-    again = await train(str(config))
+    log = logging.getLogger("prefect.flow_runs")
+    log.setLevel(logging.WARNING)  # below the tests' own
+    state = await train(str(config), return_state=True)
+    log.setLevel(logging.NOTSET)
+    again = await state.result()
     assert again["iterations"] == result["iterations"]
     assert {p: run.store.get(p) for p in before} == before
+    # A schedule of such a run is green every night, so that its state and its log say why.
+    words = "run small is finished: nothing was trained; it has its 2 iterations."
+    assert state.type == StateType.COMPLETED and state.message.startswith(words)
+    assert "more_iterations" in state.message
+    async with get_client() as client:
+        shown = await client.read_flow_run(state.state_details.flow_run_id)
+        assert shown.state.message == state.message
+        of_run = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[shown.id]))
+        await APILogWorker.drain_all(at_exit=False)
+        logs = await client.read_logs(of_run)
+    assert state.message in {log.message for log in logs if log.level == logging.WARNING}
+
+
+async def test_a_run_that_was_trained_has_no_word_of_a_schedule(trained, prefect_server):
+    named = FlowRunFilter.model_validate({"name": {"any_": ["train-small"]}})
+    async with get_client() as client:
+        first = min(await client.read_flow_runs(flow_run_filter=named), key=lambda r: r.start_time)
+    assert first.state.type == StateType.COMPLETED and "nothing" not in (first.state.message or "")
 
 
 @pytest.mark.long
