@@ -74,7 +74,7 @@ def _ask_hub(name: str, environment: Mapping[str, str], deadline_s: float) -> No
     if any(hub.find_cached(reference, config) for config in _CONFIGS):
         return
     try:
-        found = _ask_within(hub, reference, deadline_s)
+        answer = _ask_within(hub, reference, deadline_s)
     except (UnclearError, SettingsError) as error:
         near = did_you_mean(name, _names())
         raise SilentHubError(
@@ -82,17 +82,17 @@ def _ask_hub(name: str, environment: Mapping[str, str], deadline_s: float) -> No
             f"which may have it, gives no answer ({_shorten(str(error), reference)}): run where it "
             "can be reached, or name the directory of a model"
         ) from error
-    if found is Found.gated:
+    if answer is Found.gated:
         raise SettingsError(
             f"{name!r} asks for its terms to be accepted on its page at the Hub; do that, and set "
             "HF_TOKEN or run `hf auth login`"
         )
-    if found is Found.no_file:
+    if answer is Found.no_file:
         raise SettingsError(
             f"{name!r} is a repository of the Hub without {CONFIG}, so no model that is loaded by "
             "its name; name the one it was made from"
         )
-    if found is Found.no_repository:
+    if answer is Found.no_repository:
         raise SettingsError(
             f"there is no model {name!r} here, and none on the Hub that this machine may see"
             f"{did_you_mean(name, _names())} ({_list_names(name)})"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-PACKAGES = ("nip_core", "nip_inspect", "nip_lm_server", "nip_prefect")
+PACKAGES = ("nip_core", "nip_inspect", "nip_lm_server", "nip_prefect", "nip_prefect/flows")
 
 
 def files(package: str, kind: str) -> set[Path]:
-    patterns = SETUPTOOLS[kind].get(package, ())
+    patterns = SETUPTOOLS[kind].get(package.replace("/", "."), ())
     return {path for pattern in patterns for path in (ROOT / package).resolve().glob(pattern)}
 
 
