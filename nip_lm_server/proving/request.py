@@ -19,7 +19,6 @@ from nip_lm_server.proving.stranger import InputError, ServedName, Stranger
 from nip_lm_server.proving.verdict import Verdict, list_names
 from nip_lm_server.proving.without_files import compare_with_base
 
-
 _TINKER = "tinker://"
 
 
