@@ -100,7 +100,7 @@ async def prove_served(request: ProofRequest) -> AsyncIterator[Verdict]:
 
 
 def _check_served(names: dict[str, ServedName], model: str) -> None:
-    # Weights that a client of Tinker's API has saved answer under their address, and no list has it.
+    # Weights that a client of Tinker's API has saved answer by their address, which no list has.
     if model not in names and not model.startswith(_TINKER):
         raise InputError(f"the server has no model {model!r}; it has {list_names(names)}")
 
