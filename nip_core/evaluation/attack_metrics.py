@@ -4,7 +4,7 @@ AttackMetrics   the figures; `attack_figures` makes them
 CourseEnd       how an attack by training ended, a document of its own; `plateau` has the rule
 Reach           how many messages were sampled; `attack_reach` counts them
 TrainedSteps    how many of an attack's steps trained its provers
-ShownAttack     both
+ShownAttack     both, beside what a theorem guarantees and the untrained verifier keeps
 Effort          what was taken until it was so strong; `attack_effort` counts it
 MessageGallery  what fooled the verifier, by kind of message; `message_gallery` makes it
 
@@ -297,5 +297,29 @@ class TrainedSteps(Figures):
     """Of these, the ones whose episodes ended alike, which teaches nothing."""
 
 
+class Guarantee(Figures):
+    """The soundness that a theorem guarantees to a verifier that checks all it can."""
+
+    soundness: StrictFloat
+    p: StrictFloat | None = None
+    """One-sided: of a soundness so low, if it is as guaranteed in truth."""
+
+
+class UntrainedControl(Figures):
+    """The untrained verifier under the same attack."""
+
+    run: StrictStr
+    """The attack's."""
+    soundness: StrictFloat | None = None
+    soundness_ci95: Interval95 | None = None
+    completeness: StrictFloat | None = None
+    completeness_ci95: Interval95 | None = None
+
+
 class ShownAttack(AttackMetrics, TrainedSteps):
     """An attack as it is shown."""
+
+    guarantee: Guarantee | None = None
+    """None where nothing is guaranteed."""
+    control: UntrainedControl | None = None
+    """None where it was not played; not set where nobody has looked for it."""

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from nip_core.evaluation.attack_controls import control_sentences
 from nip_core.evaluation.attack_metrics import (
     NO_SIGNAL,
     NOT_REACHED,
@@ -188,7 +189,8 @@ def loss_sentences(attack: ShownAttack) -> list[str]:
         if isinstance(first, ChoiceMetrics) and isinstance(last, ChoiceMetrics):
             ends = f"choosing (n = {first.n} less n = {last.n})"
         lines.append(f"Lost to {ends}: {how_much(training)}.")
-    return [*lines, *_script_sentences(attack), *_reach_sentences(attack)]
+    beside = (*_script_sentences(attack), *control_sentences(attack))
+    return [*lines, *beside, *_reach_sentences(attack)]
 
 
 def _start_sentences(attack: ShownAttack) -> Iterator[str]:

@@ -234,6 +234,18 @@ class Scenario:
         """
         return None
 
+    def guaranteed_soundness(self, protocol: Protocol) -> float | None:
+        """Say how sound, in [0, 1], a verifier is at least that checks all it can.
+
+        It decides by that, against any prover, however it computes: by a proof. None where there is
+        no such proof. A learned verifier may be less sound.
+        """
+        return None
+
+    def playable_scripts(self) -> tuple[str, ...]:
+        """List the names of those of its scripts that these settings let play."""
+        return tuple(self.scripts)
+
     # What agents see.
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:

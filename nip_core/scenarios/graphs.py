@@ -132,6 +132,11 @@ class Graphs(Scenario):
             raise ValueError(f"the solution must be {CLAIM!r} (got {solution!r:.80})")
         return int(not is_isomorphic(*read_graphs(row["question"])))
 
+    def guaranteed_soundness(self, protocol: Protocol) -> float | None:
+        """Count the outcomes of the coins, where the verifier says nothing before it decides."""
+        speaks_once = protocol.turns_of("verifier", 0, protocol.max_message_rounds) == 1
+        return 1 - 0.5**self.settings.challenges if protocol.provers and speaks_once else None
+
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:
         """Toss the verifier's coins, and make the challenges with them."""
         graphs = read_graphs(problem["question"])

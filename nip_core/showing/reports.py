@@ -22,6 +22,7 @@ from nip_core.evaluation.report import (
 from nip_core.evaluation.report_checksum import add_checksum
 from nip_core.evaluation.split_metrics import Measures, SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
+from nip_core.records.attack_controls import put_beside
 from nip_core.records.attack_on_record import (
     read_shown_attack,
 )
@@ -63,6 +64,7 @@ def read_report_data(records: Records, status: str | None = None) -> ReportData:
     parameters = record.parameters
     iterations = [_iteration_report(entry) for entry in records.all()]
     tests = [entry.test for entry in iterations if entry.test]
+    attack = read_shown_attack(records)
     return ReportData(
         run=run.name,
         status=status or find_status(run, records),
@@ -72,7 +74,7 @@ def read_report_data(records: Records, status: str | None = None) -> ReportData:
         remarks=remarks(tests[-1], find_rate_alone(parameters), find_help_on_record(parameters))
         if tests
         else (),
-        attack=read_shown_attack(records),
+        attack=None if attack is None else put_beside(attack, records),
         comparisons=_comparisons(records),
         created_at=record.created_at,
         code_version=record.code_version,

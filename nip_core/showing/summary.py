@@ -14,6 +14,7 @@ from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.attack_words import causes, caution
 from nip_core.evaluation.baseline_words import remarks
 from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.records.attack_controls import put_beside
 from nip_core.records.attack_on_record import (
     count_attack_training,
     with_training,
@@ -47,11 +48,14 @@ _OF_BELIEVED = (
 )
 
 
-def summarise_run(run: RunStore, records: Records | None = None) -> dict[str, Any]:
+def summarise_run(
+    run: RunStore, records: Records | None = None, *, with_control: bool = True
+) -> dict[str, Any]:
     """A run as JSON: ``run``, ``status``, ``iterations``, and ``remarks`` on the last test.
 
     Entry k of ``iterations`` tests the models that play iteration k; entry 0 is untrained, and a
-    last entry without jobs tests the final models.
+    last entry without jobs tests the final models. `with_control` looks for the same attack on the
+    untrained models among the runs beside an attack.
     """
     records = (records or Records(run)).look_again()
     shown = records.shown
@@ -73,11 +77,11 @@ def summarise_run(run: RunStore, records: Records | None = None) -> dict[str, An
         },
         "iterations": [_entry(record) for record in iterations],
         "remarks": remarks(tests[-1], rate_alone, helps) if tests else [],
-        **({} if attack is None else {"attack": _attack(attack, records)}),
+        **({} if attack is None else {"attack": _attack(attack, records, with_control)}),
     }
 
 
-def _attack(metrics: AttackMetrics, records: Records) -> dict[str, Any]:
+def _attack(metrics: AttackMetrics, records: Records, with_control: bool) -> dict[str, Any]:
     """Encode the figures of an attack, first of all whether they say anything of the verifier."""
     from nip_core.evaluation.attack_figures import attack_shown  # with Arrow, for attacks alone
 
@@ -85,6 +89,11 @@ def _attack(metrics: AttackMetrics, records: Records) -> dict[str, Any]:
     attack = with_training(metrics, trained)
     counted = {} if trained is None else trained.as_json()
     beside = {"caution": caution(attack), "causes": causes(attack)}
+    if with_control:
+        found = put_beside(attack, records)
+        beside |= found.model_dump(
+            mode="json", include={"guarantee", "control"}, exclude_unset=True
+        )
     return {**beside, **attack_shown(metrics, _IN_SUMMARY), **counted}
 
 

@@ -17,6 +17,7 @@ from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import SCRIPT
 from nip_core.protocols import make_protocol
+from nip_core.records.attack_controls import digest_way, find_guarantee, list_scripts
 from nip_core.records.attack_on_record import read_shown_attack
 from nip_core.records.intervals import find_rate_alone
 from nip_core.records.iterations import Records
@@ -163,17 +164,18 @@ class _Reader:
                 kind=baseline_kind(parameters),
                 rate_alone=find_rate_alone(parameters.to_dict()),
                 rules=digest_rules(parameters),
+                guaranteed=find_guarantee(parameters.to_dict()),
+                scripts=list_scripts(parameters.to_dict()),
             ),
             status=read.status,
             failure=read.failure,
             tests=None if read.records is None else tuple(_read_tests(read.records)),
             attacks=tuple(
-                self._read_attack(attack, attack.label not in run.tested_by)
-                for attack in run.attacks
+                self._read_attack(attack, parameters.test_dataset_split) for attack in run.attacks
             ),
         )
 
-    def _read_attack(self, attack: SweptAttack, is_apart: bool) -> AttackFacts:
+    def _read_attack(self, attack: SweptAttack, split: str) -> AttackFacts:
         read = self._read_records(attack.name)
         shown, tokens = None, None
         if read.records is not None and read.status == FINISHED:
@@ -186,6 +188,7 @@ class _Reader:
                 read, shown = _Read(DAMAGED, str(error)), None
         # What an earlier version has played knows of no loss to lying.
         lying = None if shown is None else shown.lost_to_lying
+        script = attack.parameters.attack.script
         return AttackFacts(
             label=attack.label,
             name=attack.name,
@@ -200,7 +203,9 @@ class _Reader:
             verdict=None if shown is None or shown.course is None else shown.course.verdict,
             verifier_tokens=tokens,
             efforts=() if shown is None else tuple(list_efforts(shown)),
-            is_apart=is_apart,
+            is_apart=attack.parameters.test_dataset_split != split,
+            way=digest_way(attack.settings),
+            script=None if script is None or ":" in script else script,
             sampled=None if shown is None or shown.reach is None else shown.reach.messages,
         )
 
@@ -213,7 +218,7 @@ class _Reader:
         records = Records(run)
         try:
             # All that a user would be shown: what is damaged is better said than averaged.
-            status = str(summarise_run(run, records)["status"])
+            status = str(summarise_run(run, records, with_control=False)["status"])
         except StoreError as error:
             # One damaged run keeps nobody from the results of the others.
             return _Read(DAMAGED, str(error))

@@ -21,6 +21,7 @@ from nip_core.evaluation.statistics.differences import at_most
 from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.sweep.arm_baselines import baseline_lines
 from nip_core.sweep.asked_again_page import asked_again_page
+from nip_core.sweep.attack_controls import controls_page
 from nip_core.sweep.document_parts import OverRuns
 from nip_core.sweep.effort_curves import effort_page
 from nip_core.sweep.page_tables import markdown_table, one_line, write_cell, write_row
@@ -225,7 +226,7 @@ def render_results(results: SweepResults) -> str:
         text += _ATTACKS_PAGE + (_SCRIPTS_PAGE if is_scripted else "")
         reached = [of.rarest for arm in results.arms for of in arm.attacks.values()]
         text += (_REACH_PAGE if any(reached) else "") + _apart_line(results)
-    text += effort_page(results) + asked_again_page(results)
+    text += controls_page(results) + effort_page(results) + asked_again_page(results)
     if lines := baseline_lines(results.baselines):
         text += "\n## What the baselines say\n\n" + "".join(f"- {line}\n" for line in lines)
     text += "\n![The arms](arms.svg)\n"

@@ -22,6 +22,7 @@ from nip_core.sweep.asked_again import (
     compare_attacked,
     summarize_asked_again,
 )
+from nip_core.sweep.attack_controls import collect_controls
 from nip_core.sweep.cells import encode_parquet
 from nip_core.sweep.counted import Counted, Figure, LastTest, Verdicts, average_runs
 from nip_core.sweep.declaration import declaration_path, timestamp_path
@@ -85,6 +86,7 @@ def compute_results(collected: Collected) -> SweepResults:
         baselines=_find_baselines(verdicts, facts, counted, tests, runs, arms, differences),
         differences=differences,
         cells=CellsWritten(verdicts=collected.verdicts.num_rows, left_out=facts.left_out),
+        controls=collect_controls(counted, facts),
         intervals=facts.intervals,
     )
     if declaration is None:

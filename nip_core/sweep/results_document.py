@@ -19,6 +19,7 @@ from pydantic import Field
 from nip_core.evaluation.split_metrics import AnyOfRow, Interval95
 from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.sweep.asked_again_document import AskedAgainTest, AtEqualTokens, AttackedAtEqualTokens
+from nip_core.sweep.attack_controls_document import AttackControls
 from nip_core.sweep.document_parts import OverRuns, Part, is_none
 from nip_core.sweep.swept_facts import StampFacts
 
@@ -370,6 +371,8 @@ class SweepResults(Part):
     """No key where nothing was declared."""
     cells: CellsWritten | None = Field(default=None, exclude_if=is_none)
     """No key in results of versions that wrote none."""
+    controls: AttackControls | None = Field(default=None, exclude_if=is_none)
+    """No key without attacks on trained verifiers, and of what an earlier version has collected."""
     intervals: Spread = Field(default="robust", exclude_if=lambda value: value == "robust")
     """How those over seeds and questions are computed; no key for "robust", which earlier versions
     had."""

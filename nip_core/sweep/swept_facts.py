@@ -37,6 +37,12 @@ class SweptGame(Part):
     rules: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """The SHA-256 of all settings of the scenario and of protocols; None of what an earlier version
     has collected."""
+    guaranteed: float | None = Field(default=None, exclude_if=is_none)
+    """The soundness that a theorem guarantees to a verifier that checks all it can; None without
+    such a theorem, and of what an earlier version has collected."""
+    scripts: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
+    """That come with the scenario and can be played; () of what an earlier version has
+    collected."""
 
 
 class SpentOnTest(Part):
@@ -89,6 +95,12 @@ class AttackFacts(Part):
     """In the order of tests; () of what an earlier version has measured."""
     is_apart: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether it plays other problems than the run's own tests."""
+    way: str | None = Field(default=None, exclude_if=is_none)
+    """The same for the same attack on the untrained models (`digest_way`); None of what an earlier
+    version has collected."""
+    script: str | None = Field(default=None, exclude_if=is_none)
+    """Which of the scenario's scripts writes the messages; None of any other attack, and of earlier
+    versions."""
     sampled: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """Messages on wrong problems among which it chose, or by which it trained provers; None of a
     script, and of what an earlier version has collected."""
@@ -120,8 +132,16 @@ class RunFacts(Part):
 
     @property
     def tested_by(self) -> tuple[str, ...]:
-        """Return the names of those of them that play the problems of its own tests."""
-        return tuple(attack.label for attack in self.attacks if not attack.is_apart)
+        """Return the names of those of them that play the problems of its own tests.
+
+        Beside attacks on the trained verifier those on the untrained one are controls: left out.
+        """
+        is_trained = any(attack.attacked for attack in self.attacks)
+        return tuple(
+            attack.label
+            for attack in self.attacks
+            if not attack.is_apart and (attack.attacked or not is_trained)
+        )
 
     @property
     def problems(self) -> tuple[str, str]:

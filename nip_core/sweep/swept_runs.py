@@ -103,10 +103,17 @@ class SweptRun:
 
     @property
     def tested_by(self) -> tuple[str, ...]:
-        """Return the names of those of them that play the problems of its own tests."""
+        """Return the names of those of them that play the problems of its own tests.
+
+        Beside attacks on the trained verifier those on the untrained one are controls: left out.
+        """
         split = self.parameters.test_dataset_split
+        attacked = {attack.label: attack.parameters.attack.iteration for attack in self.attacks}
         return tuple(
-            attack.label for attack in self.attacks if attack.parameters.test_dataset_split == split
+            attack.label
+            for attack in self.attacks
+            if attack.parameters.test_dataset_split == split
+            and (attacked[attack.label] or not any(attacked.values()))
         )
 
     @property

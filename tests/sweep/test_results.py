@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -22,8 +23,11 @@ from nip_core.evaluation.attack_reach import reach_share
 from nip_core.evaluation.baseline_words import shows_checking
 from nip_core.records.iterations import Records
 from nip_core.rollouts.tables import StoredRollouts, read_rollouts
+from nip_core.run_store.documents import encode
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files, open_store
+from nip_core.showing.reports import read_report_data
+from nip_core.showing.summary import summarise_run
 from nip_core.sweep.cells import encode_parquet, read_verdicts
 from nip_core.sweep.counted import Counted, LastTest, Verdicts, share_right
 from nip_core.sweep.declared_digests import settings_digest
@@ -74,6 +78,32 @@ def test_what_a_script_took_is_counted_from_the_runs_own_test(sweep):
     scripted = measure_attack(verdicts, run, attack.model_copy(update={"is_script": True}))
     assert (scripted.lost_to_lying, scripted.lost_to_training) == (own.lost_to_lying, None)
     assert scripted.lost_to_script == pytest.approx(own.lost_to_lying + own.lost_to_training)
+
+
+def test_an_attack_is_shown_beside_the_same_one_on_the_untrained_models(sweep, tmp_path):
+    shutil.copytree(sweep.run_store, tmp_path / "runs")
+    store = open_store(tmp_path / "runs")
+
+    def show():
+        run = RunStore(store, "small-adp-1-chosen")
+        return summarise_run(run)["attack"], read_report_data(Records(run)).attack
+
+    shown, reported = show()
+    assert shown["control"] is None is reported.control and "guarantee" not in shown
+    # The same attack, on the models that its run began with.
+    shutil.copytree(tmp_path / "runs/small-adp-1-chosen", tmp_path / "runs/small-adp-1-untrained")
+    untrained = RunStore(store, "small-adp-1-untrained")
+    document = untrained.read_json("small-adp-1-untrained/run.json")
+    document["parameters"]["attack"]["iteration"] = 0
+    store.put("small-adp-1-untrained/run.json", encode(document))
+    shown, reported = show()
+    assert shown["control"]["run"] == reported.control.run == "small-adp-1-untrained"
+    assert shown["control"]["soundness"] == shown["by_n"][-1]["soundness"]
+    # It is none for another attack.
+    document["parameters"]["attack"]["n"] = [1, 2]
+    store.put("small-adp-1-untrained/run.json", encode(document))
+    assert show()[0]["control"] is None
+    assert "control" not in summarise_run(untrained)["attack"]
 
 
 def test_an_arm_is_the_mean_of_its_finished_runs(sweep):

@@ -236,6 +236,25 @@ class Bags(Scenario):
         """Count on a guess, where the verifier sees neither list."""
         return None if self.settings.verifier_sees_lists else 1 / 2
 
+    def guaranteed_soundness(self, protocol: Protocol) -> float | None:
+        """Count the outcomes of private coins, where the verifier says nothing before it decides.
+
+        Public coins guarantee nothing: 0. None without challenges, and where the verifier speaks
+        earlier, as it may give its coins away.
+        """
+        challenges = self.settings.challenges
+        speaks_once = protocol.turns_of("verifier", 0, protocol.max_message_rounds) == 1
+        if challenges == 0 or not protocol.provers or not speaks_once:
+            return None
+        return 0.0 if self.settings.coins == "public" else 1 - 0.5**challenges
+
+    def playable_scripts(self) -> tuple[str, ...]:
+        """Leave out the one that needs public coins; without challenges all say the same."""
+        if self.settings.challenges == 0:
+            return ("tell-apart",)
+        is_public = self.settings.coins == "public"
+        return tuple(name for name in self.scripts if is_public or name != "coins")
+
     # What agents see.
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:

@@ -195,6 +195,14 @@ class Chain(Scenario):
         """Count on a guess: start and claimed end tell nothing."""
         return 1 / 2
 
+    def guaranteed_soundness(self, protocol: Protocol) -> float | None:
+        """Count the steps where one is drawn: one of those that lead to a false end is wrong.
+
+        Two provers guarantee nothing, as both may lie.
+        """
+        is_drawn = self.settings.checked == "drawn" and len(protocol.provers) == 1
+        return 1 / self.settings.steps if is_drawn else None
+
     # What agents see.
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:

@@ -1,0 +1,102 @@
+"""What an attack on record is read beside: the untrained verifier, and what a theorem guarantees.
+
+digest_way       an attack's settings -> the same for the same attack on other models of its run
+find_control     the finished attack of the same way on the untrained models of the same run
+find_guarantee   what the scenario of some settings guarantees
+list_scripts     the scripts of that scenario that can be played
+put_beside       the figures of an attack, with both
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nip_core.errors import StoreError
+from nip_core.evaluation.attack_controls import measure_guarantee, take_control
+from nip_core.evaluation.attack_metrics import ShownAttack, UntrainedControl
+from nip_core.hashing import digest
+from nip_core.parameters.attack import CHATS
+from nip_core.parameters.stored import complete_settings, read_settings
+from nip_core.protocols import make_protocol
+from nip_core.records.attack_on_record import read_shown_attack
+from nip_core.records.iterations import Records
+from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.store import Store
+from nip_core.scenarios import make_scenario
+
+_OF_RUN = ("run_name", "run_store", "seed", "tracking")
+"""Settings in which two attacks of a way may differ."""
+_OF_ATTACK = ("run", "iteration", "problems")
+"""The same of the block `attack`."""
+
+
+def digest_way(settings: Mapping[str, Any]) -> str:
+    """Digest an attack's settings by SHA-256, but for whose models it plays, and its seed.
+
+    Two attacks on models of one run have the same digest where one is the other's control.
+    """
+    completed = complete_settings(dict(settings))
+    attack = {key: value for key, value in completed["attack"].items() if key not in _OF_ATTACK}
+    start = attack.get("start_from")
+    if start is not None and not str(start).endswith(CHATS):
+        # That one attacks the same models, so its name is another one.
+        attack["start_from"] = "an attack on the same models"
+    kept = {key: value for key, value in completed.items() if key not in _OF_RUN}
+    return digest({**kept, "attack": attack})
+
+
+def find_control(store: Store, run: str, settings: Mapping[str, Any]) -> UntrainedControl | None:
+    """Find the finished attack with these `settings` on the untrained models of a run.
+
+    Looked at are the runs of the store whose names begin with that run's name and "-", as those of
+    attacks do. None without such an attack; one that can't be read is none.
+    """
+    way = digest_way(settings)
+    for name in list_runs(store):
+        if not name.startswith(f"{run}-"):
+            continue
+        try:
+            found = RunStore(store, name)
+            stored = found.open().parameters
+            attack = stored.get("attack")
+            if not isinstance(attack, dict) or attack.get("run") != run or attack.get("iteration"):
+                continue
+            if digest_way(stored) == way and (shown := read_shown_attack(Records(found))):
+                return take_control(name, shown)
+        # A run of another version, or a damaged one, which `nip verify` tells.
+        except (StoreError, KeyError, TypeError, AttributeError, ValueError):
+            continue
+    return None
+
+
+def find_guarantee(parameters: Mapping[str, Any]) -> float | None:
+    """Return `Scenario.guaranteed_soundness` for the game of these settings on record.
+
+    None where nothing is guaranteed, or it is not known.
+    """
+    try:
+        settings = read_settings(dict(parameters))
+        return make_scenario(settings).guaranteed_soundness(make_protocol(settings))
+    # Whatever a user's module raises, or settings of another version: a figure less is shown.
+    except Exception:
+        return None
+
+
+def list_scripts(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """List the scripts that come with the scenario of these settings and can be played."""
+    try:
+        return make_scenario(read_settings(dict(parameters))).playable_scripts()
+    except Exception:  # as above
+        return ()
+
+
+def put_beside(attack: ShownAttack, records: Records) -> ShownAttack:
+    """Put beside the figures of an attack what is guaranteed, and the untrained verifier."""
+    run, parameters = records.run, records.shown.record.parameters
+    beside: dict[str, Any] = {}
+    if (number := find_guarantee(parameters)) is not None:
+        beside["guarantee"] = measure_guarantee(attack, number)
+    attacked = complete_settings(dict(parameters))["attack"]
+    # An attack on the untrained models is the control itself.
+    if attacked["iteration"]:
+        beside["control"] = find_control(run.store, attacked["run"], parameters)
+    return attack.model_copy(update=beside)
