@@ -12,10 +12,12 @@ from typing import Any
 
 from pydantic import Field
 
+from nip_core.evaluation.attack_controls import NO_CONTROL
 from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.attack_reach import reach_share
 from nip_core.evaluation.figures_in_words import DASH, percent, percent_cell
 from nip_core.evaluation.split_metrics import Interval95
+from nip_core.records.attack_controls import find_control
 from nip_core.records.iterations import Records
 from nip_core.records.status import find_status
 from nip_core.rollouts.plan import TEST
@@ -79,6 +81,15 @@ class HardenedRound(Part):
         return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
+class UntrainedUnderAttack(Part):
+    """The models that the hardened run began with, under an attack of round 0."""
+
+    label: str
+    run: str | None = None
+    """The attack's; None where it was not played."""
+    after: Rates | None = None
+
+
 class HardeningResults(Part):
     """The document."""
 
@@ -90,6 +101,8 @@ class HardeningResults(Part):
     on: str = EVERY_PROBLEM
     """On which problems attackers play in training: all, or wrong."""
     rounds: tuple[HardenedRound, ...]
+    untrained: tuple[UntrainedUnderAttack, ...] = ()
+    """By attack; () in results of versions that did not look for it."""
     failures: dict[str, str] = Field(default_factory=dict)
     """By run, why it did not end."""
 
@@ -107,6 +120,7 @@ def collect_hardening(
         attackers=settings.attackers,
         on=settings.on,
         rounds=tuple(_collect_round(store, planned) for planned in hardening.rounds),
+        untrained=tuple(_collect_untrained(store, hardening)),
         failures=failures or {},
     )
 
@@ -124,6 +138,17 @@ def _collect_round(store: Store, planned: PlannedRound) -> HardenedRound:
     return HardenedRound(
         round=planned.number, run=planned.run, status=status, before=before, attacks=tuple(attacks)
     )
+
+
+def _collect_untrained(store: Store, hardening: Hardening) -> Iterator[UntrainedUnderAttack]:
+    """Find each attack of round 0 on the models that the run began with."""
+    for attack in hardening.rounds[0].attacks:
+        found = find_control(store, hardening.run, attack.parameters.to_dict())
+        yield UntrainedUnderAttack(
+            label=attack.label,
+            run=None if found is None else found.run,
+            after=_rates(found),
+        )
 
 
 def _read_status(store: Store, name: str) -> str:
@@ -247,6 +272,9 @@ def render_hardening(results: HardeningResults) -> str:
     )
     if any(attack.rarest is not None for of in results.rounds for attack in of.attacks):
         page += _REACH
+    if missing := [of.label for of in results.untrained if of.after is None]:
+        page += f"\n{NO_CONTROL}: {', '.join(missing)}. The same attack on run {results.run} with "
+        page += "--iteration 0 plays it; without it nobody can tell what training did.\n"
     if results.failures:
         lines = "\n".join(f"- {run}: {why}" for run, why in results.failures.items())
         page += f"\nNot ended:\n\n{lines}\n"
@@ -260,7 +288,8 @@ def rounds_table(results: HardeningResults) -> str:
         *("after", "steps to exploit", "lost to lying", "to training"),
         *("lost to the script", "reach", "ended"),
     ]
-    rows = [cells for of in results.rounds for cells in _list_cells(of)]
+    rows = [_list_untrained_cells(of, results.run) for of in results.untrained if of.after]
+    rows += [cells for of in results.rounds for cells in _list_cells(of)]
     # A script trains nobody, so where no attack does there is nothing to tell of training.
     kept = [i for i in range(len(heads)) if i < 7 or any(row[i] != DASH for row in rows)]
     return markdown_table([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
@@ -287,6 +316,11 @@ def _list_cells(of: HardenedRound) -> Iterator[list[str]]:
             reach_share(attack.rarest),
             ended,
         ]
+
+
+def _list_untrained_cells(of: UntrainedUnderAttack, run: str) -> list[str]:
+    sound, complete = _cell(of.after, "soundness"), _cell(of.after, "completeness")
+    return ["untrained", run, of.label, DASH, sound, DASH, complete, *[DASH] * 6]
 
 
 def _cell(rates: Rates | None, rate: str) -> str:

@@ -22,6 +22,7 @@ from nip_core.sweep.hardening_results import (
     HardenedRound,
     HardeningResults,
     Rates,
+    UntrainedUnderAttack,
     collect_hardening,
     render_hardening,
     write_hardening,
@@ -236,6 +237,14 @@ def test_the_table_has_a_row_for_each_attack_and_the_figure_the_lowest_of_a_roun
     assert rounds[0].lowest.label == "sneaky" and rounds[1].lowest is None
     page = render_hardening(results)
     assert "reach" not in page.lower()  # of attacks by earlier versions
+    assert "ntrained" not in page
+    untrained = (
+        UntrainedUnderAttack(label="no-step", run="r-no-step-0", after=before),
+        UntrainedUnderAttack(label="sneaky"),
+    )
+    beside = render_hardening(results.model_copy(update={"untrained": untrained}))
+    assert "| untrained | r | no-step | – | 90.0 [80.0, 95.0] | – | 99.0 |" in beside
+    assert "\nNo untrained control: sneaky. The same attack on run r with --iteration 0" in beside
     no_step, sneaky = rounds[0].attacks
     sampled = rounds[0].model_copy(
         update={"attacks": (no_step, sneaky.model_copy(update={"rarest": 3 / 640}))}
@@ -253,6 +262,6 @@ def test_the_table_has_a_row_for_each_attack_and_the_figure_the_lowest_of_a_roun
     assert HardeningResults.model_validate(read) == results
     # Before anything is played there is a page as well.
     planned = plan_hardening(store, "small", asked("script"))
-    assert "| 2 | small-harden-2 | right-step |" in render_hardening(
-        collect_hardening(open_store(store), planned)
-    )
+    page = render_hardening(collect_hardening(open_store(store), planned))
+    assert "| 2 | small-harden-2 | right-step |" in page
+    assert "No untrained control: right-step." in page
