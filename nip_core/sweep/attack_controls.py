@@ -61,13 +61,13 @@ class _Made:
 
 
 def collect_controls(counted: Counted, facts: SweepFacts) -> AttackControls | None:
-    """Put each attacked verifier beside the untrained one; None without an attack on trained ones.
+    """Put each attacked verifier beside the untrained one; None without an attack.
 
     None of what an earlier version has collected as well, which does not say which attacks are the
     same.
     """
     attacks = [attack for run in facts.runs for attack in run.attacks]
-    if all(attack.way is None for attack in attacks if attack.attacked):
+    if all(attack.way is None for attack in attacks):
         return None
     rows: list[AttackedVerifier] = []
     without: list[str] = []
@@ -200,7 +200,7 @@ def controls_page(results: SweepResults) -> str:
     controls = results.controls
     if controls is None:
         is_attacked = any(attack.soundness is not None for attack in results.attacks)
-        return f"\n{NO_CONTROL} of these attacks is on record.\n" if is_attacked else ""
+        return f"\n{NO_CONTROL} of these attacks is among these results.\n" if is_attacked else ""
     if not controls.verifiers:
         return ""
     is_guaranteed = any(row.guaranteed is not None for row in controls.verifiers)

@@ -372,7 +372,7 @@ class SweepResults(Part):
     cells: CellsWritten | None = Field(default=None, exclude_if=is_none)
     """No key in results of versions that wrote none."""
     controls: AttackControls | None = Field(default=None, exclude_if=is_none)
-    """No key without attacks on trained verifiers, and of what an earlier version has collected."""
+    """No key without attacks, and of what an earlier version has collected."""
     intervals: Spread = Field(default="robust", exclude_if=lambda value: value == "robust")
     """How those over seeds and questions are computed; no key for "robust", which earlier versions
     had."""

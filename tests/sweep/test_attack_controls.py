@@ -110,7 +110,7 @@ def test_an_attack_on_the_untrained_models_is_the_control_of_the_same_one():
 
 def test_attacks_of_earlier_versions_are_said_to_have_no_control():
     page = render_results(compute_results(collected([("lies", 1, None)], {"lies": 60})))
-    assert "No untrained control of these attacks is on record." in page
+    assert "No untrained control of these attacks is among these results." in page
     assert "Attacked verifiers beside" not in page
 
 
