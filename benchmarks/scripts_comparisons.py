@@ -72,13 +72,13 @@ def count_test(run: RunStore) -> dict[str, Counter[str]]:
 
 def measure(store: Store, game: str, label: str) -> list[dict[str, Any]]:
     """Return the counts of each seed that was attacked like that."""
-    found = []
+    attacks = []
     for seed in SEEDS:
         name = f"scripts-{game}-{seed}-{label}"
         if store.exists(f"{name}/run.json"):
             counts = count_test(RunStore(store, name))
-            found.append({"seed": seed, **{claim: dict(of) for claim, of in counts.items()}})
-    return found
+            attacks.append({"seed": seed, **{claim: dict(of) for claim, of in counts.items()}})
+    return attacks
 
 
 def write_table(table: dict[str, dict[str, list[dict[str, Any]]]]) -> str:

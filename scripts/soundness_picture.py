@@ -103,7 +103,7 @@ def draw(
     """Put the table on a figure, a line for each game."""
     from matplotlib.ticker import PercentFormatter
 
-    axes = figure.add_axes((0.07, 0.19, 0.72, 0.76))
+    axes = figure.add_axes((0.07, 0.19, 0.745, 0.76))
     axes.set_facecolor("none")
     for place, (name, row) in enumerate(table.items()):
         game = GAMES[name]
@@ -134,9 +134,9 @@ def draw(
         if game.theorem is not None:
             words += f"\n(by the theorem {100 * game.theorem:.3g} %)"
         height = shares[-1] if game.theorem is None else game.theorem
-        axes.text(len(row) - 0.72, height, words, color=game.colour, fontsize=8.5, va="center")
+        axes.text(len(row) - 0.42, height, words, color=game.colour, fontsize=8.5, va="center")
     axes.set_xticks(range(len(ticks)), ticks, fontsize=8)
-    axes.set_xlim(-0.3, len(ticks) - 0.75)
+    axes.set_xlim(-0.3, len(ticks) - 0.45)
     axes.set_ylim(-0.02, 1)
     words = "hollow: the untrained verifier under the same attack"
     axes.text(2.0, 0.985, words, color=INK, fontsize=8, va="top")
@@ -179,7 +179,7 @@ def main() -> int:
         for name, row in table.items()
     )
     picture = svg_element(
-        lambda figure: draw(figure, table, untrained, ticks), (8.6, 4.0), "nip-theorem", label
+        lambda figure: draw(figure, table, untrained, ticks), (9.2, 4.0), "nip-theorem", label
     )
     if options.check:
         return int(PICTURE.read_text(encoding="utf-8") != picture + "\n")

@@ -22,7 +22,6 @@ from nip_core.evaluation.report import (
 from nip_core.evaluation.report_checksum import add_checksum
 from nip_core.evaluation.split_metrics import Measures, SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
-from nip_core.records.attack_controls import put_beside
 from nip_core.records.attack_on_record import (
     read_shown_attack,
 )
@@ -30,6 +29,7 @@ from nip_core.records.intervals import find_help_on_record, find_rate_alone
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.left_out import describe_left_out, read_left_out
 from nip_core.records.status import find_status
+from nip_core.records.untrained_attack import put_beside
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 from nip_core.showing.changes import describe_test_changes

@@ -14,7 +14,6 @@ from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.attack_words import causes, caution
 from nip_core.evaluation.baseline_words import remarks
 from nip_core.evaluation.split_metrics import SplitMetrics
-from nip_core.records.attack_controls import put_beside
 from nip_core.records.attack_on_record import (
     count_attack_training,
     with_training,
@@ -23,6 +22,7 @@ from nip_core.records.intervals import find_help_on_record, find_rate_alone
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.left_out import read_left_out
 from nip_core.records.status import find_status
+from nip_core.records.untrained_attack import put_beside
 from nip_core.rollouts.plan import TEST, TRAIN
 from nip_core.run_store.run import RunStore
 

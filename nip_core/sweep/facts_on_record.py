@@ -17,10 +17,10 @@ from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import SCRIPT
 from nip_core.protocols import make_protocol
-from nip_core.records.attack_controls import digest_way, find_guarantee, list_scripts
 from nip_core.records.attack_on_record import read_shown_attack
 from nip_core.records.intervals import find_rate_alone
 from nip_core.records.iterations import Records
+from nip_core.records.untrained_attack import digest_way, find_guarantee, list_scripts
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store

@@ -17,9 +17,9 @@ from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.attack_reach import reach_share
 from nip_core.evaluation.figures_in_words import DASH, percent, percent_cell
 from nip_core.evaluation.split_metrics import Interval95
-from nip_core.records.attack_controls import find_control
 from nip_core.records.iterations import Records
 from nip_core.records.status import find_status
+from nip_core.records.untrained_attack import find_control
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store

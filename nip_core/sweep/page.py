@@ -21,7 +21,6 @@ from nip_core.evaluation.statistics.differences import at_most
 from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.sweep.arm_baselines import baseline_lines
 from nip_core.sweep.asked_again_page import asked_again_page
-from nip_core.sweep.attack_controls import controls_page
 from nip_core.sweep.document_parts import OverRuns
 from nip_core.sweep.effort_curves import effort_page
 from nip_core.sweep.page_tables import markdown_table, one_line, write_cell, write_row
@@ -37,6 +36,7 @@ from nip_core.sweep.results_document import (
     RunResult,
     SweepResults,
 )
+from nip_core.sweep.swept_controls import controls_page
 from nip_core.sweep.swept_facts import StampFacts
 from nip_core.sweep.swept_runs import SEED
 

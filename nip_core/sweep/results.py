@@ -22,7 +22,6 @@ from nip_core.sweep.asked_again import (
     compare_attacked,
     summarize_asked_again,
 )
-from nip_core.sweep.attack_controls import collect_controls
 from nip_core.sweep.cells import encode_parquet
 from nip_core.sweep.counted import Counted, Figure, LastTest, Verdicts, average_runs
 from nip_core.sweep.declaration import declaration_path, timestamp_path
@@ -44,6 +43,7 @@ from nip_core.sweep.results_document import (
     SweepResults,
     SweptTest,
 )
+from nip_core.sweep.swept_controls import collect_controls
 from nip_core.sweep.swept_facts import RunFacts, SweepFacts
 from nip_core.sweep.swept_runs import SEED, Sweep
 from nip_core.sweep.swept_tests import measure_attack, measure_test

@@ -19,8 +19,8 @@ from pydantic import Field
 from nip_core.evaluation.split_metrics import AnyOfRow, Interval95
 from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.sweep.asked_again_document import AskedAgainTest, AtEqualTokens, AttackedAtEqualTokens
-from nip_core.sweep.attack_controls_document import AttackControls
 from nip_core.sweep.document_parts import OverRuns, Part, is_none
+from nip_core.sweep.swept_controls_document import AttackControls
 from nip_core.sweep.swept_facts import StampFacts
 
 MAJORITY = "majority_accuracy"

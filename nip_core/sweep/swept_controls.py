@@ -18,15 +18,15 @@ from nip_core.evaluation.statistics.clustered import effective_trials
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.evaluation.statistics.given_rate import bound_rate
 from nip_core.evaluation.statistics.guaranteed import p_below
-from nip_core.sweep.attack_controls_document import (
-    AttackControls,
-    AttackedVerifier,
-    ScriptsLeftOut,
-)
 from nip_core.sweep.counted import Counted, Counts, Figure, average_runs
 from nip_core.sweep.document_parts import clip_interval
 from nip_core.sweep.page_tables import markdown_table, one_line
 from nip_core.sweep.results_document import FINISHED, SweepResults
+from nip_core.sweep.swept_controls_document import (
+    AttackControls,
+    AttackedVerifier,
+    ScriptsLeftOut,
+)
 from nip_core.sweep.swept_facts import AttackFacts, RunFacts, SweepFacts
 
 _PAGE = """
@@ -72,21 +72,22 @@ def collect_controls(counted: Counted, facts: SweepFacts) -> AttackControls | No
     rows: list[AttackedVerifier] = []
     without: list[str] = []
     for arm, runs in facts.arms.items():
-        made = [*_group_attacks(" ".join(arm), runs, facts)]
-        controls = {one.way: one for one in made if not one.is_trained}
-        for one in made:
-            if not one.is_trained or (row := _measure(counted, one)) is None:
+        groups = [*_group_attacks(" ".join(arm), runs, facts)]
+        trained = [group for group in groups if group.is_trained]
+        controls = {group.way: group for group in groups if not group.is_trained}
+        for group in trained:
+            if (row := _measure(counted, group)) is None:
                 continue
             rows.append(row)
-            control = controls.get(one.way)
+            control = controls.get(group.way)
             beside = None if control is None else _measure(counted, control)
             if beside is None:
-                without.append(f"{one.arm} {one.label}".strip())
+                without.append(f"{group.arm} {group.label}".strip())
             else:
                 rows.append(beside)
         # One whose attack on trained verifiers is not in this sweep stands by itself.
-        ways = {one.way for one in made if one.is_trained}
-        alone = [_measure(counted, one) for way, one in controls.items() if way not in ways]
+        ways = {group.way for group in trained}
+        alone = [_measure(counted, group) for way, group in controls.items() if way not in ways]
         rows += [row for row in alone if row is not None]
     return AttackControls(
         verifiers=tuple(_adjust(rows)),
@@ -100,15 +101,15 @@ def _group_attacks(arm: str, runs: Sequence[RunFacts], facts: SweepFacts) -> Ite
     for label in facts.attacks:
         named = [of for run in runs for of in run.attacks if of.label == label]
         for is_trained in (True, False):
-            kept = [of for of in named if bool(of.attacked) == is_trained]
-            finished = tuple(of.name for of in kept if of.status == FINISHED)
+            attacks = [of for of in named if bool(of.attacked) == is_trained]
+            finished = tuple(of.name for of in attacks if of.status == FINISHED)
             if finished:
                 yield _Made(
                     arm=arm,
                     label=label,
                     name=f"{facts.name} {arm} {label}",
                     is_trained=is_trained,
-                    way=kept[0].way,
+                    way=attacks[0].way,
                     runs=finished,
                     guaranteed=runs[0].game.guaranteed,
                 )

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from nip_core.parameters import load_parameters
-from nip_core.records.attack_controls import digest_way
+from nip_core.records.untrained_attack import digest_way
 from nip_core.sweep.attacks import AttackEntry, plan_attack
 from nip_core.sweep.facts_on_record import Collected
 from nip_core.sweep.page import render_results
