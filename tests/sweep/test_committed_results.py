@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nip_core.evaluation.figures_in_words import percent_cell
 from nip_core.sweep.facts_on_record import digest_rules
 from nip_core.sweep.recompute import recompute_results
 from nip_core.sweep.results import render_files
@@ -15,7 +16,7 @@ from nip_core.sweep.swept_runs import read_sweep
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-LONG = ("debate", "soundness", "strength")  # of each kind one: each takes seconds
+LONG = ("debate", "scripts", "soundness", "strength")  # of each kind one: each takes seconds
 SWEEPS = (*LONG, "asking", "asking_trained")
 
 
@@ -51,6 +52,15 @@ def test_what_an_attack_left_has_one_interval(name):
     assert len(last) >= 4
     for attack, point in last:
         assert (point.soundness, point.completeness) == (attack.soundness, attack.completeness)
+
+
+def test_the_page_has_the_untrained_verifier_beside_the_trained_ones():
+    rows = {(row.arm, row.attack): row for row in read_results("scripts").controls.verifiers}
+    page = (ROOT / "docs" / "soundness.md").read_text(encoding="utf-8")
+    for attack in ("tell-apart", "base-tell-apart", "always-a", "no-answer", "base-no-answer"):
+        row = rows["private3", attack]
+        assert percent_cell(row.soundness, row.soundness_ci95) in page, attack
+        assert row.guaranteed == 0.875
 
 
 def test_the_games_in_the_facts_are_those_that_were_declared():
