@@ -149,6 +149,9 @@ def _average(counted: Counted, made: _Made, figure: Figure) -> _Rate | None:
     """Average a rate over runs and questions, with the interval that the arm's table has."""
     found = [counted.count(run, figure) for run in made.runs]
     counts = [of_run for of_run in found if of_run]
+    if not made.is_trained:
+        # Runs of one base model are plays of the same verifier, so only questions are drawn.
+        counts = _merge(counts)
     mean = average_runs(counts, f"{made.name} {figure}", counted.spread)
     if mean is None:
         return None
@@ -157,6 +160,16 @@ def _average(counted: Counted, made: _Made, figure: Figure) -> _Rate | None:
         interval = wilson_of_rate(mean.value, _count_trials(counts[0]))
     clipped = None if interval is None else clip_interval(interval)
     return _Rate(mean.value, clipped, mean.questions, counts)
+
+
+def _merge(runs: Sequence[Counts]) -> list[Counts]:
+    """Take several runs of one verifier as one with so many plays of each question."""
+    merged: dict[str, tuple[float, float]] = {}
+    for counts in runs:
+        for question, (hits, plays) in counts.items():
+            hits_before, plays_before = merged.get(question, (0.0, 0))
+            merged[question] = (hits_before + hits, plays_before + plays)
+    return [merged] if merged else []
 
 
 def _count_trials(counts: Counts) -> float:

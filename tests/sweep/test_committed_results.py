@@ -17,7 +17,7 @@ from nip_core.sweep.swept_runs import read_sweep
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 LONG = ("debate", "scripts", "soundness", "strength")  # of each kind one: each takes seconds
-SWEEPS = (*LONG, "asking", "asking_trained")
+SWEEPS = (*LONG, "asking", "asking_trained", "asking_untrained")
 
 
 def read_results(name):

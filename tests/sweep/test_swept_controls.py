@@ -43,12 +43,14 @@ def attack(run, label, iteration, way):
     )
 
 
-def collected(attacks, rejected):
-    """A sweep of two seeds; `rejected` has of each attack how many false claims of 200."""
+def collected(attacks, rejected, controls=(1,)):
+    """A sweep of two seeds; `rejected` has of each attack how many false claims of 200.
+
+    `controls` are the seeds with attacks on the untrained models."""
     runs, rows = [], []
     for seed in (1, 2):
         name = f"small-{seed}"
-        made = tuple(attack(name, *one) for one in attacks if seed == 1 or one[1])
+        made = tuple(attack(name, *one) for one in attacks if seed in controls or one[1])
         runs.append(
             RunFacts(
                 name=name,
@@ -106,6 +108,16 @@ def test_an_attack_on_the_untrained_models_is_the_control_of_the_same_one():
         "Scripts that come with the scenario and were not played:\n\n- `small`: `tell-apart`"
         in page
     )
+
+
+def test_runs_of_one_base_model_are_plays_of_the_same_verifier():
+    """Two seeds of sampling say as much as two plays of each question, and nothing of seeds."""
+    attacks = [("no-answer", 1, "a"), ("base", 0, "a")]
+    both = collected(attacks, {"base": 100}, controls=(1, 2))
+    _, row = compute_results(both).controls.verifiers
+    low, high = row.soundness_ci95
+    assert (row.runs, row.questions, row.soundness) == (2, QUESTIONS, 0.5)
+    assert 0.43 <= low < 0.47 and 0.53 < high <= 0.57
 
 
 def test_attacks_of_earlier_versions_are_said_to_have_no_control():
