@@ -18,7 +18,6 @@ from nip_core.evaluation.attack_metrics import (
     WorstStep,
 )
 from nip_core.evaluation.figures_in_words import p_value, plain_interval, plain_percent
-from nip_core.evaluation.statistics.guaranteed import count_trials, p_below
 
 NO_CONTROL = "No untrained control"
 """Begins what stands in the place of the untrained verifier's figures."""
@@ -34,6 +33,9 @@ def last_rates(attack: ShownAttack) -> ChoiceMetrics | StepMetrics | WorstStep |
 
 def measure_guarantee(attack: ShownAttack, number: float) -> Guarantee:
     """Put the soundness that counts beside a guaranteed one; `p` is that of a lower one."""
+    # With numpy, which `nip show` of most runs does without.
+    from nip_core.evaluation.statistics.guaranteed import count_trials, p_below
+
     rates = last_rates(attack)
     # Nothing is lower than 0.
     if not number or rates is None or rates.soundness is None or rates.soundness_ci95 is None:

@@ -35,7 +35,6 @@ from nip_core.evaluation.figures_in_words import (
     plain_interval,
     plain_percent,
 )
-from nip_core.evaluation.plateau import has_stood_still
 from nip_core.evaluation.split_metrics import PairedDifference
 from nip_core.parameters.attack import MOST_FALL
 
@@ -68,6 +67,9 @@ def caution(attack: ShownAttack) -> str | None:
             f"Training had no signal: {_what_taught(attack.course)}, so what training against the "
             "verifier would take is not known."
         )
+    # With numpy, which `nip show` of most runs does without.
+    from nip_core.evaluation.plateau import has_stood_still
+
     if attack.course is not None and has_stood_still(attack.course.moved):
         return (
             f"The provers did not move: {_moved_words(attack.course)}, so what training against "

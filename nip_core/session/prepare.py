@@ -102,7 +102,6 @@ def prepare(
         parameters = keep_course(parameters, record.parameters)
     parameters = resolve_settings(parameters, store, record)
     parameters = find_opponents_there(parameters, store, record)
-    check_packages(parameters, environment)
     # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
     game = Game(parameters)
     check_system(game)
@@ -117,6 +116,7 @@ def prepare(
     if record is None:
         check_imitated(game, store, problems)
         origin = origin.bringing(list_adapters_there(parameters))
+    check_packages(parameters, environment)
     # 3. A name means one run: all this must be what it was.
     contents = digest_contents(game, problems, endpoints, origin)
     settings, version = parameters.to_dict(), read_code_version()

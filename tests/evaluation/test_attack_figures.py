@@ -72,7 +72,7 @@ def test_what_lying_takes_and_what_training_takes_are_two_figures():
     assert figures.lost_to_lying.difference == pytest.approx(0.5)
     assert figures.lost_to_lying.problems == WRONG
     low, high = figures.lost_to_lying.ci95
-    assert 0 < low < 0.5 < high
+    assert 0 <= low < 0.5 < high
     assert figures.lost_to_training.difference == pytest.approx(0.2)
     assert figures.completeness_change.difference == 0
     assert "exploitability" not in figures.as_json()

@@ -100,7 +100,9 @@ cli.main()
 
 @pytest.mark.parametrize("is_nohup", [False, True])
 def test_a_closed_terminal_stops_a_command_with_a_word_unless_nohup_keeps_it(is_nohup):
-    before = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if is_nohup else None
+    def before() -> None:  # whatever the tests themselves were started by
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if is_nohup else signal.SIG_DFL)
+
     ended = subprocess.run(
         [sys.executable, "-c", CLOSING], preexec_fn=before, capture_output=True, text=True
     )

@@ -1,7 +1,6 @@
 """Folders for temporary files of killed processes are removed, those of living ones stay."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,12 +12,12 @@ from nip_core import temporary_folders
 from nip_core.temporary_folders import held_folder
 
 HOLDS = """
-import sys, time
+import sys
 from nip_core.temporary_folders import held_folder
 with held_folder("nip-push-") as folder:
     (folder / "weights").write_text("heavy")
     print(folder, flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -32,7 +31,11 @@ def place(tmp_path, monkeypatch):
 def holding(place):
     environment = {**os.environ, "TMPDIR": str(place)}
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", HOLDS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     return process, Path(process.stdout.readline().strip())
 
@@ -53,7 +56,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else(plac
         assert not left.exists()
         assert (held / "weights").read_text() == "heavy"
     assert not folder.exists()
-    living.send_signal(signal.SIGINT)
+    living.stdin.close()
     living.wait()
     assert sorted(path.name for path in place.iterdir()) == sorted(
         [other_kind.name, older.name, "nip-push-file.held", "nip-push-link.held", "target"]
