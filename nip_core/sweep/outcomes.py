@@ -18,6 +18,7 @@ from nip_core.sweep.counted import (
     Counted,
     Counts,
     Figure,
+    average_halves,
     average_runs,
     share_right,
     subtract_runs,
@@ -104,18 +105,10 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
         return _compare_with_number(counted, named, hypothesis, hypothesis.number)
     alone = _find_alone(counted, hypothesis, [against for _, against in named])
     against_counted = counted if alone is None else alone.counted
-    of_pairs = [
-        (
-            _count(counted, hypothesis, first, False, hypothesis.figure),
-            _count(against_counted, hypothesis, second, True, hypothesis.figure),
-        )
-        for first, second in named
-    ]
-    both = [(a, b) for a, b in of_pairs if a is not None and b is not None]
+    of_pairs = (_count_pair(counted, against_counted, hypothesis, pair) for pair in named)
+    both = [pair for pair in of_pairs if pair is not None]
     worst: tuple[str, ...] = ()
     if hypothesis.after == WORST:
-        # The worst attacks of two runs may have been tested on more problems, or fewer.
-        both = [_keep_common(first, second) for first, second in both]
         attacked = (
             run for pair in named for run in (pair if hypothesis.any_of is None else pair[:1])
         )
@@ -182,6 +175,35 @@ def _count(
     if is_against and hypothesis.any_of is not None:
         return counted.count_any_of(run, hypothesis.any_of, figure)
     return counted.count_after(run, hypothesis.after, figure, hypothesis.balanced)
+
+
+def _count_pair(
+    counted: Counted,
+    against_counted: Counted,
+    hypothesis: Hypothesis,
+    pair: tuple[PlannedRun, ...],
+) -> tuple[Counts, Counts] | None:
+    """Count right plays of both runs of a pair; None unless both are finished and tested."""
+    first, second = pair
+
+    def count(figure: Figure) -> tuple[Counts, Counts] | None:
+        plays = _count(counted, hypothesis, first, False, figure)
+        others = _count(against_counted, hypothesis, second, True, figure)
+        if plays is None or others is None:
+            return None
+        # The worst attacks of two runs may have been tested on more problems, or fewer.
+        return _keep_common(plays, others) if hypothesis.after == WORST else (plays, others)
+
+    is_attacked = hypothesis.after is not None
+    if not (
+        is_attacked and hypothesis.figure == "accuracy" and counted.is_honest(hypothesis.balanced)
+    ):
+        return count(hypothesis.figure)
+    # Halves are put together last: wrong problems that one of them lacks would weigh less.
+    wrong, right = count("soundness"), count("completeness")
+    if wrong is None or right is None:
+        return None
+    return average_halves(wrong[0], right[0]), average_halves(wrong[1], right[1])
 
 
 def _compare_with_number(
