@@ -118,20 +118,22 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
         both = [*zip(*sides, strict=True)]
     rates = (share_right([first for first, _ in both]), share_right([second for _, second in both]))
     rates_alone = None if alone is None else alone.rates
-    found = ArmsCompared(rates, worst=worst, alone=rates_alone)
+    undecided = ArmsCompared(rates, worst=worst, alone=rates_alone)
     if not any(first for first, _ in both):
         why = "no pair of runs is finished and tested"
         if both and hypothesis.after == WORST:
             why = "the worst attacks of no pair were tested on a question in common"
-        return replace(found, because=why)
+        return replace(undecided, because=why)
     if any(first.keys() != second.keys() for first, second in both):
-        return replace(found, worst=(), because="the arms were not tested on the same questions")
+        return replace(
+            undecided, worst=(), because="the arms were not tested on the same questions"
+        )
     seed = derive_seed(hypothesis.figure, hypothesis.arm, hypothesis.against)
     compared = subtract_runs(both, seed, counted.spread)
     assert compared is not None  # there are questions
     because = "one run or one question shows no spread" if compared.error is None else None
     because = because or _find_unmet(counted, against_counted, named, hypothesis)
-    return replace(found, difference=compared, pairs=len(both), because=because)
+    return replace(undecided, difference=compared, pairs=len(both), because=because)
 
 
 @dataclass(frozen=True)
