@@ -416,8 +416,7 @@ class CommittedSplit:
 async def play_shard(session: Session, iteration: int, split: str, shard: str) -> CommittedShard:
     """Play one shard and commit it; a committed one is left as it is.
 
-    Raises StageError when too many episodes fail; the
-    journal then keeps what was generated.
+    Raises StageError when too many episodes fail; the journal then keeps what was generated.
     """
     play = split_play(session, iteration, split)
     if play.is_done(shard):  # by an earlier try of this task

@@ -141,6 +141,8 @@ def _compare_accuracy(
     results = judge_hypotheses(counted, sweep, asked)
     for (arm, other, kind), result in zip(both, results, strict=True):
         is_voted = any(run.name in counted.runs for run in sweep.arms[other])
+        # The table of differences has neither majorities nor untrained verifiers.
+        is_other = is_voted or _is_untrained(result.alone)
         yield BaselineComparison(
             arm=" ".join(arm),
             baseline=" ".join(other),
@@ -148,11 +150,18 @@ def _compare_accuracy(
             rates=result.rates,
             difference=result.difference,
             # A page says one interval of a difference, though two bootstraps would differ a little.
-            ci95=(None if is_voted else _find_interval(differences, arm, other)) or result.ci95,
+            ci95=(None if is_other else _find_interval(differences, arm, other)) or result.ci95,
             p=result.p,
             outcome=result.outcome,
             because=result.because,
+            alone=result.alone,
         )
+
+
+def _is_untrained(alone: tuple[float | None, float | None] | None) -> bool:
+    """Return whether of a verifier alone the untrained one is the better, and counts."""
+    before, after = alone or (None, None)
+    return before is not None and after is not None and before > after
 
 
 def _find_interval(
@@ -281,6 +290,7 @@ def _is_not_better(row: BaselineComparison) -> bool:
 def _comparison_line(row: BaselineComparison) -> str:
     """Write the sentence on an arm not shown to be better than its baseline."""
     what, meaning = _MEANING[row.kind]
+    what += ", untrained" if _is_untrained(row.alone) else ""
     if row.because is not None:
         return f"`{row.arm}` was not compared with `{row.baseline}`, {what}: {row.because}."
     arm, baseline = (plain_percent(rate) for rate in row.rates)

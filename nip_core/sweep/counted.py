@@ -1,15 +1,16 @@
 """How often the verifier of a run was right, question by question.
 
-Verdicts      of a sweep, by run and test, from the table of `cells`
-Counted       by run and figure, from the episodes of its last test
-count_plays   of a test, by question
-share_right   over runs
-weigh_alike   runs of other sizes, so that each counts the same
-average_runs  the same as a mean over seeds and questions, with its interval
-subtract_runs the difference of two arms, run by run, in the same way
-tally         of plays, by question
-make_episodes plays as a table of episodes
-Play          one of them
+Verdicts       of a sweep, by run and test, from the table of `cells`
+Counted        by run and figure, from the episodes of its last test
+count_plays    of a test, by question
+share_right    over runs
+average_halves wrong and right problems, each half with the same weight
+weigh_alike    runs of other sizes, so that each counts the same
+average_runs   the same as a mean over seeds and questions, with its interval
+subtract_runs  the difference of two arms, run by run, in the same way
+tally          of plays, by question
+make_episodes  plays as a table of episodes
+Play           one of them
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -142,13 +143,17 @@ class Counted:
         """
         if after is None or figure == "soundness":
             return self._count_attacked(run, after, figure)
-        if (balance or ("attacked" if self.definitions == 1 else "honest")) == "attacked":
+        if not self.is_honest(balance):
             return self._count_attacked(run, after, figure)
         honest = self.count(run.name, "completeness")
         attacked = self._count_attacked(run, after, "soundness")
         if honest is None or attacked is None:
             return None
-        return honest if figure == "completeness" else _average_halves(attacked, honest)
+        return honest if figure == "completeness" else average_halves(attacked, honest)
+
+    def is_honest(self, balance: Balance | None) -> bool:
+        """Return whether completeness after an attack is that of the own test."""
+        return (balance or ("attacked" if self.definitions == 1 else "honest")) == "honest"
 
     def _count_attacked(self, run: PlannedRun, after: str | None, figure: Figure) -> Counts | None:
         if after != WORST:
@@ -250,7 +255,7 @@ def tally(plays: Iterable[tuple[str, bool]]) -> Counts:
     return counts
 
 
-def _average_halves(wrong: Counts, right: Counts) -> Counts:
+def average_halves(wrong: Counts, right: Counts) -> Counts:
     """Put plays on wrong and on right problems together, each half with the same weight."""
     plays = [sum(count for _, count in half.values()) for half in (wrong, right)]
     if not all(plays):

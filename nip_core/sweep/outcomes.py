@@ -18,6 +18,7 @@ from nip_core.sweep.counted import (
     Counted,
     Counts,
     Figure,
+    average_halves,
     average_runs,
     share_right,
     subtract_runs,
@@ -104,18 +105,10 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
         return _compare_with_number(counted, named, hypothesis, hypothesis.number)
     alone = _find_alone(counted, hypothesis, [against for _, against in named])
     against_counted = counted if alone is None else alone.counted
-    of_pairs = [
-        (
-            _count(counted, hypothesis, first, False, hypothesis.figure),
-            _count(against_counted, hypothesis, second, True, hypothesis.figure),
-        )
-        for first, second in named
-    ]
-    both = [(a, b) for a, b in of_pairs if a is not None and b is not None]
+    of_pairs = (_count_pair(counted, against_counted, hypothesis, pair) for pair in named)
+    both = [pair for pair in of_pairs if pair is not None]
     worst: tuple[str, ...] = ()
     if hypothesis.after == WORST:
-        # The worst attacks of two runs may have been tested on more problems, or fewer.
-        both = [_keep_common(first, second) for first, second in both]
         attacked = (
             run for pair in named for run in (pair if hypothesis.any_of is None else pair[:1])
         )
@@ -125,20 +118,22 @@ def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
         both = [*zip(*sides, strict=True)]
     rates = (share_right([first for first, _ in both]), share_right([second for _, second in both]))
     rates_alone = None if alone is None else alone.rates
-    arms = ArmsCompared(rates, worst=worst, alone=rates_alone)
+    undecided = ArmsCompared(rates, worst=worst, alone=rates_alone)
     if not any(first for first, _ in both):
         why = "no pair of runs is finished and tested"
         if both and hypothesis.after == WORST:
             why = "the worst attacks of no pair were tested on a question in common"
-        return replace(arms, because=why)
+        return replace(undecided, because=why)
     if any(first.keys() != second.keys() for first, second in both):
-        return replace(arms, worst=(), because="the arms were not tested on the same questions")
+        return replace(
+            undecided, worst=(), because="the arms were not tested on the same questions"
+        )
     seed = derive_seed(hypothesis.figure, hypothesis.arm, hypothesis.against)
     compared = subtract_runs(both, seed, counted.spread)
     assert compared is not None  # there are questions
     because = "one run or one question shows no spread" if compared.error is None else None
     because = because or _find_unmet(counted, against_counted, named, hypothesis)
-    return replace(arms, difference=compared, pairs=len(both), because=because)
+    return replace(undecided, difference=compared, pairs=len(both), because=because)
 
 
 @dataclass(frozen=True)
@@ -182,6 +177,35 @@ def _count(
     if is_against and hypothesis.any_of is not None:
         return counted.count_any_of(run, hypothesis.any_of, figure)
     return counted.count_after(run, hypothesis.after, figure, hypothesis.balanced)
+
+
+def _count_pair(
+    counted: Counted,
+    against_counted: Counted,
+    hypothesis: Hypothesis,
+    pair: tuple[PlannedRun, ...],
+) -> tuple[Counts, Counts] | None:
+    """Count right plays of both runs of a pair; None unless both are finished and tested."""
+    first, second = pair
+
+    def count(figure: Figure) -> tuple[Counts, Counts] | None:
+        plays = _count(counted, hypothesis, first, False, figure)
+        others = _count(against_counted, hypothesis, second, True, figure)
+        if plays is None or others is None:
+            return None
+        # The worst attacks of two runs may have been tested on more problems, or fewer.
+        return _keep_common(plays, others) if hypothesis.after == WORST else (plays, others)
+
+    is_attacked = hypothesis.after is not None
+    if not (
+        is_attacked and hypothesis.figure == "accuracy" and counted.is_honest(hypothesis.balanced)
+    ):
+        return count(hypothesis.figure)
+    # Halves are put together last: wrong problems that one of them lacks would weigh less.
+    wrong, right = count("soundness"), count("completeness")
+    if wrong is None or right is None:
+        return None
+    return average_halves(wrong[0], right[0]), average_halves(wrong[1], right[1])
 
 
 def _compare_with_number(

@@ -218,6 +218,8 @@ class BaselineComparison(Part):
     outcome: Finding
     because: str | None = Field(default=None, exclude_if=is_none)
     """Why they were not compared."""
+    alone: tuple[float | None, float | None] | None = Field(default=None, exclude_if=is_none)
+    """The accuracy of a verifier alone, untrained and trained: the better one counts."""
 
 
 class VerifierAlone(Part):

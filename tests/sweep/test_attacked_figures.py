@@ -9,10 +9,14 @@ from pydantic import ValidationError
 from nip_core.evaluation.statistics.power import seeds_needed
 from nip_core.evaluation.statistics.two_way import TwoWay, two_sided_p, two_way
 from nip_core.sweep import outcomes as outcomes_module
+from nip_core.sweep.arm_baselines import baseline_lines
 from nip_core.sweep.counted import Counted, LastTest, Verdicts
+from nip_core.sweep.facts_on_record import Collected
 from nip_core.sweep.hypotheses import Hypothesis
 from nip_core.sweep.lone_runs import find_lone
 from nip_core.sweep.outcomes import judge_hypotheses
+from nip_core.sweep.results import compute_results
+from nip_core.sweep.swept_facts import RunFacts, SweepFacts, SweptGame
 
 ATTACKS = {"chosen": CHOSEN, "sneaky": SNEAKY}
 AFTER = {**GATE, "gate": False, "after": "worst"}
@@ -61,6 +65,28 @@ def test_completeness_after_an_attack_is_that_with_the_honest_prover(attacked):
     assert balanced.rates[0] == pytest.approx((sound + 0.95) / 2, abs=0.04)
 
 
+def test_right_and_wrong_problems_are_half_each_where_attacks_share_a_part_of_the_wrong_ones(
+    tmp_path,
+):
+    plan = planned(tmp_path, AFTER, attacks=ATTACKS)
+    tests, last = {}, {}
+    for run in plan.sweep.runs:
+        is_nip = run.values["protocol"] == "nip"
+        tests[run.name, None, 1, None] = plays(run.name, 1.0, 1.0)
+        # Of one arm the worst test has the first 20 questions, of the other one all 40.
+        tests[run.name, "chosen", 0, 4] = plays("all wrong", 0.5, 0.0 if is_nip else 1.0, 20)
+        tests[run.name, "sneaky", 4, None] = plays("half", 0.5, 1.0 if is_nip else 0.0)
+        last |= {run.name: LastTest(1)}
+        last |= {f"{run.name}-chosen": LastTest(0, 4), f"{run.name}-sneaky": LastTest(4)}
+    # A question has a right solution or a wrong one.
+    apart = {
+        test: [play._replace(question=play.problem) for play in of_test]
+        for test, of_test in tests.items()
+    }
+    [row] = judge(plan, apart, last, [{**AFTER, "figure": "accuracy"}])
+    assert row.rates == pytest.approx((0.5, 0.5))
+
+
 def test_a_declaration_of_before_keeps_its_figures(attacked):
     where = {**AFTER, "where": {"completeness": 0.9}}
     [before] = judge(*attacked, [where], definitions=1)
@@ -101,6 +127,40 @@ def test_a_verifier_alone_is_the_better_of_untrained_and_trained(tmp_path, monke
     [before] = judge(plan, tests, last, [GATE], definitions=1)
     assert before.alone is None and before.rates[1] == pytest.approx(trained)
     assert before.difference > 0
+
+
+def sweep_with_a_verifier_alone(definitions):
+    """An arm with a prover, and a verifier alone that training has made worse."""
+    rows, runs = [], []
+    for arm, kind, rates in (("nip", None, (0.5, 0.7)), ("solo", "alone", (0.8, 0.5))):
+        game = SweptGame(scenario="s", dataset="d", protocol=arm, kind=kind, rate_alone=None)
+        spent = [{"iteration": i, "prompt_tokens": 1, "generated_tokens": 1} for i in (0, 1)]
+        for seed in (1, 2, 3):
+            name = f"{arm}-{seed}"
+            run = {"name": name, "values": {"arm": arm, "seed": str(seed)}, "seed": seed}
+            run |= {"game": game, "status": "finished", "failure": None, "attacks": ()}
+            runs.append(RunFacts(**run, tests=spent))
+            for i, rate in enumerate(rates):
+                of_test = {"run": name, "attack": None, "iteration": i, "n": None}
+                rows += [of_test | play._asdict() for play in plays(f"{name}{i}", rate, rate)]
+    none = {"attacks": (), "left_out": (), "declaration": None, "departures": ()}
+    made = {"format": 2, "name": "s", "axes": ("arm", "seed"), "intervals": "calibrated"}
+    facts = SweepFacts(**made, **none, runs=runs, definitions=definitions)
+    return compute_results(Collected(facts, pa.Table.from_pylist(rows), None))
+
+
+def test_an_arm_is_held_against_the_untrained_verifier_alone_where_that_is_the_better_one():
+    """The page names it, with an interval of that difference and of no other one."""
+    results = sweep_with_a_verifier_alone(2)
+    [row] = results.baselines.compared
+    untrained, trained = row.alone
+    assert row.rates[1] == untrained > row.rates[0] > trained
+    assert row.ci95[0] < row.difference < row.ci95[1] and row.difference < 0
+    [line] = baseline_lines(results.baselines)
+    assert "`solo`, the verifier alone, untrained: " in line
+    [before] = sweep_with_a_verifier_alone(1).baselines.compared
+    assert before.rates[1] == pytest.approx(trained) and before.alone is None
+    assert before.outcome == "shown"
 
 
 def test_balanced_is_for_attacked_figures_alone():

@@ -176,14 +176,17 @@ def test_a_hypothesis_about_attacks_is_tested_on_them(tmp_path):
     store, tests = open_store(plan.sweep.run_store), {}
     soundness = {"nip": 0.8, "adp": 0.4, "debate": 0.5}
     for run in plan.sweep.runs:
-        played(store, run.name, 0.5, 0.5)  # as sound as each other, and not complete
+        played(store, run.name, 0.97, 0.5)  # as sound as each other, and complete
         [attack] = run.attacks
-        played(store, attack.name, 0.97, soundness[run.values["protocol"]])
+        played(store, attack.name, 0.5, soundness[run.values["protocol"]])
         tests |= {run.name: LastTest(1), attack.name: LastTest(1)}
     [shown] = judge_hypotheses(counted_in(plan.sweep, tests), plan.sweep, plan.file.hypotheses)
     assert (shown.outcome, shown.after, shown.pairs) == ("shown", "chosen", 6)
     own = Hypothesis.model_validate({**after, "after": None})
-    [unmet] = judge_hypotheses(counted_in(plan.sweep, tests), plan.sweep, [own])
+    attackers = Hypothesis.model_validate({**after, "balanced": "attacked"})
+    [equal] = judge_hypotheses(counted_in(plan.sweep, tests), plan.sweep, [own])
+    assert equal.outcome == "not shown"
+    [unmet] = judge_hypotheses(counted_in(plan.sweep, tests), plan.sweep, [attackers])
     assert unmet.outcome == "not tested" and "completeness of arm" in unmet.because
 
 
