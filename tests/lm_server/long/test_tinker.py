@@ -16,6 +16,7 @@ from tinker_wire import Wire, learn, write_request
 from tiny_model import make_model
 
 from nip_lm_server import launch
+from nip_lm_server.proving.request import ProofRequest, prove_served
 from nip_lm_server.spec import ServerSpec
 
 # Servers are started again in between, each of which loads torch anew.
@@ -237,6 +238,37 @@ def test_an_adapter_is_downloaded_by_its_address(served: Served, tmp_path: Path)
     assert (
         without_key.get(url.replace("external_weights/", "external_weights/x")).status_code == 404
     )
+
+
+async def test_weights_of_a_sampler_are_proved_by_their_address(
+    served: Served, model: Path, tmp_path: Path
+) -> None:
+    """The saved ones are the adapter's; those of before the step are not those of after it."""
+    client = served.wire()
+    run = client.begin(BASE, seed=2)
+    addresses = []
+    for place in range(2):
+        client.result(client.train(run, 4 * place + 1, DATA))
+        client.result(client.step(run, 4 * place + 2, rate=3e-2))
+        for number, kind in enumerate(("for_sampler", "external"), start=4 * place + 3):
+            body = {"model_id": run, "seq_id": number, "path": f"w{place}"}
+            body["type"] = f"save_weights_{kind}"
+            saved = client.result(client.ask(body["type"], body)["request_id"])
+            if kind == "for_sampler":
+                addresses.append(saved["path"])
+        at = f"training_runs/{run}/checkpoints/external_weights/w{place}/external_weights_urls"
+        (tmp_path / f"w{place}").mkdir()
+        for name, url in client.http.get(at).json()["urls"].items():
+            content = httpx.Client(trust_env=False).get(url).content
+            (tmp_path / f"w{place}" / name).write_bytes(content)
+    for directory, kind in ((tmp_path / "w0", "adapter"), (tmp_path / "w1", "another")):
+        request = ProofRequest(
+            served.handle.url, key=served.handle.api_key, model=addresses[0],
+            directory=directory, among=(tmp_path / "w0",) if kind == "another" else (),
+            base_model=str(model), repeats=2,
+        )  # fmt: skip
+        (verdict,) = [one async for one in prove_served(request)]
+        assert (verdict.kind, verdict.way) == (kind, "echo"), verdict
 
 
 @pytest.mark.parametrize(
