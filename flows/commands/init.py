@@ -50,7 +50,7 @@ def init(
     text = text.replace("THIS_FILE", str(file)).replace("runs/mine", f"runs/{name}")
     # A template that lies beside the bundled one does not lie beside its copy.
     text = re.sub(rf"(?m)^( +{_TEMPLATE}: )([\w.-]+)", rf"\1{source.parent}/\2", text)
-    text = _choose_generator(text)
+
     # 3. Nothing that is there is touched, nor a half-written file left behind.
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -68,18 +68,6 @@ def init(
     say(f"  nip prompt {typed}            what agents are asked")
     say(f"  nip train {typed}             train")
     _warn_of_missing(file)
-
-
-def _choose_generator(text: str) -> str:
-    """Let a new configuration of calculations name the generator that tells no label.
-
-    The bundled one names none, which means "chains-1": its runs on record, and sweeps that were
-    declared with it, stay what they are.
-    """
-    if not re.search(r"(?m)^scenario: arithmetic$", text) or re.search(r"(?m)^ +generator:", text):
-        return text
-    named = "  generator: chains-2 # neither questions nor results tell a label\n"
-    return re.sub(r"(?m)^scenario_settings:\n", lambda block: block[0] + named, text, count=1)
 
 
 def _warn_of_missing(file: Path) -> None:

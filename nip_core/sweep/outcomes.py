@@ -149,21 +149,22 @@ def _find_alone(
 ) -> _Alone | None:
     """Choose between the untrained and the trained verifier alone.
 
-    None for other arms, by definitions 1, and where there is no test of the untrained one. An arm
+    None for other arms, and by definitions 1. An arm
     that is to be lower, or equal, is compared with the better one, too.
     """
     is_alone = hypothesis.any_of is not None or all(map(_plays_alone, runs))
-    untrained = counted.find_untrained(runs) if is_alone and counted.definitions > 1 else None
-    if untrained is None:
+    if not is_alone or counted.definitions == 1:
         return None
 
     def average(of_tests: Counted) -> float | None:
         counts = [_count(of_tests, hypothesis, run, True, hypothesis.figure) for run in runs]
         return share_right(weigh_alike([one for one in counts if one is not None]))
 
-    before, after = average(untrained), average(counted)
+    untrained = counted.find_untrained(runs)
+    before, after = None if untrained is None else average(untrained), average(counted)
     is_better = before is not None and after is not None and before > after
-    return _Alone(untrained if is_better else counted, (before, after))
+    # Without a test of the untrained one the page shows that the trained one counts.
+    return _Alone(untrained if untrained is not None and is_better else counted, (before, after))
 
 
 def _plays_alone(run: PlannedRun) -> bool:

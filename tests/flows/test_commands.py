@@ -204,11 +204,16 @@ def test_init_copies_each_bundled_configuration_under_a_name_of_its_own(nip, tmp
     assert nip("init", str(file), "--from", name).returncode == 0
     mine, theirs = load_parameters(str(file)).to_dict(), load_parameters(name).to_dict()
     assert mine.pop("run_name") == "mine" and theirs.pop("run_name") == name
-    if mine["scenario"] == "arithmetic":
-        # The bundled one means what was played before there was a choice; new work is chains-2.
-        assert "generator" not in theirs["scenario_settings"]
-        assert mine["scenario_settings"].pop("generator") == "chains-2"
     assert mine == theirs
+
+
+def test_new_runs_of_calculations_have_questions_that_tell_no_label():
+    """What was played before there was a choice has a configuration of its own."""
+    generators = {
+        name: load_parameters(name).scenario_settings.get("generator", "chains-1")
+        for name in ("arithmetic-tiny", "arithmetic-chains-1")
+    }
+    assert generators == {"arithmetic-tiny": "chains-2", "arithmetic-chains-1": "chains-1"}
 
 
 def test_train_without_a_configuration_lists_them_and_does_nothing(nip):

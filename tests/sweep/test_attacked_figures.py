@@ -124,6 +124,10 @@ def test_a_verifier_alone_is_the_better_of_untrained_and_trained(tmp_path, monke
     [row] = judge(plan, tests, last, [GATE])
     untrained, trained = row.alone
     assert row.rates[1] == untrained > 0.7 and trained < 0.6 and row.difference < 0
+    # Without a test of the untrained one it is said that there is none.
+    trained_only = {key: value for key, value in tests.items() if key[2] == 1}
+    [row] = judge(plan, trained_only, last, [GATE])
+    assert row.alone == (None, pytest.approx(trained))
     [before] = judge(plan, tests, last, [GATE], definitions=1)
     assert before.alone is None and before.rates[1] == pytest.approx(trained)
     assert before.difference > 0
