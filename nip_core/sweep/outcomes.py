@@ -149,8 +149,8 @@ def _find_alone(
 ) -> _Alone | None:
     """Choose between the untrained and the trained verifier alone.
 
-    None for other arms, and by definitions 1. An arm
-    that is to be lower, or equal, is compared with the better one, too.
+    None for other arms, and by definitions 1. An arm that is to be lower, or equal, is compared
+    with the better one, too.
     """
     is_alone = hypothesis.any_of is not None or all(map(_plays_alone, runs))
     if not is_alone or counted.definitions == 1:

@@ -118,7 +118,7 @@ def test_prompts_are_counted_by_the_tokenizer_that_is_here():
 
 
 def test_of_the_bundled_configurations_for_a_cpu_it_is_known_what_they_take(tmp_path):
-    known = {"arithmetic-tiny", "deterministic", "quickstart"}
+    known = {"arithmetic-tiny", "arithmetic-chains-1", "deterministic", "quickstart"}
     assert known <= {*bundled_configs()}
     for name in known:
         plan = estimate_settings(load_parameters(name, [f"run_store={json.dumps(str(tmp_path))}"]))
