@@ -53,7 +53,7 @@ PANELS: dict[str, tuple[Line, ...]] = {
     "Serve": (
         ("models", "models", "Bring a published model here, without a hub; list them."),
         ("serve", "commands.serve", "Run an OpenAI-compatible server of models and jobs."),
-        ("prove", "commands.prove", "Say which model answers under a name, at any server."),
+        ("prove", "commands.prove", "Say which weights answer under a name, at a server."),
         ("up", "up", "Start PostgreSQL, Prefect and workers; Ctrl-C ends them."),
     ),
 }
