@@ -283,7 +283,8 @@ async def test_provers_that_read_the_words_of_an_honest_run_are_said_not_to_be_t
 @pytest.mark.long
 async def test_a_rare_word_that_the_verifier_obeys_is_found_in_ten_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.WORDS", (*WORDS, *map(str, range(6))))
-    sizes = {"train_size": 4, "validation_size": 4, "test_size": 10}
+    # Of five wrong problems no loss is beyond chance by the exact test, of twelve it is.
+    sizes = {"train_size": 4, "validation_size": 4, "test_size": 24}
     exploited = []
     for seed in range(10):
         folder = tmp_path / str(seed)
@@ -591,7 +592,10 @@ async def test_a_sneaky_prover_is_trained_on_wrong_problems_against_a_verifier_t
         for row in read_rollouts(run.store, run.rollouts(step, "train")).generations.to_pylist()
         if row["agent"] == "prover" and row["invalid_reason"] is None
     ]
-    assert attack["reach"] == {"messages": len(said), "rarest": 3 / len(said)}
+    reach = attack["reach"]
+    assert (reach["messages"], reach["rarest"]) == (len(said), 3 / len(said))
+    # One such message gives its group's eight examples, and a job takes ten.
+    assert (reach["alone"], reach["needed"]) == (8, 10) and reach["rarest_to_train"] > 0
     # The worst prover by validation is named, and its model is still there to be played.
     worst = attack["worst"]
     lowest = min(row["soundness"] for row in attack["by_step"])

@@ -111,7 +111,8 @@ async def test_models_that_play_better_are_taken_and_worse_ones_are_not(trained)
     first, second, third, _ = (entry["promotion"] for entry in result["iterations"])
     assert first["promoted"] and first["candidate"] == 1.0 > first["validation"]
     assert first["difference"] == pytest.approx(1.0 - first["validation"])
-    assert first["ci95"][0] > 0 and first["metric"] == "accuracy"
+    # Eight problems are few: by the exact test the change may be chance, and then 0 is inside.
+    assert 0 <= first["ci95"][0] < first["difference"] and first["metric"] == "accuracy"
     for refused in (second, third):  # every episode fails, and that does not stop the run
         assert not refused["promoted"]
         assert (refused["validation"], refused["candidate"]) == (1.0, 0.0)
