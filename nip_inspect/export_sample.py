@@ -36,12 +36,12 @@ from inspect_ai.model import (
 from inspect_ai.scorer import Score
 
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
-from nip_core.game.reasons import Kind
+from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.protocols import Turn
 from nip_core.rollouts.model_call import RANDOM_MODEL
-from nip_core.rollouts.table_rows import Episode, Generation, Timing, stored_row
-from nip_core.rollouts.tables import agent_order
+from nip_core.rollouts.storage.table_rows import Episode, Generation, Timing, stored_row
+from nip_core.rollouts.storage.tables import agent_order
 from nip_core.scenarios import NO_LABEL
 from nip_core.session.outside_game import join_problem_text
 from nip_inspect.scoring import QUESTION, reward_score, verdict_score

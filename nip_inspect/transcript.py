@@ -16,7 +16,7 @@ from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.game.render import Game
 from nip_core.protocols import NO_DECISION, Move
-from nip_core.rollouts.table_rows import Generation
+from nip_core.rollouts.storage.table_rows import Generation
 
 Moves = Mapping[tuple[int, str], Move]
 """By round and agent."""

@@ -20,7 +20,7 @@ from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.model_names import speaks_nip
 from nip_core.records.models import ServedModel
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.servers.endpoints import Endpoints

@@ -23,8 +23,8 @@ from nip_core.evaluation.figures_in_words import true_minus
 from nip_core.game.render import Game, Situation, parse_columns
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
-from nip_core.rollouts.table_rows import Episode, Generation, read_rows, row_columns
-from nip_core.rollouts.tables import agent_order
+from nip_core.rollouts.storage.table_rows import Episode, Generation, read_rows, row_columns
+from nip_core.rollouts.storage.tables import agent_order
 from nip_core.rollouts.trees import Leaf, generations_by_episode, tree_of
 from nip_core.scenarios import NO_LABEL, Scenario
 from nip_core.scenarios.checked import call_for_text, draw_columns

@@ -35,7 +35,7 @@ from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.jobs.steps import find_newest_step, read_progress
-from nip_core.rollouts.chat_client import Endpoint
+from nip_core.rollouts.client.chat_client import Endpoint
 from nip_lm_server.client import NipSettings
 
 __all__ = ["BACKEND", "OpenAITrainerAdapter", "OpenAITrainerAdapterConfig"]

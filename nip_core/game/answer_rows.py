@@ -4,7 +4,8 @@ Spoken               of which a turn can be made
 Attempted            of which can be said what was wrong
 RecordedToken        a token of an answer with the likeliest ones in its place; read_tokens, of all
 
-The whole row is `nip_core.rollouts.table_rows.Generation`; a reader of some columns has its own.
+The whole row is `nip_core.rollouts.storage.table_rows.Generation`; a reader of some columns has its
+own.
 """
 
 from collections.abc import Sequence

@@ -12,10 +12,10 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.game.answer_rows import Attempted, Spoken, read_tokens
+from nip_core.game.answers.decisions import InvalidResponse
+from nip_core.game.answers.parsing import AnswerForm
+from nip_core.game.answers.reasons import Kind, sort_reason
 from nip_core.game.chat_format import format_chat
-from nip_core.game.decisions import InvalidResponse
-from nip_core.game.parsing import AnswerForm
-from nip_core.game.reasons import Kind, sort_reason
 from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters

@@ -51,7 +51,7 @@ from nip_core.problems.known_reports import KnownReports
 from nip_core.problems.sources import Source, read_source
 from nip_core.problems.tested import LeftOut, TestRunner
 from nip_core.problems.written_bugs import STYLES, Record
-from nip_core.rollouts.journal import Journal
+from nip_core.rollouts.storage.journal import Journal
 from nip_core.sandbox.sandbox import SandboxError
 from nip_core.scenarios.rows import Row
 

@@ -44,7 +44,7 @@ from nip_core.rollouts.episode import (
     assign_episode,
 )
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode
+from nip_core.rollouts.storage.table_rows import AttackChoice, CallRecord, Episode
 from nip_core.rollouts.trees import make_child
 
 _FAILED = -1.0  # a message that is none is worse than any that is one

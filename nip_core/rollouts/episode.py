@@ -28,25 +28,25 @@ from typing import Any, TypeVar
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.game.answer_rows import read_tokens
-from nip_core.game.parsing import AnswerForm
-from nip_core.game.reasons import Kind
+from nip_core.game.answers.parsing import AnswerForm
+from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import ChatMessage, Game, columns_json, make_situation
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.opponents import split_agents
 from nip_core.progress.board import Progress
 from nip_core.protocols import NO_DECISION, Move, Turn
-from nip_core.rollouts.chat_client import (
+from nip_core.rollouts.client.chat_client import (
     ChatCompletions,
     ContextLengthError,
     RequestRefusedError,
 )
 from nip_core.rollouts.failures import Failures
-from nip_core.rollouts.journal import Appends
 from nip_core.rollouts.labels import make_objection, take_solution
 from nip_core.rollouts.model_call import Call, Player, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec, OpponentKey
 from nip_core.rollouts.scripted_call import ask_script
-from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode, LabelRow
+from nip_core.rollouts.storage.journal import Appends
+from nip_core.rollouts.storage.table_rows import AttackChoice, CallRecord, Episode, LabelRow
 from nip_core.scenarios import NO_LABEL, NoLabel
 
 Branch = Callable[[EpisodeSpec, int, Sequence[str]], Sequence[EpisodeSpec]]

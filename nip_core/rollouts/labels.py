@@ -17,7 +17,7 @@ from nip_core.errors import SettingsError, StageError
 from nip_core.game.render import Game
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import LabelRow
+from nip_core.rollouts.storage.table_rows import LabelRow
 from nip_core.run_store.facts import LabelCounts
 from nip_core.scenarios import NO_LABEL, Problem
 from nip_core.scenarios.checked import find_solution, label_solution

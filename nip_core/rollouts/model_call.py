@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 from nip_core.errors import StageError
 from nip_core.game.answer_guide import GUIDE_FIELD, write_guide
 from nip_core.game.answer_rows import RecordedToken, read_tokens
-from nip_core.game.decisions import InvalidDecision
-from nip_core.game.parsing import AnswerForm, lacks_decision, parse_response
-from nip_core.game.reasons import NO_CONTENT, NO_DECISION_GIVEN
+from nip_core.game.answers.decisions import InvalidDecision
+from nip_core.game.answers.parsing import AnswerForm, lacks_decision, parse_response
+from nip_core.game.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.parameters.dialects import find_dialect
 from nip_core.protocols import Move
 from nip_core.rollouts.acceptance import LIKELIEST, can_be_estimated, estimate_acceptance
-from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint
+from nip_core.rollouts.client.chat_client import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import CallRecord, Generation, Timing
+from nip_core.rollouts.storage.table_rows import CallRecord, Generation, Timing
 from nip_core.scenarios.scripts import LoadedScript
 
 RANDOM_MODEL = "random"  # what stands where a model's name would

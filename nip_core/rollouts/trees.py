@@ -16,7 +16,7 @@ the root is the state before the first one and its path is "". A child is one jo
 agents that move in the round; its path is its parent's, a dot and its number: "0", "1", "0.1". So
 a path has one number per round, also where there is only one child. A leaf is an episode that
 ended, with a row in `episodes`. A generation is in the tables once, see
-`nip_core.rollouts.schema`.
+`nip_core.rollouts.storage.schema`.
 
 Where a tree branches depends on settings and seeds alone, as if no episode ended early, so that
 neither timing nor what was answered has a part in it.
@@ -35,7 +35,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.opponents import split_agents
 from nip_core.protocols import Protocol as GameProtocol
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import read_rows, row_columns
+from nip_core.rollouts.storage.table_rows import read_rows, row_columns
 
 Path = tuple[int, ...]
 """A branch path as numbers."""

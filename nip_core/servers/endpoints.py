@@ -21,7 +21,7 @@ from nip_core.parameters.hosting import uses_own_server
 from nip_core.parameters.model_names import speaks_nip
 from nip_core.parameters.providers import PROVIDERS
 from nip_core.redaction import read_key
-from nip_core.rollouts.chat_client import Endpoint
+from nip_core.rollouts.client.chat_client import Endpoint
 
 SERVER_KEY_VARIABLE = PROVIDERS["SelfHosted"].key_variable
 

@@ -24,7 +24,7 @@ from nip_core.rollouts.plan import (
     find_played_problems,
     plan_episodes,
 )
-from nip_core.rollouts.table_rows import Episode, Generation, read_rows
+from nip_core.rollouts.storage.table_rows import Episode, Generation, read_rows
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore

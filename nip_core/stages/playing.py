@@ -32,8 +32,6 @@ from nip_core.rollouts.best_of_n import BestOfN
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
 from nip_core.rollouts.failures import Failures
-from nip_core.rollouts.journal import GroupCommits
-from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.labels import count_labels
 from nip_core.rollouts.league import draw_opponents
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
@@ -52,9 +50,11 @@ from nip_core.rollouts.plan import (
     replay_episodes,
 )
 from nip_core.rollouts.scripted_call import find_opponent_scripts, make_scripted_players
-from nip_core.rollouts.shard_manifests import shard_is_committed, shard_manifest
-from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
-from nip_core.rollouts.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
+from nip_core.rollouts.storage.journal import GroupCommits
+from nip_core.rollouts.storage.journal_segments import open_journal, remove_journal
+from nip_core.rollouts.storage.shard_manifests import shard_is_committed, shard_manifest
+from nip_core.rollouts.storage.table_rows import CallRecord, recorded_calls, recorded_labels
+from nip_core.rollouts.storage.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
 from nip_core.rollouts.trees import Branching, parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts

@@ -32,8 +32,8 @@ from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
 from nip_core.parameters.opponents import split_agents
 from nip_core.rollouts.plan import group_size
-from nip_core.rollouts.table_rows import read_rows
-from nip_core.rollouts.tables import RolloutTables
+from nip_core.rollouts.storage.table_rows import read_rows
+from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.trainers.base import Choice, Rollouts, TokenTurn, Trajectory
 from nip_lm_server.client import group_advantages
 

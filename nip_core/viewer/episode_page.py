@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 from nip_core.errors import CorruptionError, NipError
 from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
-from nip_core.rollouts.parquet import open_parquet
-from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.parquet import open_parquet
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.storage.table_rows import Episode, Generation, Timing, read_rows
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.showing.kept_calls import Shard
+from nip_core.showing.episodes.kept_calls import Shard
 from nip_core.viewer.token_chances import ShownTokens, lay_out_tokens
 
 _LONG = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import Text
-from nip_core.showing.episode_index import IndexedEpisode
+from nip_core.showing.episodes.episode_index import IndexedEpisode
 from nip_core.viewer.episode_page import EpisodePage, ShownTurn
 from nip_core.viewer.matrix import KIND_WORDS, KINDS, OrderedPairs, order_pairs
 from nip_core.viewer.pages import NotThereError, Values, find_episode, open_episode

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
 
 Builder = Callable[..., pa.Table]
 

@@ -14,7 +14,7 @@ from nip_core.evaluation.invalid import (
     invalid_warning,
 )
 from nip_core.evaluation.split_metrics import InvalidAnswers, SplitMetrics
-from nip_core.game.reasons import KINDS
+from nip_core.game.answers.reasons import KINDS
 from nip_core.parameters import load_parameters
 from nip_prefect.flows.printing import show_run
 

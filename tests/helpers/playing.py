@@ -16,13 +16,13 @@ from stored_rows import stored_shard
 from nip_core.game.render import Game
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext, no_branching
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import cut_into_shards, plan_episodes
-from nip_core.rollouts.table_rows import Generation, recorded_calls, recorded_labels
-from nip_core.rollouts.tables import build_tables
+from nip_core.rollouts.storage.table_rows import Generation, recorded_calls, recorded_labels
+from nip_core.rollouts.storage.tables import build_tables
 from nip_core.scenarios import Problem
 
 

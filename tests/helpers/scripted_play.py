@@ -20,7 +20,7 @@ from stored_rows import stored_shard
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.model_call import Player

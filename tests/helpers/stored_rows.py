@@ -8,8 +8,8 @@ typed_generations   such rows of generations, typed
 
 from dataclasses import replace
 
-from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows, stored_row
-from nip_core.rollouts.tables import build_tables
+from nip_core.rollouts.storage.table_rows import Episode, Generation, Timing, read_rows, stored_row
+from nip_core.rollouts.storage.tables import build_tables
 from nip_core.rollouts.trees import generations_by_episode
 
 

@@ -18,7 +18,7 @@ from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 from nip_core.rollouts.model_call import request_body
 from nip_core.rollouts.plan import TEST, plan_episodes
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.session.problems_of_run import load_all_problems
 from nip_inspect.registry import play

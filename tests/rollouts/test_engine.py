@@ -23,7 +23,7 @@ from nip_core.errors import ServerError, StageError, StoreError
 from nip_core.game.render import Game
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import make_places, play_episodes
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import cut_into_shards, plan_episodes

@@ -9,8 +9,8 @@ from playing import agent_of, play
 from stored_rows import typed_generations
 
 from nip_core.evaluation.episode_transcripts import transcript_of
-from nip_core.game import reasons
-from nip_core.game.reasons import KINDS, sort_reason
+from nip_core.game.answers import reasons
+from nip_core.game.answers.reasons import KINDS, sort_reason
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.parameters.stored import keep_prompts, read_settings

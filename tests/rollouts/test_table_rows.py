@@ -8,9 +8,9 @@ from random_play import game, play
 from stored_rows import typed_tables
 
 from nip_core.errors import CorruptionError
-from nip_core.rollouts.chat_client import ChatAnswer
-from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
-from nip_core.rollouts.table_rows import (
+from nip_core.rollouts.client.chat_client import ChatAnswer
+from nip_core.rollouts.storage.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.storage.table_rows import (
     AttackChoice,
     CallRecord,
     Episode,

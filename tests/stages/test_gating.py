@@ -11,7 +11,7 @@ from nip_core.evaluation.figures_in_words import gate_line
 from nip_core.parameters import load_parameters
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.plan import plan_episodes, replay_episodes
-from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.storage.schema import EPISODES
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.stages.gating import compare_sides
 

@@ -19,12 +19,12 @@ from nip_core.game.answer_rows import RecordedToken
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
 from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.acceptance import find_acceptance
-from nip_core.rollouts.schema import EPISODES
-from nip_core.rollouts.table_rows import Episode, read_rows, row_columns
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.schema import EPISODES
+from nip_core.rollouts.storage.table_rows import Episode, read_rows, row_columns
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.rollouts.trees import Leaf, generation_numbers
-from nip_core.showing.episode_index import FAILED, RIGHT, WRONG
-from nip_core.showing.notes import EpisodeNote
+from nip_core.showing.episodes.episode_index import FAILED, RIGHT, WRONG
+from nip_core.showing.episodes.notes import EpisodeNote
 
 
 class _Row(Mapping[str, Any]):

@@ -1,7 +1,7 @@
 """The rows of the tables that a played shard leaves behind, as types.
 
 Episode, Generation, Timing, AttackChoice   a row of each table; what a column means stands in
-                                            `nip_core.rollouts.schema`
+                                            `nip_core.rollouts.storage.schema`
 CallRecord, LabelRow   what the journal has of an answer, and of a solution labelled in play
 recorded_calls, recorded_labels   these of a journal's records
 row_columns       the columns that a kind of row has
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from nip_core.errors import CorruptionError
 from nip_core.game.answer_rows import RecordedToken
-from nip_core.rollouts.journal import Record
+from nip_core.rollouts.storage.journal import Record
 
 R = TypeVar("R")
 

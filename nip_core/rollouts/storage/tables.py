@@ -1,7 +1,7 @@
 """From rows in memory to committed Parquet, and back.
 
 RolloutTables    episodes and generations, of a shard or of a whole split
-Tables           these and the timings of a shard (see `nip_core.rollouts.schema`)
+Tables           these and the timings of a shard (see `nip_core.rollouts.storage.schema`)
 build_tables     rows -> Tables, in an order that does not depend on timing
 commit_shard     Tables -> files with a manifest of their own
 join_shards      all shards of a split -> the manifest that makes them readable
@@ -25,15 +25,21 @@ from typing import Any
 import pyarrow as pa
 
 from nip_core.errors import CorruptionError, StageError
-from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
-from nip_core.rollouts.shard_manifests import (
+from nip_core.rollouts.storage.parquet import parquet_bytes, parquet_table
+from nip_core.rollouts.storage.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.storage.shard_manifests import (
     SHARD_INPUT,
     shard_is_committed,
     shard_manifest,
     shards_of,
 )
-from nip_core.rollouts.table_rows import AttackChoice, Episode, Generation, Timing, stored_row
+from nip_core.rollouts.storage.table_rows import (
+    AttackChoice,
+    Episode,
+    Generation,
+    Timing,
+    stored_row,
+)
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import (

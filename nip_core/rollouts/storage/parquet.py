@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.rollouts.schema import SCHEMA_VERSION
+from nip_core.rollouts.storage.schema import SCHEMA_VERSION
 
 _VERSION_KEY = b"nip.schema_version"
 
