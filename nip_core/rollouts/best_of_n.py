@@ -36,6 +36,7 @@ from nip_core.game.render import make_situation
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.protocols import ACCEPT, NO_DECISION
 from nip_core.rollouts.acceptance import estimate_acceptance, has_two_answers
+from nip_core.rollouts.branching import make_child
 from nip_core.rollouts.episode import (
     EpisodeState,
     Played,
@@ -45,7 +46,6 @@ from nip_core.rollouts.episode import (
 )
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.storage.table_rows import AttackChoice, CallRecord, Episode
-from nip_core.rollouts.trees import make_child
 
 _FAILED = -1.0  # a message that is none is worse than any that is one
 _PLAYED_ON = 0  # the child in a round in which there is nothing to choose

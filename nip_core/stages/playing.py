@@ -29,6 +29,7 @@ from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.acceptance import LIKELIEST
 from nip_core.rollouts.best_of_n import BestOfN
+from nip_core.rollouts.branching import Branching
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
 from nip_core.rollouts.failures import Failures
@@ -55,7 +56,7 @@ from nip_core.rollouts.storage.journal_segments import open_journal, remove_jour
 from nip_core.rollouts.storage.shard_manifests import shard_is_committed, shard_manifest
 from nip_core.rollouts.storage.table_rows import CallRecord, recorded_calls, recorded_labels
 from nip_core.rollouts.storage.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
-from nip_core.rollouts.trees import Branching, parse_path
+from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest

@@ -208,7 +208,7 @@ def test_a_run_goes_on_with_the_hints_that_it_began_with(begun_with):
 
 def reasons_in_the_code():
     """Texts with which answers are refused: arguments of InvalidResponse and its kinds."""
-    for path in sorted((ROOT / "nip_core" / "game").glob("*.py")):
+    for path in sorted((ROOT / "nip_core" / "game").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             if named and node.func.id in ("InvalidResponse", "InvalidDecision", "MissingPart"):

@@ -28,15 +28,14 @@ from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import load_parameters
+from nip_core.rollouts.branching import Branching, nodes_by_round
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import episode_spec, plan_episodes
 from nip_core.rollouts.storage.journal import Journal
 from nip_core.rollouts.storage.tables import canonical_digest
 from nip_core.rollouts.trees import (
-    Branching,
     expected_rewards,
     list_ancestors,
-    nodes_by_round,
     parse_path,
 )
 from nip_lm_server.spec import ServerSpec
