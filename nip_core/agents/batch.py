@@ -189,6 +189,7 @@ class _Said(NamedTuple):
     branch_path: str
     round: int
     agent: str
+    exchange: int
     text: str
     invalid_reason: str | None
     token_logprobs: list[RecordedToken] | None

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.evaluation.figures_in_words import amount
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.model_names import base_name
 from nip_core.problems import difficulty, written_bugs
@@ -325,7 +326,7 @@ def _estimate(
             for spec in difficulty.plan_episodes_on_bugs(
                 game, [r for part in rows.values() for r in part]
             )
-            if spec.generation_key(0, AGENT, 0) not in verdicts
+            if spec.generation_key(AnswerPlace(0, AGENT)) not in verdicts
         ]
         # Bugs that are still to be written may fill every place.
         most = len(specs)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from nip_core.errors import StageError
 from nip_core.game.answer_guide import GUIDE_FIELD, write_guide
-from nip_core.game.answer_rows import RecordedToken, read_tokens
+from nip_core.game.answer_rows import AnswerPlace, RecordedToken, read_tokens
 from nip_core.game.answers.decisions import InvalidDecision
 from nip_core.game.answers.parsing import AnswerForm, lacks_decision, parse_response
 from nip_core.game.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN
@@ -75,8 +75,7 @@ class Call:
         self,
         number: int,
         spec: EpisodeSpec,
-        round_: int,
-        attempt: int,
+        place: AnswerPlace,
         parent: str | None,
         objection: Callable[[Move], str | None] | None = None,
     ) -> tuple[CallRecord, Move]:
@@ -85,7 +84,7 @@ class Call:
         An answer that is not valid, or to which there is an `objection`, has an empty move.
         """
         player, answer = self.player, self.answers[number]
-        retries_left = player.parameters.num_invalid_generation_retries - attempt
+        retries_left = player.parameters.num_invalid_generation_retries - place.attempt
         invalid: str | None = None
         try:
             move = judge_answer(answer, self.form, retries_left, objection)
@@ -93,13 +92,14 @@ class Call:
             move, invalid = Move(), response.reason
         tokens = _choose_tokens(player, answer, self.kept_top)
         generation = Generation(
-            key=spec.generation_key(round_, player.agent, attempt),
+            key=spec.generation_key(place),
             parent_key=parent,
             episode=spec.key,
             branch_path=spec.branch_path,
-            round=round_,
-            agent=player.agent,
-            attempt=attempt,
+            round=place.round,
+            agent=place.agent,
+            attempt=place.attempt,
+            exchange=place.exchange,
             model_asked=player.model,
             model_served=answer.model,
             text=answer.text or "",

@@ -50,6 +50,7 @@ _OF_GENERATIONS = [
     "branch_path",
     "agent",
     "round",
+    "exchange",
     "attempt",
     "text",
     "invalid_reason",

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
+from nip_core.game.answer_rows import place_of
 from nip_core.game.answers.reasons import Kind
-from nip_core.game.render import Game, InvalidResponse, Situation, Turn, parse_columns
+from nip_core.game.render import Answer, Game, InvalidResponse, Situation, Turn, parse_columns
 from nip_core.hashing import derive_key
 from nip_core.parameters.opponents import split_agents
 from nip_core.rollouts.storage.schema import EPISODES
@@ -41,6 +42,7 @@ class PlayedAnswer(NamedTuple):
     episode: str
     round: int
     agent: str
+    exchange: int
     attempt: int
     text: str
     key: str
@@ -63,6 +65,7 @@ class _Tried(NamedTuple):
 
     round: int
     agent: str
+    exchange: int
     attempt: int
     text: str
     finish_reason: str
@@ -122,7 +125,7 @@ class PlayedEpisode:
     def list_answers(self, agent: str) -> list[PlayedAnswer]:
         """List the agent's answers, in order."""
         answers = [answer for answer in self.answers if answer.agent == agent]
-        return sorted(answers, key=attrgetter("round", "key"))
+        return sorted(answers, key=attrgetter("round", "exchange", "key"))
 
 
 def read_played(
@@ -161,7 +164,9 @@ def read_played(
         question, solution, columns, stance, seed = facts
         answers = by_episode[key]
         try:
-            turns = game.parse_turns([(a.round, a.agent, a.text, None) for a in answers], seed)
+            turns = game.parse_turns(
+                [Answer(a.round, a.agent, a.text, exchange=a.exchange) for a in answers], seed
+            )
         except InvalidResponse as invalid:
             raise StageError(
                 f"episode {key}: an answer that counted as valid when it was played is not "
@@ -184,9 +189,7 @@ def _add_hints(
             tried[episode].append(_Tried(*facts))
     for episode, rows in tried.items():
         mistakes, answers = game.find_mistakes(rows), by_episode[episode]
-        answers[:] = [
-            a._replace(wrong=mistakes.get((a.round, a.agent, a.attempt))) for a in answers
-        ]
+        answers[:] = [a._replace(wrong=mistakes.get(place_of(a))) for a in answers]
 
 
 def _iterate_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ from typing import Any
 from scripted_server import scripted_server
 from stored_rows import stored_shard
 
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
@@ -77,7 +78,7 @@ class Played:
 
     def seed(self, problem, round_, agent, attempt=0):
         spec = next(s for s in self.specs if s.problem.id == problem)
-        return spec.generation_seed(self.parameters.seed, round_, agent, attempt)
+        return spec.generation_seed(self.parameters.seed, AnswerPlace(round_, agent, attempt))
 
     def tables(self):
         return build_tables(self.typed.episodes, self.typed.generations)
@@ -114,10 +115,11 @@ def make_context(
 
 
 async def play_at(
-    url, parameters, specs, num_shards=1, log=None, timeout_s=10, follows=False, **more: Any
-) -> Played:
+    url, parameters, specs, num_shards=1, log=None, timeout_s=10, follows=False, game=None,
+    **more: Any,
+) -> Played:  # fmt: skip
     """Play `specs` against the server at `url`, cut into `num_shards`; `more` as for the context."""
-    log, game = log or MemoryLog(), Game(parameters)
+    log, game = log or MemoryLog(), game or Game(parameters)
     progress = Progress()
     async with ChatClient(
         concurrency=parameters.rollouts.concurrency,

@@ -17,6 +17,7 @@ from aiohttp import web
 from scripted_server import scripted_server
 from stored_rows import stored_shard
 
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
@@ -141,7 +142,11 @@ async def play(
     played = Play(game, spec)
     attempts = range(1 + max(a.num_invalid_generation_retries for a in parameters.agents.values()))
     places = {
-        spec.generation_seed(parameters.seed, round_, agent, attempt): (round_, agent, attempt)
+        spec.generation_seed(parameters.seed, AnswerPlace(round_, agent, attempt)): (
+            round_,
+            agent,
+            attempt,
+        )
         for round_ in range(game.protocol.max_message_rounds)
         for agent in game.protocol.agent_names
         for attempt in attempts

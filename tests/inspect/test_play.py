@@ -13,6 +13,7 @@ from played_elsewhere import SCENARIOS, scenario_settings
 from stored_rows import typed_generations
 
 from nip_core.evaluation.metrics import evaluate
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
@@ -110,7 +111,7 @@ def test_the_request_is_that_of_nip_play(server, tmp_path):
             "deterministic",
             parameters.model_agents[agent],
             chat,
-            spec.generation_seed(parameters.seed, round_, agent, row["attempt"]),
+            spec.generation_seed(parameters.seed, AnswerPlace(round_, agent, row["attempt"])),
             parameters.max_tokens(agent),
         )
         sent = calls[body["seed"]].call.request

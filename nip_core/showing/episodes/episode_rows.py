@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
-from nip_core.game.answer_rows import RecordedToken
+from nip_core.game.answer_rows import RecordedToken, place_of
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
 from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.acceptance import find_acceptance
@@ -123,6 +123,7 @@ class _Call(NamedTuple):
 
     round: int
     agent: str
+    exchange: int
     attempt: int
     model_served: str
     text: str
@@ -248,13 +249,9 @@ def _render_asked(
         episode.question, episode.solution, episode.prover_stance, episode.seed, columns
     )
     try:
-        before = [turn for turn in game.turns(calls, episode.seed) if turn.round < call.round]
-        wrong = game.find_mistakes(calls).get((call.round, call.agent, call.attempt))
-        return [
-            *game.asking(call.agent, episode).render(
-                call.agent, situation, before, call.round, wrong
-            )
-        ]
+        turns, place = game.turns(calls, episode.seed), place_of(call)
+        wrong = game.find_mistakes(calls).get(place)
+        return game.asking(call.agent, episode).render_at(place, situation, turns, wrong)
     except (InvalidResponse, NipError, LookupError, ValueError):
         return None  # the protocol or a template is another by now
 
