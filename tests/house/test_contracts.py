@@ -61,8 +61,8 @@ FOR_TYPES = {
 def verdicts(tmp_path_factory):
     """What the contracts say of a copy of the sources with all of these imports, in one run."""
     copy = tmp_path_factory.mktemp("house")
-    houses = ("nip_core", "nip_inspect", "nip_verifiers", "nip_prefect", "nip_lm_server", "factory")
-    houses += ("flows", "tasks")
+    houses = ("nip_core", "nip_inspect", "nip_verifiers", "nip_cli", "nip_prefect", "nip_lm_server")
+    houses += ("factory", "flows", "tasks")
     for name in houses:
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=_all_but_code)
     shutil.copy(ROOT / "pyproject.toml", copy)

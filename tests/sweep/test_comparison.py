@@ -7,6 +7,7 @@ from handmade import ACCEPT, REJECT, Rollouts
 from small_game import write_config
 from stored_rows import typed_tables
 
+from nip_cli.cli import app
 from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.parameters import load_parameters
@@ -23,7 +24,6 @@ from nip_core.sweep.comparison import (
 )
 from nip_core.sweep.diff import LoneAgent, find_differences, find_lone_agents
 from nip_core.sweep.played import find_played_run
-from nip_prefect.flows.cli import app
 
 PROBLEMS = 12
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from small_game import FEW, train_here, write_config
 
+from nip_cli.studies.sweep import sweep as sweep_command
 from nip_core.errors import NipError, SettingsError
 from nip_core.evaluation.attack_figures import plain_rollouts
 from nip_core.evaluation.attack_reach import reach_share
@@ -39,7 +40,6 @@ from nip_core.sweep.results import collect_results, compute_results, write_resul
 from nip_core.sweep.results_document import ArmResult, BaselineFindings, SweepResults
 from nip_core.sweep.swept_runs import read_sweep
 from nip_core.sweep.swept_tests import measure_attack
-from nip_prefect.flows.sweep import sweep as sweep_command
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
 

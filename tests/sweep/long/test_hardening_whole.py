@@ -73,7 +73,7 @@ KILLED_AT = (
 
 def harden(store, *more):
     arguments = ("harden", "small", "--run-store", store, *ASKED, *more)
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "nip_cli.cli", *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,

@@ -60,7 +60,7 @@ def written(tmp_path, problems):
 
 def nip(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "nip_prefect.flows.cli", *map(str, arguments)],
+        [sys.executable, "-m", "nip_cli.cli", *map(str, arguments)],
         cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
