@@ -8,7 +8,7 @@ from nip_cli.launching.launch import run_flow
 from nip_cli.printing.options import RunName, Shown, ShownAs
 from nip_cli.printing.plans_and_runs import show_plan, show_result, show_run
 from nip_core.errors import SettingsError
-from nip_core.parameters.attack import BEST_OF_N, SCRIPT, SNEAKY, WAY_OF
+from nip_core.parameters.blocks.attack import BEST_OF_N, SCRIPT, SNEAKY, WAY_OF
 
 _WAYS = (BEST_OF_N, SNEAKY, SCRIPT)
 
@@ -70,7 +70,7 @@ def attack(
 ) -> None:
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
     from nip_core.records.named_run import name_place
-    from nip_core.sweep.attack_run import TESTED_EVERY, attack_settings
+    from nip_core.sweep.plan.attack_run import TESTED_EVERY, attack_settings
 
     if by not in _WAYS:
         raise SettingsError(f"--by {by!r}: use one of {', '.join(_WAYS)}")

@@ -16,7 +16,7 @@ from nip_cli.printing.options import RunName, say_left_out
 from nip_cli.printing.plans_and_runs import print_json
 from nip_cli.printing.terminal import say
 from nip_core.errors import SettingsError
-from nip_core.parameters.published import Kind, Reference
+from nip_core.parameters.services.published import Kind, Reference
 from nip_core.records.named_run import find_run
 from nip_core.temporary_folders import held_folder
 

@@ -10,7 +10,7 @@ from nip_cli.printing.plans_and_runs import print_json
 from nip_cli.printing.terminal import say
 from nip_core.errors import SettingsError
 from nip_core.evaluation.figures_in_words import amount
-from nip_core.parameters.providers import ProviderName
+from nip_core.parameters.services.providers import ProviderName
 
 if TYPE_CHECKING:
     from nip_core.problems.build_problems import Built

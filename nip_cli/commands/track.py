@@ -9,9 +9,9 @@ from nip_cli.printing.options import RunName
 from nip_cli.printing.plans_and_runs import print_json
 from nip_cli.printing.terminal import say
 from nip_core.errors import ServerError, SettingsError
+from nip_core.parameters.blocks.tracking import TRACKERS
 from nip_core.parameters.load import load_trackers
 from nip_core.parameters.stored import complete_settings
-from nip_core.parameters.tracking import TRACKERS
 from nip_lm_server.client import ReadError, parse_yaml
 
 

@@ -54,7 +54,7 @@ def view(
     import uvicorn
 
     from nip_core.viewer.app import make_app
-    from nip_core.viewer.security import is_loopback
+    from nip_core.viewer.parts.security import is_loopback
 
     if not has_token and not is_loopback(host):
         raise SettingsError(
@@ -119,7 +119,7 @@ def _browser_at(url: str) -> Iterator[None]:
 def _choose_runs(names: list[str], run_store: str) -> "ShownRuns":
     """List the named runs, or all of the store. Raises SettingsError."""
     from nip_core.run_store.store import is_missing, open_store
-    from nip_core.sweep.played import find_played_run
+    from nip_core.sweep.compare.played import find_played_run
     from nip_core.viewer.runs import ShownRuns
 
     if names:

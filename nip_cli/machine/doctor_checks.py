@@ -17,7 +17,7 @@ from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, KNOWN, ONLY_IN_REPOSITORY
 from nip_core.models.added_models import look_at
-from nip_core.parameters.providers import PROVIDERS
+from nip_core.parameters.services.providers import PROVIDERS
 from nip_core.proxies import proxy_for
 from nip_core.redaction import check_address, show_address
 from nip_core.sandbox import sandbox

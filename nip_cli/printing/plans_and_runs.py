@@ -55,7 +55,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
     As JSON it is all settings.
     """
-    from nip_core.parameters.model_names import speaks_nip
+    from nip_core.parameters.derived.model_names import speaks_nip
     from nip_core.records.left_out import describe_left_out, read_left_out_by_settings
     from nip_core.run_store.store import check_location
     from nip_core.session.attacked_run import describe_attack, plan_reach
@@ -135,8 +135,8 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
 def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
     from nip_core.costs.caps import list_caps
     from nip_core.evaluation.figures_in_words import cap_amount
-    from nip_core.parameters.hosting import has_own_model
-    from nip_core.parameters.prices import write_price_lines
+    from nip_core.parameters.derived.hosting import has_own_model
+    from nip_core.parameters.derived.prices import write_price_lines
 
     rows = {
         "calls": (estimate.expected_calls, estimate.calls),

@@ -132,7 +132,7 @@ def prove(
 def _read_key(url: str, variable: str | None) -> str:
     """Read the server's key in the environment, "" if there is none. Raises SettingsError."""
     from nip_core.errors import SettingsError
-    from nip_core.parameters.addresses import check_plain_address
+    from nip_core.parameters.basis.addresses import check_plain_address
     from nip_core.redaction import read_key
 
     try:

@@ -20,8 +20,8 @@ from nip_core.errors import DatasetError
 from nip_core.evaluation.figures_in_words import plain_percent
 
 if TYPE_CHECKING:
-    from nip_core.sweep.comparison import RunComparison
-    from nip_core.sweep.diff import GroupModels, PairedTest, RunDifferences
+    from nip_core.sweep.compare.comparison import RunComparison
+    from nip_core.sweep.compare.diff import GroupModels, PairedTest, RunDifferences
 
 Store = Annotated[
     str, typer.Option(help="Where runs are kept that are named without a path or an address.")
@@ -42,8 +42,8 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show how two runs differ: settings, code, data, models, and results paired by problem."""
-    from nip_core.sweep.diff import find_differences
-    from nip_core.sweep.played import find_played_run
+    from nip_core.sweep.compare.diff import find_differences
+    from nip_core.sweep.compare.played import find_played_run
 
     differing = find_differences(find_played_run(a, run_store), find_played_run(b, run_store))
     if as_json:
@@ -67,8 +67,8 @@ def compare(
 
     In OUT an earlier comparison of the same runs is replaced, and nothing else.
     """
-    from nip_core.sweep.comparison import compare_runs, write_comparison
-    from nip_core.sweep.played import find_played_run
+    from nip_core.sweep.compare.comparison import compare_runs, write_comparison
+    from nip_core.sweep.compare.played import find_played_run
 
     results = compare_runs([find_played_run(name, run_store) for name in runs])
     if as_json:
@@ -80,7 +80,7 @@ def compare(
 
 
 def _show_difference(differing: "RunDifferences") -> None:
-    from nip_core.sweep.diff import find_lone_agents
+    from nip_core.sweep.compare.diff import find_lone_agents
 
     width = max(shutil.get_terminal_size((80, 24)).columns, 80)
     console = make_console(width=width)
@@ -147,7 +147,7 @@ def _results_table(results: Sequence["PairedTest"]) -> Table:
 
 def _show_comparison(results: "RunComparison") -> None:
     """Two tables, as both in one would not fit on 80 columns."""
-    from nip_core.sweep.comparison import BELIEVED, heads_and_rows
+    from nip_core.sweep.compare.comparison import BELIEVED, heads_and_rows
 
     width = max(shutil.get_terminal_size((80, 24)).columns, 80)
     console = make_console(width=width)

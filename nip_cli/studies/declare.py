@@ -27,8 +27,8 @@ def declare(
 ) -> None:
     """Declare what PLAN's sweep is expected to show, before its first run."""
     from nip_core.run_store.store import open_store
-    from nip_core.sweep.declaration import declare, read_plan
-    from nip_core.sweep.timestamp import check_authority
+    from nip_core.sweep.declare.declaration import declare, read_plan
+    from nip_core.sweep.declare.timestamp import check_authority
 
     if timestamp is not None:
         check_authority(timestamp)
@@ -61,8 +61,8 @@ def _show_hypotheses(declaration: Any) -> None:
 def _show_stamp(store: Any, declaration: Any, url: str | None, to: Any) -> None:
     """Say when a third party saw the declaration, after asking one if an address is given."""
     from nip_core.run_store.run import list_runs
-    from nip_core.sweep.declaration import timestamp_path
-    from nip_core.sweep.timestamp import read_stamp, stamp
+    from nip_core.sweep.declare.declaration import timestamp_path
+    from nip_core.sweep.declare.timestamp import read_stamp, stamp
 
     sweep = declaration.plan.sweep
     if url is not None:

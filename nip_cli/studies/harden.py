@@ -76,13 +76,17 @@ def harden(
     """Attack the verifier of RUN and train it against the attackers, in rounds that can go on."""
     from nip_core.records.named_run import name_place
     from nip_core.run_store.store import open_store
-    from nip_core.sweep.hardening import (
+    from nip_core.sweep.harden.hardening import (
         HardeningSettings,
         parse_attack,
         parse_mix,
         plan_hardening,
     )
-    from nip_core.sweep.hardening_results import collect_hardening, rounds_table, write_hardening
+    from nip_core.sweep.harden.hardening_results import (
+        collect_hardening,
+        rounds_table,
+        write_hardening,
+    )
 
     run_store, run = name_place(run, run_store)
     settings = HardeningSettings(

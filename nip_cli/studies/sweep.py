@@ -92,11 +92,11 @@ def sweep(
     if file is None:
         raise SettingsError("FILE is missing: name the YAML file of a sweep, or --recompute DIR")
     from nip_core.run_store.store import open_store
-    from nip_core.sweep.arm_baselines import baseline_lines
+    from nip_core.sweep.compute.arm_baselines import baseline_lines
     from nip_core.sweep.facts_on_record import collect_sweep
-    from nip_core.sweep.page import arms_table, differences_summary
+    from nip_core.sweep.pages.page import arms_table, differences_summary
+    from nip_core.sweep.plan.swept_runs import read_sweep
     from nip_core.sweep.results import write_results
-    from nip_core.sweep.swept_runs import read_sweep
 
     planned = read_sweep(file, tuple(overrides or ()))
     cluster = None
@@ -175,8 +175,8 @@ def _run_all(planned: Any, jobs: int, view: RunsView, cluster: Any) -> tuple[dic
     from nip_cli.launching.launch import with_prefect
     from nip_cli.launching.stopping import stoppable
     from nip_core.run_store.store import open_store
-    from nip_core.sweep.declaration import find_declared
-    from nip_core.sweep.memory_for_jobs import check_memory
+    from nip_core.sweep.declare.declaration import find_declared
+    from nip_core.sweep.plan.memory_for_jobs import check_memory
     from nip_lm_server.client import allowed_bytes
 
     # 1. What is finished needs no process, and what can't be run is told before anything is.

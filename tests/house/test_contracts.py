@@ -52,7 +52,9 @@ BROKEN = {
 
 FOR_TYPES = {
     # The same, imported for type checkers alone: a reader follows it as well.
-    "The floors of nip_core": (("nip_core/protocols/scales.py", "nip_core.parameters.game"),),
+    "The floors of nip_core": (
+        ("nip_core/protocols/scales.py", "nip_core.parameters.blocks.game"),
+    ),
     "The storeys": (("nip_core/nearest.py", "nip_prefect.flows.form"),),
 }
 

@@ -36,7 +36,7 @@ from nip_core.session.prepare import estimate_settings
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.showing.reports import write_report
 from nip_core.showing.summary import summarise_run
-from nip_core.sweep.attack_run import attack_settings
+from nip_core.sweep.plan.attack_run import attack_settings
 from nip_core.upkeep.clean import find_unused
 from nip_core.upkeep.verify import verify_run
 

@@ -8,7 +8,7 @@ from nip_core.costs.estimate import estimate_run
 from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.parameters.tested_iterations import is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.session.problems_of_run import load_all_problems
 
 

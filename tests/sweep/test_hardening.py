@@ -12,14 +12,14 @@ from nip_core.errors import NipError, SettingsError
 from nip_core.evaluation.attack_reach import reach_share
 from nip_core.parameters import load_parameters
 from nip_core.run_store.store import open_store
-from nip_core.sweep.hardening import (
+from nip_core.sweep.harden.hardening import (
     HardeningSettings,
     parse_attack,
     parse_mix,
     plan_hardening,
     plan_rounds,
 )
-from nip_core.sweep.hardening_results import (
+from nip_core.sweep.harden.hardening_results import (
     AttackInRound,
     HardenedRound,
     HardeningResults,

@@ -20,8 +20,8 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store
-from nip_core.sweep.hardening import HardeningSettings, parse_attack, plan_hardening
-from nip_core.sweep.hardening_results import collect_hardening
+from nip_core.sweep.harden.hardening import HardeningSettings, parse_attack, plan_hardening
+from nip_core.sweep.harden.hardening_results import collect_hardening
 from nip_core.upkeep.verify import verify_run
 
 ROOT = Path(__file__).parents[3]
