@@ -21,7 +21,7 @@ from nip_core.game.chat_format import format_chat
 from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.opponents import asked_as_there, split_agents
+from nip_core.parameters.blocks.opponents import asked_as_there, split_agents
 from nip_core.protocols import (
     Exchange,
     Move,
@@ -45,7 +45,7 @@ from nip_core.scenarios.prompts import SystemPrompts
 ChatMessage = dict[str, str]
 
 
-class Answer(typing.NamedTuple):
+class ValidAnswer(typing.NamedTuple):
     """A valid answer of an episode, with its place and, where they were recorded, its tokens."""
 
     round: int
@@ -333,7 +333,7 @@ class Game:
         """
         return self.parse_turns(
             (
-                Answer(
+                ValidAnswer(
                     row.round, row.agent, row.text, read_tokens(row.token_logprobs), row.exchange
                 )
                 for row in generations
@@ -342,7 +342,7 @@ class Game:
             seed,
         )
 
-    def parse_turns(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
+    def parse_turns(self, answers: Iterable[ValidAnswer], seed: int) -> list[Turn]:
         """Read the turns of an episode's valid answers, in the order of play.
 
         The last exchange of a turn has its move. Raises InvalidResponse.

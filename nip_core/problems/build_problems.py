@@ -19,7 +19,7 @@ from nip_core.errors import CorruptionError, SettingsError
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.game.answer_rows import AnswerPlace
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.model_names import base_name
+from nip_core.parameters.derived.model_names import base_name
 from nip_core.problems import difficulty, written_bugs
 from nip_core.problems.asked_model import (
     AGENT,

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.opponents import split_agents
+from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.protocols import Protocol
 from nip_core.rollouts.plan import EpisodeSpec
 

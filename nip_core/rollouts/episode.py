@@ -32,7 +32,7 @@ from nip_core.game.answers.parsing import AnswerForm
 from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import ChatMessage, Game, columns_json, make_situation
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.opponents import split_agents
+from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.progress.board import Progress
 from nip_core.protocols import NO_DECISION, Exchange, Move, Turn
 from nip_core.rollouts.client.chat_client import (

@@ -21,8 +21,8 @@ from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.answers.decisions import InvalidResponse
 from nip_core.game.answers.parsing import AnswerForm
 from nip_core.game.render import ChatMessage, Game, Situation, make_situation
+from nip_core.parameters.blocks.opponents import OpponentRun
 from nip_core.parameters.checks import list_scripted
-from nip_core.parameters.opponents import OpponentRun
 from nip_core.rollouts.branching import make_child
 from nip_core.rollouts.client.chat_client import ChatAnswer
 from nip_core.rollouts.model_call import Call, Player, judge_answer

@@ -19,9 +19,16 @@ import pyarrow.compute as pc
 from nip_core.errors import StageError
 from nip_core.game.answer_rows import place_of
 from nip_core.game.answers.reasons import Kind
-from nip_core.game.render import Answer, Game, InvalidResponse, Situation, Turn, parse_columns
+from nip_core.game.render import (
+    Game,
+    InvalidResponse,
+    Situation,
+    Turn,
+    ValidAnswer,
+    parse_columns,
+)
 from nip_core.hashing import derive_key
-from nip_core.parameters.opponents import split_agents
+from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.storage.schema import EPISODES
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.trainers.base import Rollouts
@@ -165,7 +172,7 @@ def read_played(
         answers = by_episode[key]
         try:
             turns = game.parse_turns(
-                [Answer(a.round, a.agent, a.text, exchange=a.exchange) for a in answers], seed
+                [ValidAnswer(a.round, a.agent, a.text, exchange=a.exchange) for a in answers], seed
             )
         except InvalidResponse as invalid:
             raise StageError(

@@ -28,9 +28,9 @@ import pyarrow.compute as pc
 from nip_core.errors import StageError
 from nip_core.game.answer_rows import place_of
 from nip_core.game.answers.reasons import Kind
-from nip_core.game.render import Answer, Game, InvalidResponse, Situation, parse_columns
+from nip_core.game.render import Game, InvalidResponse, Situation, ValidAnswer, parse_columns
 from nip_core.hashing import derive_key, derive_seed
-from nip_core.parameters.opponents import split_agents
+from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.storage.table_rows import read_rows
 from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.rollouts.trees import (
@@ -277,7 +277,7 @@ def _make_pair(
     try:
         turns = game.parse_turns(
             [
-                Answer(answer.round, answer.agent, answer.text, exchange=answer.exchange)
+                ValidAnswer(answer.round, answer.agent, answer.text, exchange=answer.exchange)
                 for answer in tree.before(node)
                 if answer.invalid_reason is None
             ],
