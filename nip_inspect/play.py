@@ -28,9 +28,10 @@ from nip_core.game.answer_rows import place_of
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
 from nip_core.rollouts.client.chat_client import Endpoint
-from nip_core.rollouts.episode import ShardContext, play_episode
+from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.table_rows import Generation, recorded_calls, stored_row
 from nip_core.scenarios import NO_LABEL
 from nip_core.session.outside_game import join_problem_text

@@ -20,9 +20,10 @@ from nip_core.errors import NipError, ServerError
 from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.progress.board import Progress
 from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.episode import ShardContext, play_episode
+from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
+from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.table_rows import stored_row
 from nip_verifiers.scoring import record
 from nip_verifiers.seats import SeatCalls

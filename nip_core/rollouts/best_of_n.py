@@ -38,15 +38,11 @@ from nip_core.hashing import derive_key, derive_seed
 from nip_core.protocols import ACCEPT, NO_DECISION
 from nip_core.rollouts.acceptance import estimate_acceptance, has_two_answers
 from nip_core.rollouts.branching import make_child
-from nip_core.rollouts.episode import (
-    EpisodeState,
-    Played,
-    ShardContext,
-    assign_episode,
-)
+from nip_core.rollouts.episode import EpisodeState
 from nip_core.rollouts.plan import EpisodeSpec
+from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.table_rows import AttackChoice, CallRecord, Episode
-from nip_core.rollouts.turns import PlayedTurn
+from nip_core.rollouts.turns import Played, PlayedTurn, assign_episode
 
 _FAILED = -1.0  # a message that is none is worse than any that is one
 _PLAYED_ON = 0  # the child in a round in which there is nothing to choose

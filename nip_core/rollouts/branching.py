@@ -1,5 +1,6 @@
 """Where trees of responses branch, decided before they are played (see `trees`).
 
+Branch          a function that says where episodes branch; `no_branching`, nowhere
 Branching       where the trees of an iteration branch
 nodes_by_round  how many nodes that makes
 make_child      a node below another
@@ -8,7 +9,7 @@ Where a tree branches depends on settings and seeds alone, as if no episode ende
 neither timing nor an answer has a part in it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from nip_core.hashing import derive_key, derive_seed
@@ -16,6 +17,14 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.protocols import Protocol
 from nip_core.rollouts.plan import EpisodeSpec
+
+Branch = Callable[[EpisodeSpec, int, Sequence[str]], Sequence[EpisodeSpec]]
+"""(a node, the round that is next, the agents that move in it) -> its children."""
+
+
+def no_branching(node: EpisodeSpec, round_: int, agents: Sequence[str]) -> Sequence[EpisodeSpec]:
+    """Return the node itself as its only child: a plain episode branches nowhere."""
+    return (node,)
 
 
 class Branching:

@@ -2,8 +2,6 @@
 
 play_episode  its rows, and the records of the calls it took
 EpisodeState  an episode between two rounds
-ShardContext  what all episodes of a shard share
-Branch        where episodes branch; `no_branching` is nowhere, for trees see `trees`
 
 A generation whose key is in the journal is taken from there and not asked for again.
 
@@ -21,85 +19,34 @@ problem with what it wrote and its label, and so have all that follow (see `labe
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.answers.parsing import AnswerForm
 from nip_core.game.answers.reasons import Kind
-from nip_core.game.render import ChatMessage, Game, columns_json, make_situation
+from nip_core.game.render import ChatMessage, columns_json, make_situation
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.blocks.opponents import split_agents
-from nip_core.progress.board import Progress
 from nip_core.protocols import NO_DECISION, Exchange, Move, Turn
 from nip_core.rollouts.client.chat_client import (
-    ChatCompletions,
     ContextLengthError,
     RequestRefusedError,
 )
-from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.labels import make_objection, take_solution
-from nip_core.rollouts.model_call import Call, Player, ask, read_again
-from nip_core.rollouts.plan import EpisodeSpec, OpponentKey
+from nip_core.rollouts.model_call import Call, ask, read_again
+from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.scripted_call import ask_script
-from nip_core.rollouts.storage.journal import Appends
+from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.table_rows import (
-    AttackChoice,
     CallRecord,
     Episode,
-    LabelRow,
     RoundReward,
 )
-from nip_core.rollouts.turns import PlayedExchange, PlayedTurn
+from nip_core.rollouts.turns import Played, PlayedExchange, PlayedTurn, assign_episode
 from nip_core.scenarios import NO_LABEL, NoLabel
-
-Branch = Callable[[EpisodeSpec, int, Sequence[str]], Sequence[EpisodeSpec]]
-"""(a node, the round that is next, the agents that move in it) -> its children."""
-
-
-def no_branching(node: EpisodeSpec, round_: int, agents: Sequence[str]) -> Sequence[EpisodeSpec]:
-    """Return the node itself as its only child: a plain episode branches nowhere."""
-    return (node,)
-
-
-@dataclass(frozen=True)
-class ShardContext:
-    """What all episodes of a shard share."""
-
-    game: Game
-    players: Mapping[str, Player]
-    client: ChatCompletions
-    log: Appends  # where finished generations are made durable
-    recorded: Mapping[str, CallRecord]  # what the journal has, by generation key
-    progress: Progress
-    failures: Failures | None = None  # None: the shard is the whole split
-    places: AbstractAsyncContextManager[Any] | None = None  # of an episode; None: of this shard
-    branch: Branch = no_branching
-    labels: dict[str, LabelRow] = field(default_factory=dict)  # made in play, by generation key
-    opponents: Mapping[tuple[str, OpponentKey], Player] = field(default_factory=dict)
-    """By agent and opponent, who plays with an earlier model or another run's, see `league`."""
-
-    def player(self, spec: EpisodeSpec, agent: str) -> Player:
-        """Find the player of an agent in this episode, by the model of now or another one."""
-        key = spec.opponent_key
-        if key is not None and agent in split_agents(spec.opponent):
-            return self.opponents[agent, key]
-        return self.players[agent]
-
-
-@dataclass(frozen=True)
-class Played:
-    """What was played from a state on."""
-
-    episodes: list[Episode]
-    """One for each leaf, in the order of their branch paths."""
-    records: list[CallRecord]
-    """One for each call that it took."""
-    choices: list[AttackChoice] = field(default_factory=list)
-    """Of an attack, see `best_of_n`."""
 
 
 async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
@@ -108,14 +55,6 @@ async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
     Raises StageError, ServerError or StoreError for what would stop every episode.
     """
     return await EpisodeState(spec, context).play_on()
-
-
-def assign_episode(record: CallRecord, episode: str) -> CallRecord:
-    """Say in a record to which episode its generation belongs; a node can't know it."""
-    generation = record.generation
-    if generation.episode == episode:
-        return record
-    return replace(record, generation=replace(generation, episode=episode))
 
 
 T = TypeVar("T")
@@ -228,12 +167,7 @@ class EpisodeState:
         )
         by_agent = {**answered, **dict(zip(asked, taken, strict=True))}
         after = EpisodeState(
-            spec=spec,
-            context=self.context,
-            round=self.round + 1,
-            turns=[*self.turns],
-            round_rewards=[*self.round_rewards],
-            parent=self.parent,
+            spec, self.context, self.round + 1, [*self.turns], [*self.round_rewards], self.parent
         )
         # 2. Sort what came: turns, silence that is paid for, and what ends the episode. Only an
         #    answer in a wrong form is silence; a refused request is nobody's fault in the game.

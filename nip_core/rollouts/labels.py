@@ -28,7 +28,7 @@ RIGHT, WRONG = "right", "wrong"
 
 
 class Context(Protocol):
-    """The part of a shard's context used by labelling, see `nip_core.rollouts.episode`."""
+    """The part of a shard's context used by labelling, see `nip_core.rollouts.shard_context`."""
 
     @property
     def game(self) -> Game: ...

@@ -1,15 +1,17 @@
-"""A turn as it is played: a list of exchanges, with the calls that each of them took.
+"""Turns and episodes as they are played, with the calls that each of them took.
 
 PlayedExchange  the accepted answer of an exchange, or why there is none
 PlayedTurn      an agent's exchanges in a round
+Played          all that was played from a state of an episode on
+assign_episode  a record with the key of its episode
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from nip_core.game.answer_rows import read_tokens
 from nip_core.protocols import Exchange, Move, Turn
-from nip_core.rollouts.storage.table_rows import CallRecord
+from nip_core.rollouts.storage.table_rows import AttackChoice, CallRecord, Episode
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,23 @@ class PlayedTurn:
             return None
         *earlier, last = [exchange.answer for exchange in self.exchanges]
         return Turn(self.round, self.agent, last.text, self.end.move, last.tokens, tuple(earlier))
+
+
+@dataclass(frozen=True)
+class Played:
+    """What was played from a state on."""
+
+    episodes: list[Episode]
+    """One for each leaf, in the order of their branch paths."""
+    records: list[CallRecord]
+    """One for each call that it took."""
+    choices: list[AttackChoice] = field(default_factory=list)
+    """Of an attack, see `best_of_n`."""
+
+
+def assign_episode(record: CallRecord, episode: str) -> CallRecord:
+    """Say in a record to which episode its generation belongs; a node can't know it."""
+    generation = record.generation
+    if generation.episode == episode:
+        return record
+    return replace(record, generation=replace(generation, episode=episode))

@@ -29,9 +29,9 @@ from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.acceptance import LIKELIEST
 from nip_core.rollouts.best_of_n import BestOfN
-from nip_core.rollouts.branching import Branching
+from nip_core.rollouts.branching import Branch, Branching, no_branching
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
-from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
+from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.labels import count_labels
 from nip_core.rollouts.league import draw_opponents
@@ -51,6 +51,7 @@ from nip_core.rollouts.plan import (
     replay_episodes,
 )
 from nip_core.rollouts.scripted_call import find_opponent_scripts, make_scripted_players
+from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.journal import GroupCommits
 from nip_core.rollouts.storage.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.storage.shard_manifests import shard_is_committed, shard_manifest
@@ -83,10 +84,9 @@ class SplitPlay:
 
     def _plan(self) -> SplitPlan:
         run, path = self.session.run, f"{self.directory}/plan.json"
-        per_shard = self.session.parameters.rollouts.episodes_per_shard
         plan = SplitPlan(
             episodes=len(self.specs),
-            episodes_per_shard=per_shard,
+            episodes_per_shard=self.session.parameters.rollouts.episodes_per_shard,
             plan_digest=digest([spec.key for spec in self.specs]),
         )
         recorded = read_document(run, path, SplitPlan)
