@@ -39,7 +39,7 @@ is neither done nor terminated.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +47,7 @@ import pyarrow as pa
 from nip_core.agents.history import NO_STANCE, Actions
 from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.errors import SettingsError
-from nip_core.game.answer_rows import RecordedToken
+from nip_core.game.answer_rows import SpokenRow
 from nip_core.game.render import Game, InvalidResponse, Situation
 from nip_core.hashing import digest
 from nip_core.protocols import Turn
@@ -182,17 +182,12 @@ def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
     return np.asarray(rows == np.array([first[key] for key in keys.tolist()], dtype=int))
 
 
-class _Said(NamedTuple):
-    """What of a generation a turn is made of."""
+@dataclass(slots=True, kw_only=True)
+class _Said(SpokenRow):
+    """What of a generation a turn of an episode is made of."""
 
     episode: str
     branch_path: str
-    round: int
-    agent: str
-    exchange: int
-    text: str
-    invalid_reason: str | None
-    token_logprobs: list[RecordedToken] | None
 
 
 class _Played:

@@ -3,22 +3,24 @@
 AnswerPlace          the place of an answer in its episode
 place_of             that of a row; place_of_move, that of the exchange with a turn's move
 take_moves           the answers that ended their turns
-Spoken               of which a turn can be made
+Spoken               of which a turn can be made; SpokenRow, the columns for that as a row
+make_exchange        the answer as agents and protocols see it
 Attempted            of which can be said what was wrong
 RecordedToken        a token of an answer with the likeliest ones in its place; read_tokens, of all
 
 The whole row is `nip_core.rollouts.storage.table_rows.Generation`; a reader of some columns has its
-own.
+own, which adds to `SpokenRow` where it makes turns.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 # Not that of `typing`: answers stand in pydantic models of programs around nip, and pydantic takes
 # none of `typing` before Python 3.12.
 from typing_extensions import TypedDict
 
-from nip_core.protocols import TokenChoice, Turn
+from nip_core.protocols import Exchange, TokenChoice, Turn
 
 
 class TokenLogprob(TypedDict):
@@ -131,6 +133,25 @@ class Spoken(Protocol):
     def invalid_reason(self) -> str | None: ...
     @property
     def token_logprobs(self) -> Sequence[RecordedToken] | None: ...
+
+
+# Not frozen, which takes twice as long to make: there are millions where rollouts become datasets.
+@dataclass(slots=True, kw_only=True)
+class SpokenRow:
+    """The columns of an answer of which a turn is made; those with a default need not be read."""
+
+    round: int
+    agent: str
+    exchange: int
+    attempt: int
+    text: str
+    invalid_reason: str | None = None
+    token_logprobs: Sequence[RecordedToken] | None = None
+
+
+def make_exchange(row: Spoken) -> Exchange:
+    """Make of a valid answer what agents and protocols see."""
+    return Exchange(row.text, read_tokens(row.token_logprobs))
 
 
 def read_tokens(recorded: Sequence[RecordedToken] | None) -> tuple[TokenChoice, ...] | None:

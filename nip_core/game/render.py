@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from nip_core.errors import SettingsError
-from nip_core.game.answer_rows import AnswerPlace, Attempted, Spoken, place_of, read_tokens
+from nip_core.game.answer_rows import AnswerPlace, Attempted, Spoken, make_exchange, place_of
 from nip_core.game.answers.decisions import InvalidResponse
 from nip_core.game.answers.parsing import AnswerForm
 from nip_core.game.answers.reasons import Kind, sort_reason
@@ -27,7 +27,6 @@ from nip_core.protocols import (
     Move,
     Protocol,
     RoundResult,
-    TokenChoice,
     Turn,
     make_protocol,
 )
@@ -43,16 +42,6 @@ from nip_core.scenarios.checked import (
 from nip_core.scenarios.prompts import SystemPrompts
 
 ChatMessage = dict[str, str]
-
-
-class ValidAnswer(typing.NamedTuple):
-    """A valid answer of an episode, with its place and, where they were recorded, its tokens."""
-
-    round: int
-    agent: str
-    text: str
-    tokens: tuple[TokenChoice, ...] | None = None
-    exchange: int = 0
 
 
 @dataclass(frozen=True)
@@ -327,37 +316,22 @@ class Game:
         return self._rules.parse(agent, round_, seed, text, turns)
 
     def turns(self, generations: Iterable[Spoken], seed: int) -> list[Turn]:
-        """Read the turns in an episode's generations; invalid answers are no turns.
+        """Read the turns in an episode's generations, in the order of play.
 
-        Raises InvalidResponse.
-        """
-        return self.parse_turns(
-            (
-                ValidAnswer(
-                    row.round, row.agent, row.text, read_tokens(row.token_logprobs), row.exchange
-                )
-                for row in generations
-                if row.invalid_reason is None
-            ),
-            seed,
-        )
-
-    def parse_turns(self, answers: Iterable[ValidAnswer], seed: int) -> list[Turn]:
-        """Read the turns of an episode's valid answers, in the order of play.
-
-        The last exchange of a turn has its move. Raises InvalidResponse.
+        Invalid answers are no exchanges; the last exchange of a turn has its move. Raises
+        InvalidResponse.
         """
         rules, order = self._rules, self._rules.order
         turns: list[Turn] = []
         before: list[Turn] = []
-        ordered = sorted(answers, key=lambda a: (a.round * len(order) + order[a.agent], a.exchange))
-        for (round_, agent), exchanges in groupby(ordered, attrgetter("round", "agent")):
-            *earlier, last = exchanges
+        valid = (row for row in generations if row.invalid_reason is None)
+        ordered = sorted(valid, key=lambda a: (a.round * len(order) + order[a.agent], a.exchange))
+        for (round_, agent), rows in groupby(ordered, attrgetter("round", "agent")):
             if rules.moves_by_turns and turns and turns[-1].round < round_:
                 before = turns.copy()
+            *earlier, last = map(make_exchange, rows)
             move = rules.parse(agent, round_, seed, last.text, before)
-            shown = tuple(Exchange(answer.text, answer.tokens) for answer in earlier)
-            turns.append(Turn(round_, agent, last.text, move, last.tokens, shown))
+            turns.append(Turn(round_, agent, last.text, move, last.tokens, tuple(earlier)))
         return turns
 
 

@@ -9,7 +9,7 @@ assign_episode  a record with the key of its episode
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from nip_core.game.answer_rows import read_tokens
+from nip_core.game.answer_rows import make_exchange
 from nip_core.protocols import Exchange, Move, Turn
 from nip_core.rollouts.storage.table_rows import AttackChoice, CallRecord, Episode
 
@@ -30,8 +30,7 @@ class PlayedExchange:
     @property
     def answer(self) -> Exchange:
         """The accepted answer, as agents and protocols see it."""
-        generation = self.records[-1].generation
-        return Exchange(generation.text, read_tokens(generation.token_logprobs))
+        return make_exchange(self.records[-1].generation)
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
-from nip_core.game.answer_rows import place_of
+from nip_core.game.answer_rows import SpokenRow, place_of
 from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import (
     Game,
     InvalidResponse,
     Situation,
     Turn,
-    ValidAnswer,
     parse_columns,
 )
 from nip_core.hashing import derive_key
 from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.storage.schema import EPISODES
+from nip_core.rollouts.storage.table_rows import read_rows, row_columns
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.trainers.base import Rollouts
 
@@ -43,15 +43,11 @@ _OF_EPISODES = (
 _OF_TREES = ("key", "branch_path", *TREE_COLUMNS)
 
 
-class PlayedAnswer(NamedTuple):
+@dataclass(slots=True, kw_only=True)
+class PlayedAnswer(SpokenRow):
     """A valid generation. All fields but the last are columns."""
 
     episode: str
-    round: int
-    agent: str
-    exchange: int
-    attempt: int
-    text: str
     key: str
     prompt_tokens: int
     completion_tokens: int
@@ -153,17 +149,18 @@ def read_played(
     episodes = part.episodes(_OF_EPISODES)
     here = episodes["key"].to_pylist()
     chosen = [i for i, key in enumerate(here) if key in keys]
-    fields = PlayedAnswer._fields[: -1 if thoughts else -2]
+    unread = {"wrong", "token_logprobs", *(() if thoughts else ("reasoning",))}
+    fields = [name for name in row_columns(PlayedAnswer) if name not in unread]
     of_hints = ("finish_reason",) if hints else ()
-    generations = part.generations((*fields, *of_hints, "branch_path", "invalid_reason"))
+    generations = part.generations((*fields, *of_hints, "branch_path"))
     generations = for_each_episode(part.episodes(_OF_TREES), generations)
     valid = pc.is_null(generations["invalid_reason"])
     if len(chosen) < len(here):
         episodes = episodes.take(chosen)
         valid = pc.and_(valid, pc.is_in(generations["episode"], value_set=episodes["key"]))
     by_episode: dict[str, list[PlayedAnswer]] = defaultdict(list)
-    for answer in _iterate_rows(generations.filter(valid).select(fields)):
-        by_episode[answer[0]].append(PlayedAnswer(*answer))
+    for answer in read_rows(generations.filter(valid), PlayedAnswer):
+        by_episode[answer.episode].append(answer)
     if hints:
         _add_hints(game, generations, by_episode)
     for row in _iterate_rows(episodes):
@@ -171,9 +168,7 @@ def read_played(
         question, solution, columns, stance, seed = facts
         answers = by_episode[key]
         try:
-            turns = game.parse_turns(
-                [ValidAnswer(a.round, a.agent, a.text, exchange=a.exchange) for a in answers], seed
-            )
+            turns = game.turns(answers, seed)
         except InvalidResponse as invalid:
             raise StageError(
                 f"episode {key}: an answer that counted as valid when it was played is not "
@@ -196,7 +191,8 @@ def _add_hints(
             tried[episode].append(_Tried(*facts))
     for episode, rows in tried.items():
         mistakes, answers = game.find_mistakes(rows), by_episode[episode]
-        answers[:] = [a._replace(wrong=mistakes.get(place_of(a))) for a in answers]
+        for answer in answers:
+            answer.wrong = mistakes.get(place_of(answer))
 
 
 def _iterate_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:

@@ -26,12 +26,12 @@ from typing import NamedTuple
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
-from nip_core.game.answer_rows import place_of
+from nip_core.game.answer_rows import SpokenRow, place_of
 from nip_core.game.answers.reasons import Kind
-from nip_core.game.render import Game, InvalidResponse, Situation, ValidAnswer, parse_columns
+from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters.blocks.opponents import split_agents
-from nip_core.rollouts.storage.table_rows import read_rows
+from nip_core.rollouts.storage.table_rows import read_rows, row_columns
 from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.rollouts.trees import (
     Path,
@@ -71,19 +71,14 @@ class _Leaf(NamedTuple):
     opponent: str | None
 
 
-class _TreeAnswer(NamedTuple):
+@dataclass(slots=True, kw_only=True)
+class _TreeAnswer(SpokenRow):
     """What of a generation pairs are made of; the fields are columns."""
 
     key: str
     episode: str
     branch_path: str
-    round: int
-    agent: str
-    exchange: int
-    attempt: int
-    text: str
     finish_reason: str
-    invalid_reason: str | None
     prompt_tokens: int
     completion_tokens: int
     reasoning: str | None
@@ -212,7 +207,8 @@ def _read_trees(shard: RolloutTables) -> Iterator[_Tree]:
         tree = tree_at[leaf.key] = tree_of(leaf)
         leaves[tree].append(leaf)
     of_leaf = pc.is_in(shard.generations["episode"], value_set=episodes["key"])
-    generations = shard.generations.select(_TreeAnswer._fields).filter(of_leaf)
+    columns = [name for name in row_columns(_TreeAnswer) if name != "token_logprobs"]
+    generations = shard.generations.select(columns).filter(of_leaf)
     at_node: dict[Tree, dict[str, list[_TreeAnswer]]] = defaultdict(lambda: defaultdict(list))
     for answer in read_rows(generations, _TreeAnswer):
         at_node[tree_at[answer.episode]][answer.branch_path].append(answer)
@@ -275,14 +271,7 @@ def _make_pair(
     columns = parse_columns(facts.columns)
     situation = Situation(facts.question, facts.solution, facts.prover_stance, facts.seed, columns)
     try:
-        turns = game.parse_turns(
-            [
-                ValidAnswer(answer.round, answer.agent, answer.text, exchange=answer.exchange)
-                for answer in tree.before(node)
-                if answer.invalid_reason is None
-            ],
-            facts.seed,
-        )
+        turns = game.turns(tree.before(node), facts.seed)
     except InvalidResponse as invalid:
         raise StageError(
             f"episode {chosen.episode}: an answer that counted as valid when it was played is "

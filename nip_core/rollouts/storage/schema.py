@@ -23,13 +23,25 @@ Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, vers
 versions are read as if they had them: `exchange` is 0, the others are empty.
 """
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 SCHEMA_VERSION = 9
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
-VALUES_BEFORE = {"exchange": 0}
-"""What a row has in a later column, if it is from before that column; in all others it has null."""
+VALUES_BEFORE: Mapping[str, int | None] = {
+    **dict.fromkeys(("columns", "opponent", "opponent_iteration", "opponent_run")),
+    **dict.fromkeys(("reasoning", "reasoning_tokens")),
+    "exchange": 0,
+}
+"""Columns of later versions with the values of rows from before them. Digests leave such a value
+out, so that runs from before a column keep theirs."""
+NOT_DIGESTED = ("drawn", "p_accept", "round_rewards")
+"""Columns that say nothing new of the game, so that a run from before there was such a column has
+the digests of one that is played today: `drawn` follows from problem and seed, `round_rewards` from
+the answers and the protocol, and `p_accept` is what the engine says of an answer that is there; its
+last bits depend on what shares the batch."""
 
 
 def _list_rewards(*place: pa.Field) -> pa.DataType:

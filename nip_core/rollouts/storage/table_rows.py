@@ -16,7 +16,7 @@ a third of a second longer to make.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -130,6 +130,8 @@ class AttackChoice:
 @cache
 def row_columns(kind: Callable[..., Any]) -> tuple[str, ...]:
     """Name the columns of a kind of row, in the order of its fields."""
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind))
     return tuple(inspect.get_annotations(kind))
 
 

@@ -31,6 +31,7 @@ from nip_core.rollouts.storage.schema import (
     CHOICES,
     EPISODES,
     GENERATIONS,
+    NOT_DIGESTED,
     TIMINGS,
     VALUES_BEFORE,
 )
@@ -67,18 +68,6 @@ SHARED_PROMPTS = "shared_prompts"
 """In a shard's manifest: by agent, tokens of prompts that stand in several rows and were read once
 (see `nip_core.records.spending`)."""
 _DIGEST_VERSION = 2
-_LATER: Mapping[str, Any] = {
-    **dict.fromkeys(("columns", "opponent", "opponent_iteration", "opponent_run")),
-    **dict.fromkeys(("reasoning", "reasoning_tokens")),
-    **VALUES_BEFORE,
-}
-"""Columns of later versions of the schema with the values of rows from before them. Digests leave
-such a value out."""
-_IN_NO_DIGEST = ("drawn", "p_accept", "round_rewards")
-"""What says nothing new of the game, so that a run from before there was such a column has the
-digests of one that is played today: `drawn` follows from problem and seed, `round_rewards` from the
-answers and the protocol, and `p_accept` is what the engine says of an answer that is there; its
-last bits depend on what shares the batch."""
 
 
 @dataclass(frozen=True)
@@ -339,7 +328,7 @@ def _encode_row(row: Mapping[str, Any]) -> bytes:
     row = {
         name: value
         for name, value in row.items()
-        if name not in _IN_NO_DIGEST and (name not in _LATER or value != _LATER[name])
+        if name not in NOT_DIGESTED and (name not in VALUES_BEFORE or value != VALUES_BEFORE[name])
     }
     # NaN, which the schema allows in rewards and log-probabilities, is written as such.
     return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -8,14 +8,14 @@ read_episode_rows  the rows of some episodes of a shard
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
-from nip_core.game.answer_rows import RecordedToken, place_of
+from nip_core.game.answer_rows import SpokenRow, place_of
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
 from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.acceptance import find_acceptance
@@ -118,24 +118,18 @@ class ReadableEpisode(_Row):
     models: list[str]
 
 
-class _Call(NamedTuple):
+@dataclass(slots=True, kw_only=True)
+class _Call(SpokenRow):
     """Columns of a generation that a row needs."""
 
-    round: int
-    agent: str
-    exchange: int
-    attempt: int
     model_served: str
-    text: str
     decision: int
     decision_value: float | None
-    invalid_reason: str | None
     prompt_tokens: int
     completion_tokens: int
     reasoning: str | None
     finish_reason: str
     p_accept: float | None = None
-    token_logprobs: list[RecordedToken] | None = None
 
 
 def read_episode_rows(
