@@ -374,7 +374,7 @@ def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     from nip_lm_server.state.models import AdapterError
 
     try:
-        from nip_lm_server.engines.embedded.public_probe import compute_public_probe
+        from nip_lm_server.lora.public_probe import compute_public_probe
 
         return compute_public_probe(base_model, adapter)
     except ModuleNotFoundError as error:

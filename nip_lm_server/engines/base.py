@@ -14,14 +14,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from nip_lm_server.errors import EngineError
 from nip_lm_server.formats.tool_calls import ToolCall
 from nip_lm_server.proof import Proof
 
+__all__ = [
+    "COUNTED_CONTEXTS",
+    "Capabilities",
+    "Delta",
+    "Engine",
+    "EngineError",
+    "EngineRequestError",
+    "EngineState",
+    "GenerationRequest",
+    "GenerationResult",
+    "PromptScores",
+    "Proof",
+    "TopLogprob",
+    "Upstream",
+    "WorkDone",
+    "room_for_answer",
+]
+
 EngineState = Literal["stopped", "starting", "running", "sleeping", "failed"]
-
-
-class EngineError(Exception):
-    """The engine can't do what was asked; the message says what and why."""
 
 
 class EngineRequestError(EngineError, ValueError):

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nip_lm_server import aside
-from nip_lm_server.engines.probes import PROBE
+from nip_lm_server.lora.probes import PROBE
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.tinker.folders import Folders
 from nip_lm_server.tinker.records import (

@@ -37,7 +37,7 @@ from nip_lm_server.training.job import TrainingError, TrainingJob
 from nip_lm_server.wire import EffectiveSettings
 
 if TYPE_CHECKING:
-    from nip_lm_server.engines.embedded.lora import LoraFiles
+    from nip_lm_server.lora.rowwise_lora import LoraFiles
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def load_start(job: TrainingJob) -> Any:
 
 def read_parent(job: TrainingJob) -> "LoraFiles | None":
     """The parent adapter's matrices, or None. Raises TrainingError if it can't be read."""
-    from nip_lm_server.engines.embedded.lora import read_lora
+    from nip_lm_server.lora.rowwise_lora import read_lora
 
     if job.parent_adapter_path is None or job.settings.start_from == "base":
         return None
@@ -183,7 +183,7 @@ def merge(model: Any, files: "LoraFiles") -> None:
     """
     import torch
 
-    from nip_lm_server.engines.embedded.lora import is_transposed
+    from nip_lm_server.lora.rowwise_lora import is_transposed
 
     modules = check_fits(model, files)
     with torch.no_grad():
@@ -197,7 +197,7 @@ def merge(model: Any, files: "LoraFiles") -> None:
 
 def check_fits(model: Any, files: "LoraFiles") -> dict[str, Any]:
     """The model's modules by name. Raises TrainingError if the adapter is of another base."""
-    from nip_lm_server.engines.embedded.lora import linear_shape
+    from nip_lm_server.lora.rowwise_lora import linear_shape
 
     modules = dict(model.named_modules())
     for name, (down, up) in files.pairs.items():

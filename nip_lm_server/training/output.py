@@ -33,7 +33,7 @@ from nip_lm_server.training.job import TrainingError, TrainingJob
 from nip_lm_server.training.probe_text import probe_text
 
 if TYPE_CHECKING:
-    from nip_lm_server.engines.embedded.lora import LoraFiles
+    from nip_lm_server.lora.rowwise_lora import LoraFiles
 
 RESULT_FILE = "training_result.json"
 PROBE_FILE = "probe.json"
@@ -141,7 +141,7 @@ def same_weights(first: "LoraFiles | None", second: "LoraFiles | None") -> bool:
 
 def _sort_config(directory: Path) -> None:
     """Give equal configurations equal bytes: PEFT writes sets of names, in any order."""
-    from nip_lm_server.engines.embedded.lora import CONFIG_FILE
+    from nip_lm_server.lora.rowwise_lora import CONFIG_FILE
 
     path = directory / CONFIG_FILE
     config = parse_json(path.read_text())
@@ -163,7 +163,7 @@ def _is_stack(job: TrainingJob) -> bool:
 
 
 def _read_trained(job: TrainingJob) -> "LoraFiles":
-    from nip_lm_server.engines.embedded.lora import read_lora
+    from nip_lm_server.lora.rowwise_lora import read_lora
 
     try:
         return read_lora(_adapter_dir(job))
@@ -238,8 +238,8 @@ def _probe(
     """
     import torch
 
-    from nip_lm_server.engines.embedded.lora import read_lora
-    from nip_lm_server.engines.embedded.prove_weights import apply_adapter
+    from nip_lm_server.lora.prove_weights import apply_adapter
+    from nip_lm_server.lora.rowwise_lora import read_lora
 
     device = choose_device(job)
     precision = choose_precision(job.settings, device)

@@ -25,7 +25,7 @@ def probe_text(job: TrainingJob, text: loading.Text) -> list[int]:
 
     Of data with hardly any, the tokens of `prove_weights.probe_tokens`.
     """
-    from nip_lm_server.engines.embedded.prove_weights import LONGEST, probe_tokens
+    from nip_lm_server.lora.prove_weights import LONGEST, probe_tokens
 
     most = min(LONGEST, text.context or LONGEST)
     tokens: list[int] = []

@@ -35,7 +35,7 @@ _MODULES = (
         f"nip_lm_server.training.{name}"
         for name in ("main", "loading", "runner", "arguments", "checkpoints", "memory", "output")
     ),
-    "nip_lm_server.engines.embedded.prove_weights",
+    "nip_lm_server.lora.prove_weights",
 )
 _OF_METHODS = {
     "supervised": ("nip_lm_server.training.sft", "trl.trainer.sft_trainer"),

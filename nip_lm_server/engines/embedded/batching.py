@@ -17,9 +17,9 @@ import torch
 
 from nip_lm_server.engines.embedded.answers import AnswerText
 from nip_lm_server.engines.embedded.kv_cache import ROOM, Part, assemble, new_cache
-from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.sampling import Allowed, BatchSampler, Settings, widen_scores
 from nip_lm_server.engines.guided import Guide
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, RowwiseLora
 
 PREFILL_TOKENS = 2048
 """Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache. A

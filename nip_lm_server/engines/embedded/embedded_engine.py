@@ -33,8 +33,6 @@ from nip_lm_server.engines.base import (
     room_for_answer,
 )
 from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
-from nip_lm_server.engines.embedded.lora import LoraAdapter, read_lora
-from nip_lm_server.engines.embedded.prove_weights import prove, prove_base
 from nip_lm_server.engines.embedded.requests import (
     RowReader,
     abandon,
@@ -51,7 +49,9 @@ from nip_lm_server.engines.embedded.requests import (
 )
 from nip_lm_server.engines.embedded.sampling import MAX_TOP_LOGPROBS
 from nip_lm_server.engines.embedded.worker import ModelWorker, Pending
-from nip_lm_server.engines.probes import MAX_RIVALS
+from nip_lm_server.lora.probes import MAX_RIVALS
+from nip_lm_server.lora.prove_weights import prove, prove_base
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, read_lora
 from nip_lm_server.proof import Proof
 from nip_lm_server.spec import base_served_name
 

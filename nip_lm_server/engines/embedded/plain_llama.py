@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from nip_lm_server.engines.embedded.lora import RowwiseLora
+from nip_lm_server.lora.rowwise_lora import RowwiseLora
 from nip_lm_server.processors import SMALL_BYTES
 
 _CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

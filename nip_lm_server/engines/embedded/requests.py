@@ -29,7 +29,6 @@ from nip_lm_server.engines.base import (
 )
 from nip_lm_server.engines.embedded.answers import AnswerText
 from nip_lm_server.engines.embedded.batching import Decoder, Row
-from nip_lm_server.engines.embedded.lora import LoraAdapter
 from nip_lm_server.engines.embedded.sampling import (
     MAX_TOP_LOGPROBS,
     Settings,
@@ -43,6 +42,7 @@ from nip_lm_server.engines.guided import (
     write_json_grammar,
     write_lark_grammar,
 )
+from nip_lm_server.lora.rowwise_lora import LoraAdapter
 
 MAX_SCORED_TOP = 256
 """Likeliest tokens at each place of a prompt. A rule of thumb: who distills takes twenty."""

@@ -27,7 +27,6 @@ from nip_lm_server.engines.embedded.batching import (
 from nip_lm_server.engines.embedded.kept_prefixes import Found, KeptPrefixes
 from nip_lm_server.engines.embedded.kv_cache import ScarceMemory
 from nip_lm_server.engines.embedded.loaded_model import LoadedModel
-from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.plain_llama import (
     PlainLlama,
     attend_grouped,
@@ -40,6 +39,7 @@ from nip_lm_server.engines.embedded.plain_llama import (
 from nip_lm_server.engines.embedded.sampling import widen_scores
 from nip_lm_server.engines.embedded.slot_cache import SlotCache
 from nip_lm_server.formats import chat_template
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, RowwiseLora
 
 BESIDE_TOKENS = 512
 """Prompt tokens per pass while others are decoded: they wait for so many. A rule of thumb: with

@@ -36,10 +36,10 @@ from nip_lm_server.engines.embedded.loaded_model import (
     is_out_of_memory,
     load_engine_model,
 )
-from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
 from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
 from nip_lm_server.engines.embedded.slot_decoder import make_decoder
 from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, RowwiseLora
 
 JOIN_EVERY_STEPS = 8
 """Requests join a running batch at most this often: joining copies the cache. A rule of thumb: with

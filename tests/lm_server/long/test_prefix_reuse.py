@@ -17,7 +17,6 @@ from nip_lm_server.engines.base import EngineError, GenerationRequest
 from nip_lm_server.engines.embedded import slot_decoder
 from nip_lm_server.engines.embedded.batching import Decoder, Row
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
-from nip_lm_server.engines.embedded.lora import RowwiseLora
 from nip_lm_server.engines.embedded.plain_llama import (
     computes_the_same,
     may_pack,
@@ -25,6 +24,7 @@ from nip_lm_server.engines.embedded.plain_llama import (
 )
 from nip_lm_server.engines.embedded.sampling import Settings, row_random
 from nip_lm_server.engines.embedded.slot_decoder import SlotDecoder
+from nip_lm_server.lora.rowwise_lora import RowwiseLora
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 IS_X86 = platform.machine() in ("x86_64", "AMD64")

@@ -19,8 +19,8 @@ class PublicProbes:
     """
 
     def __init__(self, base_model: str):
-        from nip_lm_server.engines.embedded.prove_weights import probe_tokens
         from nip_lm_server.formats.chat_template import context_length, load_model, load_tokenizer
+        from nip_lm_server.lora.prove_weights import probe_tokens
 
         tokenizer = load_tokenizer(base_model)
         self._model = load_model(base_model, "auto").eval()
@@ -32,8 +32,8 @@ class PublicProbes:
 
     def compute(self, adapter: Path) -> dict[str, Any]:
         """Compute the probe of an adapter. Raises what the class raises."""
-        from nip_lm_server.engines.embedded.lora import read_lora
-        from nip_lm_server.engines.embedded.prove_weights import apply_adapter
+        from nip_lm_server.lora.prove_weights import apply_adapter
+        from nip_lm_server.lora.rowwise_lora import read_lora
 
         with apply_adapter(self._model, read_lora(adapter)):
             logprobs = _logprobs(self._model, self._tokens)

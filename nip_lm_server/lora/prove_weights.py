@@ -22,15 +22,14 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.embedded.batching import Decoder
-from nip_lm_server.engines.embedded.loaded_model import LoadedModel
-from nip_lm_server.engines.embedded.lora import LoraAdapter, LoraFiles, is_transposed
-from nip_lm_server.engines.probes import (
+from nip_lm_server.errors import EngineError
+from nip_lm_server.formats import chat_template
+from nip_lm_server.formats.bounds import parse_json
+from nip_lm_server.lora.probes import (
     LIMITS,
     OVER_NOISE,
     PROBE,
@@ -43,8 +42,7 @@ from nip_lm_server.engines.probes import (
     measure_differences,
     read_probe,
 )
-from nip_lm_server.formats import chat_template
-from nip_lm_server.formats.bounds import parse_json
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, LoraFiles, is_transposed
 from nip_lm_server.proof import Proof
 
 SAME_CHANGE = {"float64": 1e-6, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
@@ -62,6 +60,40 @@ short."""
 LONGEST = 256
 """Most tokens of a probe: a new adapter waits for its pass. A rule of thumb; with much fewer a few
 tokens that rounding moved far would decide the mean."""
+
+
+class Scorer(Protocol):
+    """The way in which an engine computes, for the proof of its answers."""
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
+    ) -> list[list[float]]:
+        """Log-probability of each token but the first of each sequence, as play computes it."""
+
+    def score_by_library(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
+    ) -> list[list[float]]:
+        """The same by the model's own modules, whose hooks are heeded."""
+
+
+class ProvedModel(Protocol):
+    """The model behind a `Scorer`."""
+
+    @property
+    def model(self) -> Any:
+        """The module of torch."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, in tokens."""
+
+    @property
+    def dtype(self) -> str:
+        """The precision of the weights, a key of `SAME_CHANGE`."""
 
 
 def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
@@ -118,8 +150,8 @@ def apply_adapter(model: Any, files: LoraFiles, *, merged: bool = True) -> Itera
 
 
 def prove(
-    decoder: Decoder,
-    loaded: LoadedModel,
+    scorer: Scorer,
+    loaded: ProvedModel,
     adapter: LoraAdapter,
     files: LoraFiles,
     rivals: Sequence[LoraAdapter],
@@ -128,13 +160,13 @@ def prove(
     tokens = probe_tokens(loaded.tokenizer, loaded.max_model_len)
     # 1. Score what is served, in one batch with the base and the other adapters.
     batch = [adapter, None, *rivals]
-    served, served_base, *served_rivals = decoder.score([tokens] * len(batch), batch)
+    served, served_base, *served_rivals = scorer.score([tokens] * len(batch), batch)
     # 2. Score what is saved, and the base, by themselves.
-    (base,) = decoder.score_by_library([tokens], [None])
+    (base,) = scorer.score_by_library([tokens], [None])
     with apply_adapter(loaded.model, files):
-        (saved,) = decoder.score_by_library([tokens], [None])
+        (saved,) = scorer.score_by_library([tokens], [None])
     with apply_adapter(loaded.model, files, merged=False):
-        (unmerged,) = decoder.score_by_library([tokens], [None])
+        (unmerged,) = scorer.score_by_library([tokens], [None])
     # 3. Compare. The base in the batch and by itself, the adapter merged and not: they differ by
     #    rounding alone.
     #    Where both agree to the bit, as they may in float32, another batch need not: so never zero.
@@ -152,7 +184,7 @@ def prove(
     base_distance = None if files.unchanged else measure_differences(served_base, saved)[1]
     # 4. The bits of the weights, and what the training recorded, must be right too.
     equal = weights_equal(adapter, files)
-    recorded = _compare_recorded(decoder, loaded, adapter, files.path)
+    recorded = _compare_recorded(scorer, loaded, adapter, files.path)
     return Proof(
         matches=matches and equal and recorded.get("probe_file_matches", True),
         detail={
@@ -170,7 +202,7 @@ def prove(
     )
 
 
-def prove_base(decoder: Decoder, loaded: LoadedModel, path: Path) -> Proof:
+def prove_base(scorer: Scorer, loaded: ProvedModel, path: Path) -> Proof:
     """Compare the served base model with the model's files in `path`, tensor by tensor."""
     different: list[str] = []
     count = 0
@@ -182,7 +214,7 @@ def prove_base(decoder: Decoder, loaded: LoadedModel, path: Path) -> Proof:
         held = state[name].cpu()
         if saved.shape != held.shape or not torch.equal(_bits(saved), _bits(held)):
             different.append(name)
-    recorded = _compare_recorded(decoder, loaded, None, path)
+    recorded = _compare_recorded(scorer, loaded, None, path)
     equal = not different and count > 0
     return Proof(
         matches=equal and recorded.get("probe_file_matches", True),
@@ -198,7 +230,7 @@ def prove_base(decoder: Decoder, loaded: LoadedModel, path: Path) -> Proof:
 
 
 def _read_saved_tensors(
-    path: Path, loaded: LoadedModel, state: dict[str, torch.Tensor]
+    path: Path, loaded: ProvedModel, state: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a model's files under their names in the loaded model."""
     from safetensors import safe_open
@@ -232,7 +264,7 @@ def _read_saved_tensors(
 
 
 def _compare_recorded(
-    decoder: Decoder, loaded: LoadedModel, adapter: LoraAdapter | None, path: Path
+    scorer: Scorer, loaded: ProvedModel, adapter: LoraAdapter | None, path: Path
 ) -> dict[str, Any]:
     """Compare with the log-probabilities computed by the training from its saved weights."""
     # What was trained elsewhere has none, and is judged by its files alone.
@@ -245,7 +277,7 @@ def _compare_recorded(
         raise EngineError(str(error)) from error
     tokens = probe.tokens[: loaded.max_model_len]
     probe = probe.at(range(len(tokens) - 1))
-    served, base = decoder.score([tokens, tokens], [adapter, None])
+    served, base = scorer.score([tokens, tokens], [adapter, None])
     allowed = choose_limits(probe, loaded.dtype)
     # A base model that was made here was trained from another, which does not answer.
     noise = 0.0 if adapter is None else mean_difference(base, probe.base_logprobs, allowed.cap)

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from nip_lm_server.engines.base import EngineError
+from nip_lm_server.errors import EngineError
 from nip_lm_server.formats.bounds import parse_json
 
 WEIGHTS_FILE = "adapter_model.safetensors"

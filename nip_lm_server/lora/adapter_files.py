@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from nip_lm_server.engines.base import EngineError
+from nip_lm_server.errors import EngineError
 from nip_lm_server.formats.bounds import parse_json
 
 
