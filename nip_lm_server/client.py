@@ -34,9 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nip_lm_server import formats
-    from nip_lm_server.allowed_memory import allowed_bytes, describe_memory
     from nip_lm_server.auth import is_secret_name
-    from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
     from nip_lm_server.engines.vllm.options import (
         DEFAULT_LORA_RANK,
         LARGEST_LORA_RANK,
@@ -65,7 +63,14 @@ if TYPE_CHECKING:
         stop,
         stop_state_dir,
     )
-    from nip_lm_server.processes import (
+    from nip_lm_server.machine.allowed_memory import allowed_bytes, describe_memory
+    from nip_lm_server.machine.devices import (
+        OLDEST_DRIVERS,
+        compile_caches,
+        driver_version,
+        has_cuda,
+    )
+    from nip_lm_server.machine.processes import (
         die_with_parent_process,
         process_identity,
         read_tail,
@@ -76,11 +81,11 @@ if TYPE_CHECKING:
     from nip_lm_server.proving.verdict import Verdict, exit_status
     from nip_lm_server.serving.lay_out_adapter import LaidOut, lay_out_adapter
     from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
+    from nip_lm_server.state.at_rest.examine import Examined, examine, stored_ids
+    from nip_lm_server.state.at_rest.garbage import State, StateInUseError, read_state, remove
+    from nip_lm_server.state.at_rest.import_models import find_model, import_models
     from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
     from nip_lm_server.state.disk import MANIFEST, MIN_FREE_BYTES, is_full, publish, want_of_space
-    from nip_lm_server.state.examine import Examined, examine, stored_ids
-    from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
-    from nip_lm_server.state.import_models import find_model, import_models
     from nip_lm_server.state.manifest import CHECKSUM, checksum_of, content_digest
     from nip_lm_server.state.models import AdapterError
     from nip_lm_server.version import SERVER_VERSION, compatible
@@ -182,9 +187,9 @@ __all__ = [
 ]
 
 _WHERE: dict[str, tuple[str, ...]] = {
-    "nip_lm_server.allowed_memory": ("allowed_bytes", "describe_memory"),
+    "nip_lm_server.machine.allowed_memory": ("allowed_bytes", "describe_memory"),
     "nip_lm_server.auth": ("is_secret_name",),
-    "nip_lm_server.devices": (
+    "nip_lm_server.machine.devices": (
         "OLDEST_DRIVERS",
         "compile_caches",
         "driver_version",
@@ -227,7 +232,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "stop",
         "stop_state_dir",
     ),
-    "nip_lm_server.processes": (
+    "nip_lm_server.machine.processes": (
         "die_with_parent_process",
         "process_identity",
         "read_tail",
@@ -259,18 +264,18 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "publish",
         "want_of_space",
     ),
-    "nip_lm_server.state.examine": (
+    "nip_lm_server.state.at_rest.examine": (
         "Examined",
         "examine",
         "stored_ids",
     ),
-    "nip_lm_server.state.garbage": (
+    "nip_lm_server.state.at_rest.garbage": (
         "State",
         "StateInUseError",
         "read_state",
         "remove",
     ),
-    "nip_lm_server.state.import_models": (
+    "nip_lm_server.state.at_rest.import_models": (
         "find_model",
         "import_models",
     ),

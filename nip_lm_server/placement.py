@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server.auth import without_secrets
-from nip_lm_server.devices import compile_caches, has_cuda, only_on, training_memory
 from nip_lm_server.engines.base import Engine
 from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine
 from nip_lm_server.engines.scripted.reply_rules import load_replies
 from nip_lm_server.jobs.training_process import SubprocessTrainer
+from nip_lm_server.machine.devices import compile_caches, has_cuda, only_on, training_memory
 from nip_lm_server.serving.device_memory import share_memory
 from nip_lm_server.serving.served_base import MakeEngine, Slot
 from nip_lm_server.serving.training_place import Trainer
@@ -92,8 +92,8 @@ def _make_with_model(
         make = partial(VllmEngine, state_dir=state_dir, environment=environment, **spec.options)
         return make, device
     try:
+        from nip_lm_server.engines.embedded.decoding.loaded_model import EmbeddedOptions
         from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
-        from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
     except ImportError as error:
         raise ValueError(
             "the embedded engine needs the extra 'local' (`nip doctor` says how to install it): "

@@ -1,7 +1,7 @@
 """The small interface of every engine.
 
 An engine answers for one base model and any number of adapters over it. It knows nothing of
-HTTP, files or jobs; the server (`nip_lm_server.app`) wires it. An engine that is a server
+HTTP, files or jobs; the server (`nip_lm_server.api.app`) wires it. An engine that is a server
 itself (vLLM) says where it is (`upstream`), and requests are passed through to there.
 
 What an engine can't do it says in its `capabilities`, and refuses; nothing is ignored.

@@ -6,7 +6,7 @@ from pathlib import Path
 from nip_lm_server.errors import ApiError
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.tinker.service import TinkerService
-from nip_lm_server.tinker.store import DATABASE
+from nip_lm_server.tinker.storage.store import DATABASE
 
 
 class TinkerDoor:

@@ -24,8 +24,10 @@ from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.tinker.executor import Executor, explain_payloads
-from nip_lm_server.tinker.folders import Folders
-from nip_lm_server.tinker.records import (
+from nip_lm_server.tinker.samples import Sampler
+from nip_lm_server.tinker.steps import Steps
+from nip_lm_server.tinker.storage.folders import Folders
+from nip_lm_server.tinker.storage.records import (
     CheckpointRow,
     LoraShape,
     RequestRow,
@@ -33,12 +35,10 @@ from nip_lm_server.tinker.records import (
     SessionRow,
     TinkerModelRow,
 )
-from nip_lm_server.tinker.samples import Sampler
-from nip_lm_server.tinker.steps import Steps
-from nip_lm_server.tinker.store import DATABASE, TinkerStore
+from nip_lm_server.tinker.storage.store import DATABASE, TinkerStore
+from nip_lm_server.tinker.storage.upkeep import drop_rows, sweep_folders
 from nip_lm_server.tinker.tinker_bodies import unknown_model
 from nip_lm_server.tinker.trainers import TrainerProcess
-from nip_lm_server.tinker.upkeep import drop_rows, sweep_folders
 
 FOLDER = "tinker"
 ENGINE = "embedded"

@@ -32,7 +32,8 @@ from nip_lm_server.engines.base import (
     WorkDone,
     room_for_answer,
 )
-from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
+from nip_lm_server.engines.embedded.decoding.loaded_model import EmbeddedOptions
+from nip_lm_server.engines.embedded.decoding.sampling import MAX_TOP_LOGPROBS
 from nip_lm_server.engines.embedded.requests import (
     RowReader,
     abandon,
@@ -47,7 +48,6 @@ from nip_lm_server.engines.embedded.requests import (
     score_prompt,
     with_calls,
 )
-from nip_lm_server.engines.embedded.sampling import MAX_TOP_LOGPROBS
 from nip_lm_server.engines.embedded.worker import ModelWorker, Pending
 from nip_lm_server.lora.probes import MAX_RIVALS
 from nip_lm_server.lora.prove_weights import prove, prove_base

@@ -27,9 +27,9 @@ from nip_lm_server.engines.base import (
     TopLogprob,
     room_for_answer,
 )
-from nip_lm_server.engines.embedded.answers import AnswerText
-from nip_lm_server.engines.embedded.batching import Decoder, Row
-from nip_lm_server.engines.embedded.sampling import (
+from nip_lm_server.engines.embedded.decoding.answers import AnswerText
+from nip_lm_server.engines.embedded.decoding.batching import Decoder, Row
+from nip_lm_server.engines.embedded.decoding.sampling import (
     MAX_TOP_LOGPROBS,
     Settings,
     row_random,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.devices import DEVICE, device_numbers
 from nip_lm_server.formats.bounds import parse_json
+from nip_lm_server.machine.devices import DEVICE, device_numbers
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes for its largest rank."""

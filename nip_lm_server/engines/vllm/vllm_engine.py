@@ -27,7 +27,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.devices import has_cuda, only_on
 from nip_lm_server.engines.base import (
     Capabilities,
     Engine,
@@ -44,6 +43,7 @@ from nip_lm_server.engines.vllm.process import (
     child_environment,
 )
 from nip_lm_server.lora.adapter_files import ServedAdapter, read_adapter
+from nip_lm_server.machine.devices import has_cuda, only_on
 from nip_lm_server.proof import Proof
 
 MAX_TOP_LOGPROBS = 20  # vLLM's own limit, unless an argument raises it

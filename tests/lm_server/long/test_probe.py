@@ -290,7 +290,7 @@ async def test_swapped_cut_and_absent_adapters_are_caught(base, tmp_path, dtype)
     from nip_lm_server.engines.vllm.adapter_proof import SCORINGS, VllmProver
     from nip_lm_server.formats.chat_template import load_model, load_tokenizer
     from nip_lm_server.lora.adapter_files import read_adapter
-    from nip_lm_server.training.output import _logprobs
+    from nip_lm_server.training.model.output import _logprobs
 
     model = load_model(base, getattr(torch, dtype)).eval()
     tokens = probe.probe_tokens(load_tokenizer(str(base)), 256)
