@@ -2,6 +2,8 @@
 
 launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir;
              serve_command
+engines      ENGINES, Capabilities, check_engine_name, find_capabilities of any, one's own too;
+             import_object, find_line: what a setting names in a Python file
 models, devices   base_served_name, has_cuda, driver_version, OLDEST_DRIVERS, compile_caches
 version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a
@@ -35,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nip_lm_server import formats
     from nip_lm_server.auth import is_secret_name
+    from nip_lm_server.engines.own_engines import find_capabilities
     from nip_lm_server.engines.vllm.options import (
         DEFAULT_LORA_RANK,
         LARGEST_LORA_RANK,
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from nip_lm_server.formats.gguf_tokenizer import GgufError
     from nip_lm_server.formats.token_counts import count_tokens
     from nip_lm_server.formats.untrusted import parse_yaml, read_text
+    from nip_lm_server.importing import find_line, import_object
     from nip_lm_server.launch import (
         OwnerError,
         ServerHandle,
@@ -80,7 +84,14 @@ if TYPE_CHECKING:
     from nip_lm_server.proving.stranger import InputError, NoAnswerError
     from nip_lm_server.proving.verdict import Verdict, exit_status
     from nip_lm_server.serving.lay_out_adapter import LaidOut, lay_out_adapter
-    from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
+    from nip_lm_server.spec import (
+        ENGINES,
+        Capabilities,
+        EngineSpec,
+        ServerSpec,
+        base_served_name,
+        check_engine_name,
+    )
     from nip_lm_server.state.at_rest.examine import Examined, examine, stored_ids
     from nip_lm_server.state.at_rest.garbage import State, StateInUseError, read_state, remove
     from nip_lm_server.state.at_rest.import_models import find_model, import_models
@@ -103,6 +114,7 @@ __all__ = [
     "DATABASE",
     "DEFAULT_LORA_RANK",
     "ENDED_STATUSES",
+    "ENGINES",
     "FILES",
     "JOIN_HEADER",
     "KEY_FILE",
@@ -116,6 +128,7 @@ __all__ = [
     "SERVER_VERSION",
     "AdapterError",
     "AdvantageMode",
+    "Capabilities",
     "ConvertedModel",
     "Deviation",
     "EngineSpec",
@@ -140,6 +153,7 @@ __all__ = [
     "VllmMissingError",
     "allowed_bytes",
     "base_served_name",
+    "check_engine_name",
     "checksum_of",
     "compatible",
     "compile_caches",
@@ -153,12 +167,15 @@ __all__ = [
     "driver_version",
     "examine",
     "exit_status",
+    "find_capabilities",
+    "find_line",
     "find_model",
     "find_vllm",
     "formats",
     "group_advantages",
     "has_cuda",
     "import_models",
+    "import_object",
     "is_full",
     "is_running",
     "is_secret_name",
@@ -224,6 +241,8 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "parse_yaml",
         "read_text",
     ),
+    "nip_lm_server.engines.own_engines": ("find_capabilities",),
+    "nip_lm_server.importing": ("find_line", "import_object"),
     "nip_lm_server.launch": (
         "OwnerError",
         "ServerHandle",
@@ -246,9 +265,12 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "lay_out_adapter",
     ),
     "nip_lm_server.spec": (
+        "ENGINES",
+        "Capabilities",
         "EngineSpec",
         "ServerSpec",
         "base_served_name",
+        "check_engine_name",
     ),
     "nip_lm_server.state.directory": (
         "DATABASE",

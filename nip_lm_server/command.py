@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from nip_lm_server.spec import EngineSpec, ServerSpec, Start
+from nip_lm_server.spec import ENGINES, EngineSpec, ServerSpec, Start
 from nip_lm_server.terminal import say
 
 _Spec = TypeVar("_Spec", bound=EngineSpec)
@@ -32,8 +32,10 @@ def serve(
     context: typer.Context,
     state: Annotated[Path, typer.Option(help="Directory for everything the server keeps.")],
     engine: Annotated[
-        Literal["deterministic", "embedded", "vllm"] | None,
-        typer.Option(help="What generates and trains."),
+        str | None,
+        typer.Option(
+            help=f"What generates and trains: {', '.join(ENGINES)}, or path/to/file.py:Class."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help='Path or name of the model, or "tiny".')] = None,
     served_model_name: Annotated[
@@ -60,7 +62,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="JSON",
-            help='Another engine, for example \'{"engine": "embedded", "model": "PATH"}\'.',
+            help='Another engine, for example \'{"engine": "vllm", "model": "PATH"}\'.',
         ),
     ] = None,
     training_device: Annotated[

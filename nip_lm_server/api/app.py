@@ -38,6 +38,7 @@ from nip_lm_server.api.upstream.proxy import Proxy
 from nip_lm_server.auth import KeyRing
 from nip_lm_server.engines.scripted.deterministic_engine import InjectedFault
 from nip_lm_server.errors import ApiError, Places
+from nip_lm_server.importing import find_file
 from nip_lm_server.jobs.supervisor import JobSupervisor
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.placement import make_slots
@@ -85,7 +86,7 @@ async def open_server(
                 state_dir,
                 pool,
                 environment,
-                is_served=any(engine.engine == "embedded" for engine in spec.engines()),
+                is_served=any(base.engine.capabilities.trains_resident for base in pool.bases()),
             )
             tinker.start()
         except BaseException:
@@ -120,6 +121,7 @@ async def open_server(
 def _places(state_dir: Path, spec: ServerSpec) -> Places:
     """List the places of files an error may name: the server's own, its models, its programs."""
     named = [path for engine in spec.engines() for path in (engine.model, engine.replies) if path]
+    named += [str(file) for engine in spec.engines() if (file := find_file(engine.engine))]
     places = [state_dir, Path(__file__).parents[1], Path.cwd(), Path.home()]
     places += [Path(path).expanduser() for path in (*named, sys.prefix, sys.base_prefix)]
     return Places([*places, *[place.resolve() for place in places]])

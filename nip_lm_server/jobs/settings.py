@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from nip_lm_server import wire
-from nip_lm_server.errors import ApiError, model_not_found
+from nip_lm_server.engines.base import Engine
+from nip_lm_server.errors import ApiError, model_not_found, wrong_value
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.serving.training_place import TrainingPlace
+from nip_lm_server.spec import list_engines
 from nip_lm_server.state.manifest import ModelManifest
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.state.rows import ModelRow
@@ -61,6 +63,7 @@ def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: Model
     method, hyper = _choose_method(request)
     nip = request.nip
     start = _find_start(request, pool, models)
+    _check_trains(pool.base(start.base_model).engine)
     place = pool.training_place(start.base_model)
     _check_applies(nip, method, start)
     _check_device(nip, place, start)
@@ -220,6 +223,15 @@ def _find_configured_base(base_model: str, models: ModelStore) -> str:
 
 
 # What goes together
+
+
+def _check_trains(engine: Engine) -> None:
+    if not engine.capabilities.trains:
+        raise wrong_value(
+            "model",
+            f"{engine.base_model!r} is served by the engine {engine.name}, which loads no "
+            f"adapters: train a model of --engine {list_engines('trains')}",
+        )
 
 
 def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:

@@ -94,7 +94,7 @@ def test_a_wrong_option_of_the_command_is_named(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"engine": "other", "model": "m"}, "unknown engine 'other'"),
+        ({"engine": "other", "model": "m"}, "there is no engine 'other'"),
         ({"engine": "vllm", "model": "m", "training_device": "gpu"}, "training_device is 'gpu'"),
         ({"engine": "vllm", "model": "m", "share_device": "no way"}, "share_device is 'no way'"),
         ({"engine": "vllm", "model": "m", "bases_at_once": 0}, "bases_at_once is 0"),

@@ -33,15 +33,17 @@ _secret = secrets.token_bytes(32)  # an address of an earlier server answers no 
 async def get_server_capabilities(request: web.Request) -> web.StreamResponse:
     """Answer which base models there are."""
     pool = open_service(request).pool
-    models = [
-        {
-            "model_name": name,
-            "max_context_length": pool.base(name).max_model_len,
-            "trainable": pool.base(name).engine.name == "embedded",
-            "sampleable": pool.base(name).engine.name == "embedded",
-        }
-        for name in pool.base_models()
-    ]
+    models = []
+    for base in pool.bases():
+        can = base.engine.capabilities
+        models.append(
+            {
+                "model_name": base.name,
+                "max_context_length": base.max_model_len,
+                "trainable": can.trains_resident,
+                "sampleable": can.trains_resident and can.scores_given_tokens,
+            }
+        )
     return json_response({"supported_models": models})
 
 

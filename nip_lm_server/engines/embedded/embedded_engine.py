@@ -53,7 +53,7 @@ from nip_lm_server.lora.probes import MAX_RIVALS
 from nip_lm_server.lora.prove_weights import prove, prove_base
 from nip_lm_server.lora.rowwise_lora import LoraAdapter, read_lora
 from nip_lm_server.proof import Proof
-from nip_lm_server.spec import base_served_name
+from nip_lm_server.spec import ENGINES, base_served_name
 
 SLEEP_TIMEOUT_S = 60.0
 """Time that running requests have to end when the engine is put to sleep. A rule of thumb: with
@@ -273,11 +273,10 @@ class EmbeddedEngine(Engine):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
+        return replace(
+            ENGINES[self.name],
             logprobs=True,
             max_top_logprobs=MAX_TOP_LOGPROBS,
-            scores_prompts=True,
-            sleep=True,
             max_lora_rank=self._options.max_lora_rank,
         )
 
