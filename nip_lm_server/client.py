@@ -3,7 +3,7 @@
 launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir;
              serve_command
 engines      ENGINES, Capabilities, check_engine_name, find_capabilities of any, one's own too;
-             import_object, find_line: what a setting names in a Python file
+             import_object, find_file, find_line: what a setting names in a Python file
 models, devices   base_served_name, has_cuda, driver_version, OLDEST_DRIVERS, compile_caches
 version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from nip_lm_server.formats.gguf_tokenizer import GgufError
     from nip_lm_server.formats.token_counts import count_tokens
     from nip_lm_server.formats.untrusted import parse_yaml, read_text
-    from nip_lm_server.importing import find_line, import_object
+    from nip_lm_server.importing import find_file, find_line, import_object
     from nip_lm_server.launch import (
         OwnerError,
         ServerHandle,
@@ -168,6 +168,7 @@ __all__ = [
     "examine",
     "exit_status",
     "find_capabilities",
+    "find_file",
     "find_line",
     "find_model",
     "find_vllm",
@@ -242,7 +243,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "read_text",
     ),
     "nip_lm_server.engines.own_engines": ("find_capabilities",),
-    "nip_lm_server.importing": ("find_line", "import_object"),
+    "nip_lm_server.importing": ("find_file", "find_line", "import_object"),
     "nip_lm_server.launch": (
         "OwnerError",
         "ServerHandle",

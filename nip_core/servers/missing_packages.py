@@ -39,7 +39,7 @@ def list_missing_packages(
     if not hosted:
         return []
     settings, lines = parameters.lm_server, []
-    plays_apart = settings.engine == "vllm"
+    plays_apart = settings.engine != "embedded"  # with packages of its own, if it needs any
     trains = any(
         uses_own_server(parameters, parameters.group_parameters(group))
         for group in parameters.trainable_groups
@@ -51,7 +51,7 @@ def list_missing_packages(
             f"lm_server.engine: {settings.engine} needs {', '.join(missing)} {what}, which "
             f"{'is' if len(missing) == 1 else 'are'} not installed here: {how_to_install('local')}"
         )
-    if plays_apart:
+    if settings.engine == "vllm":
         executable = settings.options.get("executable")
         try:
             find_vllm(executable if isinstance(executable, str) else None, environment)

@@ -77,13 +77,13 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
             training_device="cpu",
             share_device="no",
         )
-    # The deterministic engine has no weights that could be quantized.
-    deterministic = settings.engine == "deterministic"
-    quantized = agent.quantization != "none" and not deterministic
+    # Without weights there are none that could be quantized.
+    has_weights = settings.capabilities.has_weights
+    quantized = agent.quantization != "none" and has_weights
     return EngineSpec(
         engine=settings.engine,
         # Without weights any name will do, so none is looked for.
-        model=agent.model_name if deterministic else resolve_model(agent.model_name),
+        model=resolve_model(agent.model_name) if has_weights else agent.model_name,
         served_model_name=name,
         replies=settings.replies,
         options={
@@ -123,6 +123,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
     if settings.replies is not None and not os.path.isfile(settings.replies):
         raise SettingsError(f"lm_server.replies: there is no file {settings.replies}")
     check_ranks(parameters)
+    _check_trains(parameters)
     parked = parameters.fine_tuning.park_after_s
     for group in parameters.trainable_groups if parked is not None else ():
         if uses_own_server(parameters, parameters.group_parameters(group)):
@@ -148,6 +149,19 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
         if reason is not None:
             raise SettingsError(
                 f"agents.{name}.quantization: {agent.quantization!r} can't be used here: {reason}"
+            )
+
+
+def _check_trains(parameters: HyperParameters) -> None:
+    """Refuse to train over an engine that loads no adapters."""
+    for group in parameters.trainable_groups:
+        agent = parameters.group_parameters(group)
+        is_served_by_it = uses_own_server(parameters, agent) and not agent.use_dummy_api
+        if is_served_by_it and not parameters.lm_server.capabilities.trains:
+            raise SettingsError(
+                f"lm_server.engine: {parameters.lm_server.engine} loads no adapters, so group "
+                f"{group} can't be trained over it; set freeze_agent: true for its agents, or "
+                "take an engine that trains (embedded, vllm, or capabilities with trains=True)"
             )
 
 

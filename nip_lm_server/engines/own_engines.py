@@ -9,11 +9,13 @@ class is imported in the server's process and in that of a run, with all rights 
 
 from collections.abc import Mapping
 from inspect import Parameter, signature
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from nip_lm_server.engines.base import Capabilities, Engine
 from nip_lm_server.importing import import_object
-from nip_lm_server.spec import ENGINES, check_engine_name
+from nip_lm_server.spec import ENGINES, Capabilities, check_engine_name
+
+if TYPE_CHECKING:
+    from nip_lm_server.engines.base import Engine
 
 _ANSWERS = ("generate", "tokenize")
 _NEEDED = {
@@ -31,8 +33,10 @@ def find_capabilities(engine: str) -> Capabilities:
     return cast(Capabilities, load_engine(engine).capabilities) if ours is None else ours
 
 
-def load_engine(address: str) -> type[Engine]:
+def load_engine(address: str) -> type["Engine"]:
     """Import the engine at an address. Raises ValueError, naming what it lacks."""
+    from nip_lm_server.engines.base import Engine  # of ours nobody needs it before they are made
+
     kind = import_object(address)
     if not (isinstance(kind, type) and issubclass(kind, Engine)):
         raise ValueError(f"{address!r} is not a subclass of nip_lm_server.engines.base.Engine")
@@ -51,21 +55,20 @@ def load_engine(address: str) -> type[Engine]:
             "both out of its capabilities"
         )
     # 2. What its abilities need.
-    needed = set(kind.__abstractmethods__)
-    if kind.upstream is Engine.upstream:
-        needed |= {name for name in _ANSWERS if _is_inherited(kind, name)}
-    for ability, names in _NEEDED.items():
-        if getattr(can, ability):
-            needed |= {name for name in names if _is_inherited(kind, name)}
-    if needed:
+    names = [
+        name for ability, needed in _NEEDED.items() if getattr(can, ability) for name in needed
+    ]
+    names += _ANSWERS if kind.upstream is Engine.upstream else ()
+    inherited = {name for name in names if getattr(kind, name) is getattr(Engine, name)}
+    if lacking := sorted(kind.__abstractmethods__ | inherited):
         raise ValueError(
-            f"the engine {address!r} lacks {', '.join(sorted(needed))}; its capabilities promise "
-            f"{_describe(can)}, see nip_lm_server.engines.base.Engine"
+            f"the engine {address!r} lacks {', '.join(lacking)}, which its capabilities promise or "
+            "each engine has; see nip_lm_server.engines.base.Engine"
         )
     return kind
 
 
-def check_arguments(kind: type[Engine], address: str, options: Mapping[str, Any]) -> None:
+def check_arguments(kind: type["Engine"], address: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError where an engine can't be made of (path, name) and these options."""
     try:
         signature(kind).bind("", "", **options)
@@ -77,12 +80,3 @@ def check_arguments(kind: type[Engine], address: str, options: Mapping[str, Any]
             f"options, which can't be {sorted(options)} ({error}); it has "
             f"{', '.join(taken) or 'none'}"
         ) from None
-
-
-def _is_inherited(kind: type[Engine], name: str) -> bool:
-    return getattr(kind, name) is getattr(Engine, name)
-
-
-def _describe(can: Capabilities) -> str:
-    abilities = [name for name in _NEEDED if getattr(can, name)]
-    return f"answers and {', '.join(abilities)}" if abilities else "answers"

@@ -34,17 +34,19 @@ def has_own_model(parameters: "HyperParameters") -> bool:
 def is_deterministic(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
     """Return whether the run's own server answers for the agent without a model."""
     return uses_own_server(parameters, agent) and (
-        agent.use_dummy_api or parameters.lm_server.engine == "deterministic"
+        agent.use_dummy_api or not parameters.lm_server.capabilities.has_weights
     )
 
 
 def serves_several_bases(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
     """Return whether the agent's server has room for several base models at once.
 
-    The run's own does, except for vLLM, whose engine takes the device for itself. Of another one
-    nobody knows here.
+    The run's own says so of its engine. Of another server nothing is known here.
     """
-    return uses_own_server(parameters, agent) and parameters.lm_server.engine != "vllm"
+    return (
+        uses_own_server(parameters, agent)
+        and parameters.lm_server.capabilities.serves_several_bases
+    )
 
 
 def takes_turns(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
