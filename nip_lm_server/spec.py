@@ -30,6 +30,8 @@ class Capabilities:
 
     has_weights: bool = True
     """It computes with a model; the deterministic engine draws what it says."""
+    runs_on_torch: bool = False
+    """It computes in the server's process by torch and transformers, which the extra `local` has."""
     trains: bool = False
     """Jobs fine-tune its base model, and it loads the adapters that they make."""
     trains_resident: bool = False
@@ -60,6 +62,7 @@ ENGINES: Mapping[str, Capabilities] = {
         sleep=True,
     ),
     "embedded": Capabilities(
+        runs_on_torch=True,
         trains=True,
         trains_resident=True,
         scores_given_tokens=True,

@@ -39,7 +39,7 @@ def list_missing_packages(
     if not hosted:
         return []
     settings, lines = parameters.lm_server, []
-    plays_apart = settings.engine != "embedded"  # with packages of its own, if it needs any
+    plays_apart = not settings.capabilities.runs_on_torch
     trains = any(
         uses_own_server(parameters, parameters.group_parameters(group))
         for group in parameters.trainable_groups

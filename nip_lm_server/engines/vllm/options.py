@@ -180,7 +180,7 @@ def find_wide_vocabulary(model: str) -> str | None:
         return None
     return (
         f"The model {model} has a vocabulary of {size} tokens, and vLLM takes LoRA adapters for an "
-        f"output layer of {WIDEST_VOCABULARY} at most: take another model, the engine `embedded`, "
+        f"output layer of {WIDEST_VOCABULARY} at most: take another model, another engine, "
         "or extra_arguments --lora-target-modules without lm_head"
     )
 
