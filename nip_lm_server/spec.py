@@ -131,17 +131,17 @@ class EngineSpec:
         """List all settings of the engine's behaviour; a named file counts by its content."""
         path = Path(os.path.expanduser(self.model))
         file = find_file(self.engine)
-        own: dict[str, Any] = {}
+        engine_facts: dict[str, Any] = {}
         if file is not None:
             name = self.engine.rpartition(":")[2]
-            own["engine"] = f"{file}:{name}"
-            own["engine_file"] = _content_digest(str(file), "engine file")
+            engine_facts["engine"] = f"{file}:{name}"
+            engine_facts["engine_file"] = _content_digest(str(file), "engine file")
         return {
             **{setting.name: getattr(self, setting.name) for setting in fields(EngineSpec)},
             "model": str(path.resolve()) if os.path.exists(path) else self.model,
             "replies": _content_digest(self.replies, "replies file"),
             "options": dict(self.options),
-            **own,
+            **engine_facts,
         }
 
     @classmethod

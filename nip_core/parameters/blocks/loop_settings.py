@@ -324,7 +324,7 @@ class LmServerParameters(Parameters):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine can do, before it is started."""
+        """Return the abilities of the engine, before it is started."""
         return find_capabilities(self.engine)
 
     @model_validator(mode="after")
