@@ -31,7 +31,7 @@ class Capabilities:
     has_weights: bool = True
     """It computes with a model; the deterministic engine draws what it says."""
     runs_on_torch: bool = False
-    """It computes in the server's process by torch and transformers, which the extra `local` has."""
+    """It computes in the server's process by torch and transformers: the extra `local`."""
     trains: bool = False
     """Jobs fine-tune its base model, and it loads the adapters that they make."""
     trains_resident: bool = False
