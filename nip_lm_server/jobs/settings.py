@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from nip_lm_server import wire
-from nip_lm_server.engines.base import Engine
 from nip_lm_server.errors import ApiError, model_not_found, wrong_value
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.serving.training_place import TrainingPlace
@@ -63,8 +62,8 @@ def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: Model
     method, hyper = _choose_method(request)
     nip = request.nip
     start = _find_start(request, pool, models)
-    _check_trains(pool.base(start.base_model).engine)
     place = pool.training_place(start.base_model)
+    _check_trains(place)
     _check_applies(nip, method, start)
     _check_device(nip, place, start)
     _check_max_length(nip, place)
@@ -225,12 +224,12 @@ def _find_configured_base(base_model: str, models: ModelStore) -> str:
 # What goes together
 
 
-def _check_trains(engine: Engine) -> None:
-    if not engine.capabilities.trains:
+def _check_trains(place: TrainingPlace) -> None:
+    if not place.capabilities.trains:
         raise wrong_value(
             "model",
-            f"{engine.base_model!r} is served by the engine {engine.name}, which loads no "
-            f"adapters: train a model of --engine {list_engines('trains')}",
+            f"the engine of {place.base_model!r} loads no adapters: train a model of --engine "
+            f"{list_engines('trains')}",
         )
 
 
@@ -321,11 +320,12 @@ def _settle_shape(
                     "continuing keeps the adapter's shape",
                 )
             shape[name] = inherited[name] if value is None else value
-    rank: int = shape["lora_rank"] or min(wire.DEFAULT_LORA_RANK, place.max_lora_rank)
-    if rank > place.max_lora_rank:
+    largest = place.capabilities.max_lora_rank
+    rank: int = shape["lora_rank"] or min(wire.DEFAULT_LORA_RANK, largest)
+    if rank > largest:
         raise _invalid(
             "nip.lora_rank",
-            f"got {rank}, the engine of {place.base_model!r} takes at most {place.max_lora_rank}",
+            f"got {rank}, the engine of {place.base_model!r} takes at most {largest}",
         )
     dropout, targets = shape["lora_dropout"], shape["lora_target_modules"]
     full: dict[str, Any] = {
@@ -334,14 +334,14 @@ def _settle_shape(
         "lora_dropout": wire.DEFAULT_LORA_DROPOUT if dropout is None else dropout,
         "lora_target_modules": wire.DEFAULT_TARGET_MODULES if targets is None else targets,
     }
-    if start.start_from != "stack" or rank + inherited["lora_rank"] <= place.max_lora_rank:
+    if start.start_from != "stack" or rank + inherited["lora_rank"] <= largest:
         return full, "adapter"
     if nip.stack_overflow == "merge":
         return full, "base"
     raise _invalid(
         "nip.stack_overflow",
         f"it is 'refuse', and rank {rank} over rank {inherited['lora_rank']} is more than the "
-        f"{place.max_lora_rank} that the engine of {place.base_model!r} takes",
+        f"{largest} that the engine of {place.base_model!r} takes",
     )
 
 

@@ -388,7 +388,7 @@ class TinkerService:
             self.store,
             self.folders,
             self.pool.publish_guest,
-            place.max_lora_rank,
+            place.capabilities.max_lora_rank,
         )
         executor = Executor(self.store, steps, self._tell)
         self._trainers[base_model], self._executors[base_model] = trainer, executor

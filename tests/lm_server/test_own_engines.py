@@ -84,7 +84,7 @@ def test_it_serves_clients_and_a_run_as_ours_do(parrot, tmp_path):
             client.chat.completions.create(**asked, logprobs=True)
         rows = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
         file = client.files.create(file=("rows.jsonl", rows * 20), purpose="fine-tune")
-        with pytest.raises(openai.BadRequestError, match="parrot, which loads no adapters"):
+        with pytest.raises(openai.BadRequestError, match="the engine of 'bird' loads no adapters"):
             client.fine_tuning.jobs.create(model="bird", training_file=file.id)
     finally:
         stop(handle)
