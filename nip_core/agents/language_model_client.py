@@ -17,7 +17,7 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.jobs.job import BackendTrouble, Refused
 from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.jobs.services import open_backend
-from nip_core.parameters.providers import SelfHosted
+from nip_core.parameters.services.providers import SelfHosted
 
 _LOOK_EVERY_S = 0.5
 _LONGEST_LOOK_S = 5.0

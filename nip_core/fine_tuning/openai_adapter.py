@@ -35,7 +35,7 @@ from nip_core.jobs.job import Backend, BackendTrouble, JobRecord, JobSpec, JobVi
 from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.jobs.services import open_backend
 from nip_core.jobs.steps import look_for_steps
-from nip_core.parameters.providers import OpenAI, SelfHosted
+from nip_core.parameters.services.providers import OpenAI, SelfHosted
 from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import NipSettings
 

@@ -12,7 +12,7 @@ from nip_core.errors import SettingsError
 from nip_core.jobs.job import Backend
 from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.providers import Provider, TrainingService
+from nip_core.parameters.services.providers import Provider, TrainingService
 from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import NipSettings
 

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from nip_core.errors import SettingsError
 from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.addresses import check_plain_address
-from nip_core.parameters.hosting import find_host
-from nip_core.parameters.providers import SelfHosted
+from nip_core.parameters.basis.addresses import check_plain_address
+from nip_core.parameters.derived.hosting import find_host
+from nip_core.parameters.services.providers import SelfHosted
 from nip_core.redaction import read_key
 from nip_core.rollouts.chat_client import Endpoint
 

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from nip_core.costs.estimate import Estimate
-from nip_core.parameters.hosting import find_host
+from nip_core.parameters.derived.hosting import find_host
 from nip_core.rollouts.call_limit import start_with
 from nip_core.rollouts.chat_client import ContextLengthError, Endpoint, RequestRefusedError
 from nip_core.session.session import Session

@@ -21,7 +21,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.models import BUNDLED, KNOWN
-from nip_core.parameters.providers import find_provider
+from nip_core.parameters.services.providers import find_provider
 from nip_core.protocols import find_protocol
 from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.scenarios import find_scenario

@@ -15,8 +15,8 @@ from nip_core.evaluation.figures_in_words import amount
 from nip_core.jobs.job import Backend, Busy, ModelFacts, NoAnswer, Refused
 from nip_core.jobs.services import open_backend
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.dialects import find_dialect
-from nip_core.parameters.hosting import takes_turns
+from nip_core.parameters.derived.hosting import takes_turns
+from nip_core.parameters.services.dialects import find_dialect
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, RequestRefusedError
 from nip_core.servers.endpoints import Endpoints

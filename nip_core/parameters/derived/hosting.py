@@ -1,0 +1,82 @@
+"""Where an agent's model is served, and what there is room for, as the settings alone say it.
+
+Host           what a server can do for an agent: one of three
+find_host      the host of an agent
+list_loaded    the agents whose models' weights this run loads
+has_own_model  whether there is one
+takes_turns    whether an agent's base model and the one made of it can't answer at once
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nip_core.parameters.blocks.agents import PureTextAgentParameters
+
+if TYPE_CHECKING:
+    from nip_core.parameters.hyper_parameters import HyperParameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What the server of an agent's model can do. Of another one than the run's own nothing is
+    known here, so it is taken to do the least.
+    """
+
+    is_launched: bool = False
+    """The run starts it, with an address and a key of its own, and stops it."""
+    loads_weights: bool = False
+    """The run has it load the model, so that one must be there, with what loading takes."""
+    takes_adapters: bool = False
+    """Adapters of other runs and of the Hub can be laid into it."""
+    gives_logprobs: bool = True
+    """It may give log-probabilities."""
+    takes_every_request: bool = False
+    """No request is refused for what it asks beside the answer."""
+    serves_several_bases: bool = False
+    """It has room for several base models at once."""
+
+
+_ELSEWHERE = Host()
+_SCRIPTED = Host(
+    is_launched=True, takes_adapters=True, gives_logprobs=False, serves_several_bases=True
+)
+_EMBEDDED = Host(
+    is_launched=True,
+    loads_weights=True,
+    takes_adapters=True,
+    takes_every_request=True,
+    serves_several_bases=True,
+)
+# Its engine takes the device for itself.
+_VLLM = Host(is_launched=True, loads_weights=True, takes_adapters=True, takes_every_request=True)
+
+
+def find_host(parameters: "HyperParameters", agent: PureTextAgentParameters) -> Host:
+    """Return the host of the agent's model."""
+    if agent.use_dummy_api:
+        return _SCRIPTED
+    addresses = (agent.base_url, agent.control_url, parameters.lm_server.url)
+    if not agent.provider.starts_server or any(addresses):
+        return _ELSEWHERE
+    by_engine = {"deterministic": _SCRIPTED, "vllm": _VLLM}
+    return by_engine.get(parameters.lm_server.engine, _EMBEDDED)
+
+
+def list_loaded(parameters: "HyperParameters") -> dict[str, PureTextAgentParameters]:
+    """List by name the agents whose models the run's own server loads."""
+    return {
+        name: agent
+        for name, agent in parameters.model_agents.items()
+        if find_host(parameters, agent).loads_weights
+    }
+
+
+def has_own_model(parameters: "HyperParameters") -> bool:
+    """Tell whether the run's own server serves a model that computes."""
+    return bool(list_loaded(parameters))
+
+
+def takes_turns(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
+    """Return whether the agent's base model and the one made of it can't answer at once."""
+    is_replaced = agent.provider.names_weights and not agent.use_lora
+    return is_replaced and not find_host(parameters, agent).serves_several_bases
