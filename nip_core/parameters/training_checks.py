@@ -73,9 +73,9 @@ def _check_methods(parameters: "HyperParameters") -> None:
         wrong = sorted(method for method in methods if service and not service.takes(method))
         if service is not None and wrong:
             raise ValueError(
-                f"agents.{name}.model_provider: trainer {parameters.trainer!r} trains by "
-                f"{' and '.join(wrong)}, which {agent.model_provider} does not take (it takes "
-                f"{', '.join(service.methods) or 'none'}); set SelfHosted or another trainer, or "
+                f"agents.{name}.model_provider: trainer {parameters.trainer!r} needs training by "
+                f"{' and '.join(wrong)}, as an lm_server does it (got {agent.model_provider}, "
+                f"which takes {', '.join(service.methods) or 'none'}); set SelfHosted, or "
                 "freeze_agent: true"
             )
 

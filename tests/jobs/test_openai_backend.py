@@ -189,8 +189,8 @@ async def test_our_server_trains_what_was_asked_for_and_the_model_can_be_looked_
     assert record.effective["n_epochs"] == 2
     assert record.effective["nip"]["learning_rate"] == 1.23e-5
     assert record.effective["nip"]["lora_rank"] == 8
-    model = await own.model(str(record.model))
-    assert model["id"] == record.model
+    facts = await own.describe_model(str(record.model))
+    assert facts.is_lm_servers and facts.kind == "adapter"
     assert record.backend_events
     assert len(await own.find_jobs(SPEC.key)) == 1
 
