@@ -6,7 +6,7 @@ Payload      the data of a job: bytes, or a file
 JobRecord    the document ``jobs/<group>.json`` of the run store, with an EarlierAttempt for each
              that was followed by another
 JobView      a job as the back-end reports it
-ModelFacts   a model as the back-end describes it
+ModelView    a model as the back-end describes it
 Backend      the calls to a training service
 BackendTrouble   what goes wrong in a call: Refused, Busy or NoAnswer; the ledger treats each
              differently, so a back-end must sort its errors into them
@@ -291,7 +291,7 @@ class JobView:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelView:
     """What a back-end says of a model; None: it does not say."""
 
     digest: str | None = None  # of its weights
@@ -359,11 +359,11 @@ class Backend(ABC):
         """Learn whether the key may list jobs at all, and raise if not."""
         await self.find_jobs("-")
 
-    async def describe_model(self, name: str) -> ModelFacts:
+    async def describe_model(self, name: str) -> ModelView:
         """Ask for what is known of a model. Raises Refused for one that there is not."""
-        return ModelFacts()
+        return ModelView()
 
-    async def bring_model(self, name: str) -> ModelFacts:
+    async def bring_model(self, name: str) -> ModelView:
         """Describe a model, which answers again if another one had taken its place."""
         return await self.describe_model(name)
 

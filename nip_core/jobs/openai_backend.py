@@ -23,7 +23,7 @@ from nip_core.jobs.job import (
     Busy,
     JobSpec,
     JobView,
-    ModelFacts,
+    ModelView,
     NoAnswer,
     Payload,
     Refused,
@@ -222,14 +222,14 @@ class OpenAIBackend(Backend):
 
         return await self._call(read())
 
-    async def describe_model(self, name: str) -> ModelFacts:
+    async def describe_model(self, name: str) -> ModelView:
         model = await self._call(self._client.models.retrieve(name))
         described: dict[str, Any] = redact_all(model.model_dump(mode="json"), self.key)
         # What servers of nip add to a model's description.
         extension = described.get("nip")
         if not isinstance(extension, dict):
-            return ModelFacts()
-        return ModelFacts(
+            return ModelView()
+        return ModelView(
             digest=extension.get("content_digest"),
             kind=extension.get("kind"),
             proof=extension.get("proof"),
@@ -237,7 +237,7 @@ class OpenAIBackend(Backend):
             is_lm_servers=True,
         )
 
-    async def bring_model(self, name: str) -> ModelFacts:
+    async def bring_model(self, name: str) -> ModelView:
         facts = await self.describe_model(name)
         # A base model of the server's configuration says no kind.
         if (facts.kind or "base") == "base" and facts.is_served is False:

@@ -12,7 +12,7 @@ from typing import Any
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, StageError
 from nip_core.evaluation.figures_in_words import amount
-from nip_core.jobs.job import Backend, Busy, ModelFacts, NoAnswer, Refused
+from nip_core.jobs.job import Backend, Busy, ModelView, NoAnswer, Refused
 from nip_core.jobs.services import open_backend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.hosting import takes_turns
@@ -135,7 +135,7 @@ async def prove(
     return replace(model, digest=facts.digest, proof=facts.proof, kind=facts.kind)
 
 
-async def _describe(backend: Backend, model: str) -> ModelFacts:
+async def _describe(backend: Backend, model: str) -> ModelView:
     """Return what is known of a model; one that has lost its place is started first."""
     try:
         return await backend.bring_model(model)
