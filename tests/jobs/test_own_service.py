@@ -3,6 +3,7 @@
 import importlib
 import json
 from collections.abc import AsyncIterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.services import check_services
 from nip_core.parameters import load_parameters
 from nip_core.parameters.services.providers import find_provider
+from nip_core.parameters.shutdowns import list_shutdown_warnings
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import prepare
@@ -194,9 +196,19 @@ def test_settings_that_a_provider_from_a_file_cannot_serve_are_refused(
         load_parameters(str(write_shop(tmp_path, more, name, **changes)))
 
 
-def test_a_key_is_asked_for_where_the_provider_has_a_variable(tmp_path: Path) -> None:
-    more = "\n\nclass Locked(Shop):\n    key_variable = 'SHOP_KEY'\n"
-    parameters = load_parameters(str(write_shop(tmp_path, more, "Locked")))
+def test_a_provider_with_an_address_and_a_key_is_asked_there(tmp_path: Path) -> None:
+    more = """
+
+class Locked(Shop):
+    address, address_variable = "https://shop.example/v1", "SHOP_URL"
+    key_variable = "SHOP_KEY"
+"""
+    agent = {"base_url": None, "model_name": "gpt-4o-mini-2024-07-18"}
+    parameters = load_parameters(str(write_shop(tmp_path, more, "Locked", agent=agent)))
+    assert list_shutdown_warnings(parameters, date(2027, 1, 1)) == []  # of OpenAI's models alone
     with pytest.raises(SettingsError, match="its key in the environment variable SHOP_KEY"):
         prepare(parameters, {})
-    assert prepare(parameters, {"SHOP_KEY": "s"}).endpoints["prover"].control.api_key == "s"
+    at = prepare(parameters, {"SHOP_KEY": "s"}).endpoints["prover"].control
+    assert (at.base_url, at.api_key) == ("https://shop.example/v1", "s")
+    with pytest.raises(SettingsError, match="environment variable SHOP_URL"):
+        prepare(parameters, {"SHOP_KEY": "s", "SHOP_URL": "https://a:b@elsewhere.example/v1"})
