@@ -80,7 +80,8 @@ def _find_own(service: TrainingService) -> type[Backend]:
     missing = sorted(kind.__abstractmethods__)
     if missing:
         raise TypeError(f"{kind.__name__} has no method {' and no method '.join(missing)}")
-    for call in ("create_job", "find_jobs", "retrieve_job", "cancel_job", "upload"):
-        if not inspect.iscoroutinefunction(getattr(kind, call)):
+    for call, function in vars(Backend).items():
+        is_awaited = inspect.iscoroutinefunction(function)
+        if is_awaited and not inspect.iscoroutinefunction(getattr(kind, call)):
             raise TypeError(f"{kind.__name__}.{call} is no async function")
     return kind

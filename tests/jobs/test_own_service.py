@@ -15,14 +15,17 @@ from small_game import FEW, write_config
 
 from nip_core import loop
 from nip_core.errors import RunConflictError, SettingsError
+from nip_core.game.render import Game
 from nip_core.jobs.document import read_job
 from nip_core.jobs.services import check_services
 from nip_core.parameters import load_parameters
 from nip_core.parameters.services.providers import find_provider
 from nip_core.parameters.shutdowns import list_shutdown_warnings
 from nip_core.run_store.run import RunStore
+from nip_core.run_store.settings_difference import drop_same_files
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import prepare
+from nip_core.session.user_files import find_user_files
 from nip_lm_server.auth import KeyRing
 
 BLOCKS = {
@@ -124,7 +127,7 @@ class Bad(Shop):
 NOT_ASYNC = """
 
 class Blocking(ShopJobs):
-    def find_jobs(self, key):
+    def job_events(self, job_id):
         return []
 
 class Bad(Shop):
@@ -155,7 +158,7 @@ class Bad(SelfHosted):
             NO_LIST,
             r"agents\.prover\.model_provider: .*Bad can't train: Deaf has no method find_jobs",
         ),
-        (NOT_ASYNC, r"Blocking\.find_jobs is no async function"),
+        (NOT_ASYNC, r"Blocking\.job_events is no async function"),
         (WORDS, r"takes settings that no job has \(lerning_rate\); there are .*learning_rate"),
         (NO_BACKEND, r"its backend is no subclass of nip_core\.jobs\.job\.Backend"),
         (ON_OUR_SERVER, r"the run starts a server for .*Bad, which trains its models, too"),
@@ -194,6 +197,25 @@ def test_settings_that_a_provider_from_a_file_cannot_serve_are_refused(
     more += "\n\nclass Foreign(Shop):\n    dialect = 'klingon'\n"
     with pytest.raises(SettingsError, match=message):
         load_parameters(str(write_shop(tmp_path, more, name, **changes)))
+
+
+def test_a_path_to_a_provider_is_looked_for_beside_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_shop(tmp_path)
+    config.write_text(config.read_text().replace(f"{tmp_path}/shop.py", "shop.py"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    parameters = load_parameters(str(config))
+    place = parameters.model_agents["prover"].model_provider.rpartition(":")[0]
+    assert Path(place).samefile(tmp_path / "shop.py")
+    assert [*find_user_files(Game(parameters))] == [place]
+    assert parameters.model_agents["prover"].provider.__name__ == "Shop"
+    # Two ways to one file are one provider, so a run goes on from either folder.
+    key = "agents.prover.model_provider"
+    assert drop_same_files({key: (f"{tmp_path}/shop.py:Shop", f"{place}:Shop")}) == {}
+    assert drop_same_files({key: (f"{tmp_path}/shop.py:Shop", f"{place}:Other")})
 
 
 def test_a_provider_with_an_address_and_a_key_is_asked_there(tmp_path: Path) -> None:
