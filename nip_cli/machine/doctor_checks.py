@@ -22,6 +22,7 @@ from nip_core.proxies import proxy_for
 from nip_core.redaction import check_address, show_address
 from nip_core.sandbox import sandbox
 from nip_lm_server.client import (
+    ENGINES,
     OLDEST_DRIVERS,
     VllmMissingError,
     describe_memory,
@@ -261,6 +262,8 @@ def summary(findings: list[Finding]) -> str:
     engines = [f for f in findings if f.what.startswith("engine ")]
     can = [f.what.removeprefix("engine ") for f in engines if f.ok]
     cannot = [f.what.removeprefix("engine ") for f in engines if not f.ok]
-    training = "local training" if "embedded" in can else "no local training"
+    # Trainings run on what that engine runs on, whichever plays.
+    has_torch = any(ENGINES[name].runs_on_torch for name in can)
+    training = "local training" if has_torch else "no local training"
     lacking = f"; not {', '.join(cannot)}" if cannot else ""
     return f"can run: the engines {', '.join(can)}{lacking}; {training}"

@@ -200,7 +200,7 @@ def _detectable(estimate: "Estimate") -> str:
 def _shows_little(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
     """Warn of tests too small to show any but a large change; scripted answers teach nothing."""
     change = estimate.smallest_change
-    is_scripted = parameters.lm_server.engine == "deterministic"
+    is_scripted = not parameters.lm_server.capabilities.has_weights
     is_measured = any(
         not (agent.use_dummy_api or (is_scripted and agent.provider.is_lm_server))
         for agent in parameters.model_agents.values()

@@ -131,7 +131,7 @@ def count_first_prompts(
         ]
         texts = ["\n".join(message["content"] for message in chat) for chat in chats]
         here = agent.provider.names_weights
-        here &= parameters.lm_server.engine != "deterministic"
+        here &= parameters.lm_server.capabilities.has_weights
         counts = count_tokens(locate_model(agent.model_name), texts) if here else None
         if counts is None:
             counts = [len(text.encode()) // BYTES_PER_TOKEN for text in texts]

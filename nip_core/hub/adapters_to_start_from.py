@@ -96,11 +96,12 @@ def find_published(
     config = _read_config(folder, place)
     # 3. An adapter plays over the base model that it was trained on, and over no other.
     _check_base(place, facts, config, agent.model_name)
-    needs_probe = parameters.lm_server.engine == "vllm"
+    needs_probe = not parameters.lm_server.capabilities.proves_weights
     if needs_probe and not (folder / "probe.json").is_file():
         raise SettingsError(
-            f"{place} has no probe.json, by which lm_server.engine: vllm proves what it serves; "
-            "use embedded, or an adapter that `nip push` published"
+            f"{place} has no probe.json, by which lm_server.engine: "
+            f"{parameters.lm_server.engine} proves what it serves; use embedded, or "
+            "an adapter that `nip push` published"
         )
     base = base_name(parameters, agent)
     return PublishedModel(

@@ -353,7 +353,7 @@ def _check_quantization(
             f"{place}.quantization is for the run's own server; another one is told how to hold "
             "its weights where it is started"
         )
-    if server.engine not in ("vllm", "deterministic"):  # which holds no weights at all
+    if not server.capabilities.quantizes:
         raise ValueError(f"{place}.quantization needs lm_server.engine: vllm (got {server.engine})")
     if server.options.get("quantization", agent.quantization) != agent.quantization:
         raise ValueError(

@@ -23,7 +23,12 @@ from nip_core.parameters.basis.plain import Plain, PlainDict, PlainMapping
 from nip_core.parameters.blocks.attack import CHATS
 from nip_core.scenarios import find_scenario
 
-_IN_PYTHON = (("scenario",), ("interaction_protocol",), ("attack", "script"))
+_IN_PYTHON = (
+    ("scenario",),
+    ("interaction_protocol",),
+    ("attack", "script"),
+    ("lm_server", "engine"),
+)
 """Settings that name what stands in a Python file, behind a colon."""
 _DATA_ENDINGS = (".parquet", ".jsonl", ".jsonl.gz", ".train", ".dev", ".test")
 _SELF_HOSTED = "SelfHosted"

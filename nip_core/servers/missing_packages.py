@@ -34,7 +34,7 @@ def list_missing_packages(
     if not list_loaded(parameters):
         return []
     settings, lines = parameters.lm_server, []
-    plays_apart = settings.engine == "vllm"
+    plays_apart = not settings.capabilities.runs_on_torch
     trains = any(
         find_host(parameters, parameters.group_parameters(group)).loads_weights
         for group in parameters.trainable_groups
@@ -46,7 +46,7 @@ def list_missing_packages(
             f"lm_server.engine: {settings.engine} needs {', '.join(missing)} {what}, which "
             f"{'is' if len(missing) == 1 else 'are'} not installed here: {how_to_install('local')}"
         )
-    if plays_apart:
+    if settings.engine == "vllm":
         executable = settings.options.get("executable")
         try:
             find_vllm(executable if isinstance(executable, str) else None, environment)

@@ -73,13 +73,13 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
             training_device="cpu",
             share_device="no",
         )
-    # The deterministic engine has no weights that could be quantized.
-    deterministic = settings.engine == "deterministic"
-    quantized = agent.quantization != "none" and not deterministic
+    # Without weights there are none that could be quantized.
+    has_weights = settings.capabilities.has_weights
+    quantized = agent.quantization != "none" and has_weights
     return EngineSpec(
         engine=settings.engine,
         # Without weights any name will do, so none is looked for.
-        model=agent.model_name if deterministic else resolve_model(agent.model_name),
+        model=resolve_model(agent.model_name) if has_weights else agent.model_name,
         served_model_name=name,
         replies=settings.replies,
         options={
@@ -119,6 +119,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
     if settings.replies is not None and not os.path.isfile(settings.replies):
         raise SettingsError(f"lm_server.replies: there is no file {settings.replies}")
     check_ranks(parameters)
+    _check_trains(parameters)
     parked = parameters.fine_tuning.park_after_s
     for group in parameters.trainable_groups if parked is not None else ():
         if find_host(parameters, parameters.group_parameters(group)).is_launched:
@@ -142,6 +143,18 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
         if reason is not None:
             raise SettingsError(
                 f"agents.{name}.quantization: {agent.quantization!r} can't be used here: {reason}"
+            )
+
+
+def _check_trains(parameters: HyperParameters) -> None:
+    """Refuse to train over an engine that loads no adapters."""
+    for group in parameters.trainable_groups:
+        host = find_host(parameters, parameters.group_parameters(group))
+        if host.is_launched and not host.takes_adapters:
+            raise SettingsError(
+                f"lm_server.engine: {parameters.lm_server.engine} loads no adapters, so group "
+                f"{group} can't be trained over it; set freeze_agent: true for its agents, or "
+                "take an engine that trains (embedded, vllm, or capabilities with trains=True)"
             )
 
 

@@ -32,7 +32,7 @@ from nip_core.servers.endpoints import Endpoints
 from nip_core.session.imitated import read_start_file
 from nip_core.session.opponent_runs import digest_opponents
 from nip_core.session.origin import Origin
-from nip_lm_server.client import ReadError, read_text
+from nip_lm_server.client import ReadError, find_file, read_text
 
 
 def digest_contents(
@@ -90,6 +90,9 @@ def digest_contents(
                 contents["models"][agent.model_name] = read_digest(KNOWN[agent.model_name])
         elif names_weights and os.path.isdir(path):
             contents["models"][agent.model_name] = digest_directory(path)
+    engine_file = find_file(parameters.lm_server.engine)
+    if engine_file is not None:
+        contents["engine"] = digest(engine_file.read_text(encoding="utf-8", errors="replace"))
     if parameters.lm_server.replies is not None:
         contents["replies"] = digest(_text_of(Path(parameters.lm_server.replies)))
     return contents
@@ -113,6 +116,9 @@ def name_places(game: Game) -> dict[str, str]:
         places["script"] = f"{script.file}, in which function {script.called} stands,"
     if parameters.attack.start_file is not None:
         places["start_from"] = f"{parameters.attack.start_file}, which the provers imitate first,"
+    engine_file = find_file(parameters.lm_server.engine)
+    if engine_file is not None:
+        places["engine"] = f"{engine_file}, in which the engine of lm_server.engine stands,"
     if parameters.lm_server.replies is not None:
         places["replies"] = str(parameters.lm_server.replies)
     return places

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nip_core.parameters.blocks.agents import PureTextAgentParameters
+from nip_lm_server.client import ENGINES, Capabilities
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters
@@ -37,29 +38,27 @@ class Host:
 
 
 _ELSEWHERE = Host()
-_SCRIPTED = Host(
-    is_launched=True, takes_adapters=True, gives_logprobs=False, serves_several_bases=True
-)
-_EMBEDDED = Host(
-    is_launched=True,
-    loads_weights=True,
-    takes_adapters=True,
-    takes_every_request=True,
-    serves_several_bases=True,
-)
-# Its engine takes the device for itself.
-_VLLM = Host(is_launched=True, loads_weights=True, takes_adapters=True, takes_every_request=True)
 
 
 def find_host(parameters: "HyperParameters", agent: PureTextAgentParameters) -> Host:
     """Return the host of the agent's model."""
     if agent.use_dummy_api:
-        return _SCRIPTED
+        return _launch("deterministic", ENGINES["deterministic"])
     addresses = (agent.base_url, agent.control_url, parameters.lm_server.url)
     if not agent.provider.starts_server or any(addresses):
         return _ELSEWHERE
-    by_engine = {"deterministic": _SCRIPTED, "vllm": _VLLM}
-    return by_engine.get(parameters.lm_server.engine, _EMBEDDED)
+    return _launch(parameters.lm_server.engine, parameters.lm_server.capabilities)
+
+
+def _launch(engine: str, can: Capabilities) -> Host:
+    return Host(
+        is_launched=True,
+        loads_weights=can.has_weights,
+        takes_adapters=can.trains,
+        gives_logprobs=can.has_weights,
+        takes_every_request=can.has_weights and engine in ENGINES,
+        serves_several_bases=can.serves_several_bases,
+    )
 
 
 def list_loaded(parameters: "HyperParameters") -> dict[str, PureTextAgentParameters]:

@@ -27,7 +27,7 @@ from nip_core.trainers.dataset import FILES, Dataset, write_examples
 from nip_core.trainers.group_job import training_settings
 from nip_core.trainers.lines import read_held_out, write_payloads
 from nip_lm_server import placement as slots
-from nip_lm_server.devices import has_cuda
+from nip_lm_server.machine.devices import has_cuda
 
 RATE = 1.23e-5
 CONFIGURATION = {
