@@ -76,7 +76,8 @@ def examine() -> list[Finding]:
     findings.append(Finding("memory", True, describe_memory()))
     free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
     findings.append(Finding("disk", free_gb > 1, f"{free_gb:.1f} GB free here"))
-    for variable in (provider.key_variable for provider in PROVIDERS.values()):
+    variables = (provider.key_variable for provider in PROVIDERS.values())
+    for variable in filter(None, variables):
         is_set = bool(os.environ.get(variable))
         findings.append(
             Finding(variable, True, "set" if is_set else "not set; only needed for that provider")
