@@ -51,7 +51,7 @@ class Publication(TypedDict):
 
 
 EventData = StepFigures | JobError | Publication
-"""What an event says beside its message: of a step, of a failure, of a model."""
+"""An event's data beside its message: of a step, of a failure, of a model."""
 
 
 class EventObject(TypedDict):
