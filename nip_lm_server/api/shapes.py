@@ -13,6 +13,7 @@ from typing import Any, NotRequired, TypedDict
 
 from nip_lm_server.api.generation_parameters import Delivery, parse_chat, parse_completion
 from nip_lm_server.engines.base import Delta, GenerationRequest, TopLogprob
+from nip_lm_server.formats.chat_types import CalledFunction
 from nip_lm_server.formats.tool_calls import ToolCall
 
 VERY_UNLIKELY = -9999.0
@@ -42,19 +43,12 @@ class UsageDetails(TypedDict, total=False):
     prompt_tokens_details: PromptTokensDetails
 
 
-class AnswerFunction(TypedDict):
-    """A called function; its arguments are JSON in the model's own words."""
-
-    name: str
-    arguments: str
-
-
 class AnswerCall(TypedDict):
     """A call of a tool; in a stream it has its place among the calls."""
 
     id: str
     type: str
-    function: AnswerFunction
+    function: CalledFunction
     index: NotRequired[int]
 
 
@@ -89,7 +83,7 @@ class ChatLogprobs(TypedDict):
 
 
 class ChatTokens(TypedDict):
-    """The tokens of a choice or of a piece of it; null, and no ids, where they weren't asked for."""
+    """The tokens of a choice or a piece of it; null, and no ids, where they weren't asked for."""
 
     logprobs: ChatLogprobs | None
     token_ids: NotRequired[tuple[int, ...]]
