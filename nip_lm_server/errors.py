@@ -1,5 +1,6 @@
 """Answers to what can't be done: OpenAI's error object with a status.
 
+EngineError              an engine, or what it was given, can't do what was asked
 ApiError                 raised anywhere below a route, it becomes the response
 ErrorBody                the object of that response, which `error_body` builds
 Places                   directories of this machine, of which no answer tells
@@ -33,6 +34,10 @@ class ErrorBody(TypedDict):
 
     error: ErrorFacts
     category: NotRequired[Literal["user", "server"]]
+
+
+class EngineError(Exception):
+    """The engine can't do what was asked; the message says what and why."""
 
 
 class ApiError(Exception):

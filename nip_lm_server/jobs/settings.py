@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from nip_lm_server import wire
-from nip_lm_server.errors import ApiError, model_not_found
+from nip_lm_server.errors import ApiError, model_not_found, wrong_value
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.serving.training_place import TrainingPlace
+from nip_lm_server.spec import list_engines
 from nip_lm_server.state.manifest import ModelManifest
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.state.rows import ModelRow
@@ -84,6 +85,7 @@ def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: Model
     nip = request.nip
     start = _find_start(request, pool, models)
     place = pool.training_place(start.base_model)
+    _check_trains(place)
     _check_applies(nip, method, start)
     _check_device(nip, place, start)
     _check_max_length(nip, place)
@@ -246,6 +248,15 @@ def _find_configured_base(base_model: str, models: ModelStore) -> str:
 # What goes together
 
 
+def _check_trains(place: TrainingPlace) -> None:
+    if not place.capabilities.trains:
+        raise wrong_value(
+            "model",
+            f"the engine of {place.base_model!r} loads no adapters: train a model of --engine "
+            f"{list_engines('trains')}",
+        )
+
+
 def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:
     """Refuse settings without a meaning for this job."""
     chosen = {name for name in nip.model_fields_set if getattr(nip, name) is not None}
@@ -323,11 +334,12 @@ def _settle_shape(
         inherited = _read_adapter_shape(parent, models)
     if parent is not None and start.start_from == "continue":
         shape = _continue_shape(shape, inherited, parent.name)
-    rank = shape.lora_rank or min(wire.DEFAULT_LORA_RANK, place.max_lora_rank)
-    if rank > place.max_lora_rank:
+    largest = place.capabilities.max_lora_rank
+    rank = shape.lora_rank or min(wire.DEFAULT_LORA_RANK, largest)
+    if rank > largest:
         raise _invalid(
             "nip.lora_rank",
-            f"got {rank}, the engine of {place.base_model!r} takes at most {place.max_lora_rank}",
+            f"got {rank}, the engine of {place.base_model!r} takes at most {largest}",
         )
     dropout, targets = shape.lora_dropout, shape.lora_target_modules
     full = _Shape(
@@ -337,14 +349,14 @@ def _settle_shape(
         lora_target_modules=wire.DEFAULT_TARGET_MODULES if targets is None else targets,
     )
     below = inherited.lora_rank or 0
-    if start.start_from != "stack" or rank + below <= place.max_lora_rank:
+    if start.start_from != "stack" or rank + below <= largest:
         return full, "adapter"
     if nip.stack_overflow == "merge":
         return full, "base"
     raise _invalid(
         "nip.stack_overflow",
         f"it is 'refuse', and rank {rank} over rank {below} is more than the "
-        f"{place.max_lora_rank} that the engine of {place.base_model!r} takes",
+        f"{largest} that the engine of {place.base_model!r} takes",
     )
 
 

@@ -46,6 +46,7 @@ from nip_lm_server.engines.scripted.reply_rules import Reply, ReplyFile, Rule, T
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.formats.chat_types import ChatMessage
 from nip_lm_server.proof import Proof
+from nip_lm_server.spec import ENGINES
 
 ADAPTER_FILE = "adapter.json"
 BASE_FILE = "base.json"
@@ -138,7 +139,7 @@ class DeterministicEngine(Engine):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(sleep=True, max_lora_rank=self._replies.max_lora_rank)
+        return replace(ENGINES[self.name], max_lora_rank=self._replies.max_lora_rank)
 
     @property
     def max_model_len(self) -> int:
