@@ -360,9 +360,9 @@ def _settle_shape(
     )
 
 
-def _continue_shape(wanted: _Shape, parent: _Shape, parent_name: str) -> _Shape:
+def _continue_shape(shape: _Shape, parent: _Shape, parent_name: str) -> _Shape:
     """The shape of a continued adapter, which stays. Raises ApiError 400 for another one."""
-    for name, value in vars(wanted).items():
+    for name, value in vars(shape).items():
         inherited = getattr(parent, name)
         # Dropout is no part of the weights' shape, so it may change.
         if value is not None and value != inherited and name != "lora_dropout":
@@ -371,7 +371,7 @@ def _continue_shape(wanted: _Shape, parent: _Shape, parent_name: str) -> _Shape:
                 f"it is {value!r}, but {parent_name!r} has {inherited!r}: "
                 "continuing keeps the adapter's shape",
             )
-    dropout = wanted.lora_dropout
+    dropout = shape.lora_dropout
     return parent if dropout is None else replace(parent, lora_dropout=dropout)
 
 
