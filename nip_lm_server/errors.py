@@ -21,7 +21,7 @@ MAX_NAMES = 8
 
 
 class ErrorFacts(TypedDict):
-    """What went wrong, with which parameter."""
+    """An error, and the parameter at fault."""
 
     message: str
     type: str
@@ -30,7 +30,7 @@ class ErrorFacts(TypedDict):
 
 
 class ErrorBody(TypedDict):
-    """OpenAI's error object. Answers of Tinker's API say `category`, too: whose the error is."""
+    """OpenAI's error object. `category` stands in answers of Tinker's API."""
 
     error: ErrorFacts
     category: NotRequired[Literal["user", "server"]]

@@ -1,4 +1,4 @@
-"""Types of what a chat request says, once it was checked.
+"""Types of the parts of a chat request, once they were checked.
 
 ChatMessage   a message, its content as one text
 MessageCall   a call of a tool in it

@@ -25,7 +25,7 @@ from nip_lm_server.state.disk import hash_file, publish
 from nip_lm_server.state.manifest import (
     MANIFEST_FORMAT,
     FileEntry,
-    ManifestDocument,
+    WrittenManifest,
     content_digest,
     seal_manifest,
 )
@@ -92,7 +92,7 @@ def lay_out_adapter(
     part.mkdir()
     for file in present:
         shutil.copyfile(source / file, part / file)
-    manifest: ManifestDocument = {
+    manifest: WrittenManifest = {
         "format": MANIFEST_FORMAT,
         "digest": digest,
         "content_digest": content,

@@ -1,7 +1,7 @@
 """The manifest of a model, ``manifest.json`` in its directory: its name, its making, its files.
 
-ModelFacts                    what it says of the making
-ManifestDocument              all of it, as it is written; `seal_manifest` adds its checksum
+ModelFacts                    the part of it about the making
+WrittenManifest              all of it, as it is written; `seal_manifest` adds its checksum
 ModelManifest                 the document, as read
 parse_manifest                the text of one -> it
 read_manifest                 that of a model's directory
@@ -52,8 +52,8 @@ class ModelFacts(TypedDict):
     created_at: float
 
 
-class ManifestDocument(ModelFacts):
-    """A manifest as it is written."""
+class WrittenManifest(ModelFacts):
+    """A manifest as it is written, without its checksum."""
 
     format: int
     digest: str
@@ -61,7 +61,7 @@ class ManifestDocument(ModelFacts):
     files: dict[str, FileEntry]
 
 
-class SealedManifest(ManifestDocument):
+class SealedManifest(WrittenManifest):
     """The whole document; its last key is the checksum over the others."""
 
     checksum: str
@@ -138,7 +138,7 @@ def has_right_checksum(folder: Path) -> bool:
     return not has_checksum or value[CHECKSUM] == checksum_of(value)
 
 
-def seal_manifest(manifest: ManifestDocument) -> SealedManifest:
+def seal_manifest(manifest: WrittenManifest) -> SealedManifest:
     """Add the checksum, which tells damage to a manifest from damage to the files."""
     return {**manifest, "checksum": checksum_of(manifest)}
 

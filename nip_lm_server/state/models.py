@@ -22,9 +22,9 @@ from nip_lm_server.state.files import SET_ASIDE
 from nip_lm_server.state.manifest import (
     MANIFEST_FORMAT,
     FileEntry,
-    ManifestDocument,
     ModelFacts,
     ModelManifest,
+    WrittenManifest,
     content_digest,
     has_right_checksum,
     parse_manifest,
@@ -103,8 +103,8 @@ class ModelStore:
         }
         if not files:
             raise AdapterError("the training left no files in its output directory")
-        # 2. What it is, and how it was made.
-        manifest: ManifestDocument = {
+        # 2. Its manifest.
+        manifest: WrittenManifest = {
             "format": MANIFEST_FORMAT,
             "digest": digest,
             "content_digest": content_digest(files),
