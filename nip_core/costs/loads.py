@@ -23,8 +23,8 @@ from nip_core.models import locate_model
 from nip_core.parameters import HyperParameters, Method
 from nip_core.parameters.blocks.attack import SCRIPT
 from nip_core.parameters.checks import find_attackers
+from nip_core.rollouts.branching import Branching
 from nip_core.rollouts.plan import episode_spec
-from nip_core.rollouts.trees import Branching
 from nip_core.scenarios import Problem
 from nip_lm_server.client import count_tokens
 
