@@ -17,9 +17,7 @@ LINKED = {"nip_prefect/flows": "flows", "nip_prefect/tasks": "tasks"}
 """Folders that have another name in imports than on disk."""
 FILES_ABOVE: dict[str, int] = {"nip_core/evaluation": 32}
 """Folders that have more files as yet, and how many at most: this shrinks."""
-FLOORS_ABOVE: dict[str, int] = {
-    "factory/tiny": 8,
-}
+FLOORS_ABOVE: dict[str, int] = {"factory/tiny": 8}
 """Folders that have more floors as yet, and how many at most: this shrinks."""
 
 
