@@ -46,7 +46,7 @@ def describe_milestone(after: Milestone, iteration: int) -> str:
 
 
 def publish(
-    session: Session, after: Milestone, iteration: int, report: bool, samples: bool
+    session: Session, iteration: int, after: Milestone, report: bool, samples: bool
 ) -> None:
     """Tell the trackers of what is new, and write the report where `report`.
 
