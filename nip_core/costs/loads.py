@@ -21,7 +21,7 @@ from statistics import fmean
 from nip_core.game.render import Game, make_situation
 from nip_core.models import locate_model
 from nip_core.parameters import HyperParameters, Method
-from nip_core.parameters.attack import SCRIPT
+from nip_core.parameters.blocks.attack import SCRIPT
 from nip_core.parameters.checks import find_attackers
 from nip_core.rollouts.plan import episode_spec
 from nip_core.rollouts.trees import Branching

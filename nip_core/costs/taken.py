@@ -21,10 +21,10 @@ from nip_core.errors import StoreError
 from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import BEST_OF_N
+from nip_core.parameters.blocks.attack import BEST_OF_N
 from nip_core.parameters.checks import find_attackers
+from nip_core.parameters.derived.tested_iterations import attacks_untrained
 from nip_core.parameters.stored import complete_settings, read_settings
-from nip_core.parameters.tested_iterations import attacks_untrained
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.spending import Spent
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION

@@ -23,7 +23,7 @@ from nip_core.evaluation.attack_metrics import AttackMetrics, CourseEnd, StepMet
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import PairedDifference
 from nip_core.evaluation.spread import Asked, find_questions
-from nip_core.parameters.attack import VALIDATION
+from nip_core.parameters.blocks.attack import VALIDATION
 from nip_core.tolerance import at_least
 
 

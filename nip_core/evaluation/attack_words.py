@@ -36,7 +36,7 @@ from nip_core.evaluation.figures_in_words import (
     plain_percent,
 )
 from nip_core.evaluation.split_metrics import PairedDifference
-from nip_core.parameters.attack import MOST_FALL
+from nip_core.parameters.blocks.attack import MOST_FALL
 
 _HALF = 0.5
 """Of an attack by training: with a smaller share of steps that trained it shows no strength; of

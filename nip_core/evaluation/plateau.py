@@ -34,7 +34,7 @@ from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.clustered import clustered_mean
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.evaluation.statistics.distributions import t_quantile
-from nip_core.parameters.attack import LEAST_STEPS, MOST_FALL
+from nip_core.parameters.blocks.attack import LEAST_STEPS, MOST_FALL
 
 _LEVEL = 0.95
 _MANY = 10

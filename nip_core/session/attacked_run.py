@@ -22,7 +22,7 @@ from nip_core.evaluation.attack_reach import (
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import (
+from nip_core.parameters.blocks.attack import (
     LEAST_STEPS,
     PLATEAU,
     SCRIPT,

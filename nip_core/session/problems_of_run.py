@@ -6,7 +6,7 @@ from nip_core.errors import DatasetError
 from nip_core.evaluation.plateau import fewest_questions
 from nip_core.evaluation.spread import shared_text
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import PLATEAU
+from nip_core.parameters.blocks.attack import PLATEAU
 from nip_core.rollouts.plan import SPLITS, TEST, VALIDATION, plan_episodes, shuffle_labels
 from nip_core.scenarios import Problem, make_scenario
 from nip_core.scenarios.datasets import check_splits, load_problems

@@ -18,8 +18,8 @@ from nip_core.evaluation.plateau import (
     measure_fall,
     share_taught,
 )
-from nip_core.parameters.attack import PLATEAU
-from nip_core.parameters.tested_iterations import is_tested
+from nip_core.parameters.blocks.attack import PLATEAU
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.attack_course import course_path, read_course, read_moved
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.schema import EPISODES

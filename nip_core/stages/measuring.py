@@ -47,10 +47,10 @@ from nip_core.evaluation.split_metrics import (
 )
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import read_step_figures
-from nip_core.parameters.attack import SCRIPT
+from nip_core.parameters.blocks.attack import SCRIPT
 from nip_core.parameters.checks import find_attackers
-from nip_core.parameters.prices import price_calls
-from nip_core.parameters.tested_iterations import attacks_untrained, is_tested
+from nip_core.parameters.derived.prices import price_calls
+from nip_core.parameters.derived.tested_iterations import attacks_untrained, is_tested
 from nip_core.records.attack_course import read_course
 from nip_core.records.attack_said import add_up_efforts, read_gallery
 from nip_core.records.intervals import combine_metrics, measure_baselines, measure_intervals

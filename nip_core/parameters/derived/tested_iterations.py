@@ -1,0 +1,41 @@
+"""Which iterations of a run are tested, and whether it plays an attack, by its settings alone.
+
+is_tested          whether the models that play an iteration are tested
+scheme_tests       the same by the test scheme
+attacks_untrained  whether the run plays an attack that trains nobody
+"""
+
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.blocks.attack import SNEAKY
+
+
+def is_tested(parameters: HyperParameters, iteration: int) -> bool:
+    """Say whether the models of `iteration` are tested (the final ones: num_iterations)."""
+    text_rl, last = parameters.text_rl, parameters.rl.num_iterations
+    has_imitated = parameters.attack.start_from is not None
+    return scheme_tests(
+        text_rl.test_scheme, last, iteration, text_rl.test_interval, has_imitated=has_imitated
+    )
+
+
+def scheme_tests(
+    scheme: str, last: int, iteration: int, interval: int, *, has_imitated: bool = False
+) -> bool:
+    """`is_tested` by the test scheme, the number of iterations and the test interval.
+
+    Where the first iteration `has_imitated`, the interval is counted from what came of that.
+    """
+    match scheme:
+        case "all":
+            trained = max(0, iteration - has_imitated)
+            return trained % interval == 0 or iteration == last
+        case "last":
+            return iteration == last
+        case "first_and_last":
+            return iteration in (0, last)
+    return False
+
+
+def attacks_untrained(parameters: HyperParameters) -> bool:
+    """Say whether the run attacks without training, by chosen messages or those of a script."""
+    return parameters.attack.run is not None and parameters.attack.by != SNEAKY
