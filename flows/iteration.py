@@ -5,7 +5,7 @@
                                         └─► dataset ─► submit ─► await (of each group) ─► prove ─►
     [gate: plan ─► play ─► commit ─► measure, of both sides; prove] ─► swap ─► publish
 
-`nip_core.loop` says so; `call` is the hook by which it runs all of it through Prefect.
+`nip_core.loop` says so; `Steps` is the hook by which it runs all of it through Prefect.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,33 +33,59 @@ async def iteration(run: str, iteration: int, prove: bool = False) -> loop.Itera
     `prove`: prove first that the models which are to play answer; a swap just before has done so.
     """
     with without_tags():
-        return await loop.iterate(session_of(run), iteration, prove, call)
+        return await loop.iterate(session_of(run), iteration, prove, Steps())
 
 
 @flow(name="retest", persist_result=False, result_serializer="json")
 async def retest(run: str, iteration: int) -> loop.IterationEnd:
     """Test the models of a base run's iteration again, once; nothing is trained."""
     with without_tags():
-        return await loop.retest(session_of(run), iteration, call)
+        return await loop.retest(session_of(run), iteration, Steps())
 
 
-async def call(function: Callable[..., Any], session: Session, *arguments: Any) -> Any:
-    """Run a step: an iteration as a flow run, shards and everything else as task runs.
+class Steps:
+    """The loop's hook in one flow run: an iteration is a flow run, all other steps are task runs.
 
-    The steps that it needs are known by their results. Prefect looks into neither these nor the
-    arguments, where it would take a text of another step for one more dependence.
+    Prefect knows a step by the object that it returned, at its address: all are kept here, so that
+    none has the address of another. It looks into neither the results that a step needs nor its
+    arguments, where a text of another step would look like one more need.
     """
-    run, (values, results) = session.run.name, separate(arguments)
-    after = [opaque(result) for result in results]
-    if function in (loop.iterate, loop.retest):
-        kind = iteration if function is loop.iterate else retest
-        return await _run_iteration(kind, run, values[:-1], after)
-    if function is play_shards:
-        return await _play(session, *values[:-1])
-    task = TASKS[function]
-    if function is submit_job:
-        task = await limit_by_tag(task, "nip-fine-tune")
-    return await task(run, *map(quote, values), wait_for=after)
+
+    def __init__(self) -> None:
+        """Begins with no step."""
+        self._results: list[Any] = []
+
+    async def __call__(
+        self, function: Callable[..., Any], session: Session, *arguments: Any
+    ) -> Any:
+        """Run a step, with those that it needs as its inputs; return what the function does."""
+        values, results = separate(arguments)
+        after = [opaque(result) for result in results]
+        if function in (loop.iterate, loop.retest):
+            kind = iteration if function is loop.iterate else retest
+            result = await _run_iteration(kind, session.run.name, values[:-1], after)
+        elif function is play_shards:
+            result = await self._play(session, *values[:-1])
+        else:
+            task = TASKS[function]
+            if function is submit_job:
+                task = await limit_by_tag(task, "nip-fine-tune")
+            result = await task(session.run.name, *map(quote, values), wait_for=after)
+        self._results.append(result)
+        return result
+
+    async def _play(
+        self, session: Session, number: int, split: str, shards: list[str]
+    ) -> list[Any]:
+        after = [opaque(shards)]
+        if session.parameters.rollouts.task_runner != "local":
+            return await play_remotely(session, number, split, shards, after)
+        task = await limit_by_tag(TASKS[play_shard], "nip-rollouts")  # looked up once for all
+
+        async def play(_: Callable[..., Any], __: Session, *place: Any) -> Any:
+            return await task(session.run.name, *map(quote, place), wait_for=after)
+
+        return await play_shards(session, number, split, shards, play)
 
 
 async def _run_iteration(kind: Any, run: str, place: Sequence[Any], after: Sequence[Any]) -> Any:
@@ -70,15 +96,3 @@ async def _run_iteration(kind: Any, run: str, place: Sequence[Any], after: Seque
     if end.iteration != place[0]:
         raise StageError(f"iteration {place[0]} returned the result of {end.iteration}")
     return end
-
-
-async def _play(session: Session, number: int, split: str, shards: Sequence[str]) -> list[Any]:
-    after = [opaque(shards)]
-    if session.parameters.rollouts.task_runner != "local":
-        return await play_remotely(session, number, split, shards, after)
-    task = await limit_by_tag(TASKS[play_shard], "nip-rollouts")  # looked up once for all shards
-
-    async def play(_: Callable[..., Any], __: Session, *place: Any) -> Any:
-        return await task(session.run.name, *map(quote, place), wait_for=after)
-
-    return await play_shards(session, number, split, shards, play)

@@ -22,6 +22,10 @@ class After:
         self.results = results
 
 
+FIRST = After()
+"""Of a step that needs none."""
+
+
 def separate(arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Separate the arguments of a step's function from the results of the steps before it."""
     values = [value for value in arguments if not isinstance(value, After)]

@@ -10,10 +10,9 @@ Each step is a function of `nip_core.stages` that takes the session and plain va
 it has made and returns plain values. What is committed is skipped, so a run goes on from wherever
 it was stopped. Every step goes through the hook ``call(function, session, *arguments)`` of
 `nip_core.hook`: `directly` runs it here, Prefect makes a task run of it, tests try it again or
-break it. `After` among the arguments has the results of the steps that it needs, which makes a
-graph of an iteration. `iterate`, `retest` and `playing.play_shards` go through the hook, too, with
-the hook itself as their last argument. (A run that only tests passes its models on without it: that
-is one small document.)
+break it. `After` holds the results of the steps that it needs, which makes a graph of them.
+`iterate`, `retest` and `playing.play_shards` go through the hook, too, which is their last
+argument. (A run that only tests passes on its models, one small document, without it.)
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from typing import Any
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.evaluation.split_metrics import SplitMetrics
-from nip_core.hook import After, Call, directly, within
+from nip_core.hook import FIRST, After, Call, directly, within
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.blocks.attack import PLATEAU
 from nip_core.parameters.derived.tested_iterations import attacks_untrained, is_tested
@@ -31,24 +30,13 @@ from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.session.opening import open_session
 from nip_core.session.session import Session
 from nip_core.showing.summary import summarise_run
-from nip_core.stages import (
-    agenda,
-    attacking,
-    choosing,
-    gating,
-    measuring,
-    playing,
-    proving,
-    swapping,
-    training,
-)
+from nip_core.stages import attacking, choosing, gating, measuring, playing, proving, training
+from nip_core.stages.agenda import announce, announce_end
 from nip_core.stages.playing import CommittedSplit
 from nip_core.stages.publishing import publish
 from nip_core.stages.stage_times import StageTimes
+from nip_core.stages.swapping import pass_on, swap_models
 from nip_core.stages.training import JobEnd, JobReference
-
-FIRST = After()
-"""Of a step that needs no other."""
 
 
 @dataclass(frozen=True)
@@ -74,18 +62,13 @@ async def train(
 
 async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
     """Do all missing work of the run; return its summary, as `nip show --json` prints it."""
-    run = session.run
-    agenda.expect(session)
-    words = f"run {run.name}: {agenda.describe_opening(session)}"
-    session.tell("run", words, run=run.name, run_store=run.store.url)
-    if resuming := agenda.describe_resumption(session):
-        session.tell("resume", f"run {run.name} goes on: {resuming}", run=run.name)
+    announce(session)
     parked = await _all_iterations(session, call)
-    result = summarise_run(run, session.records)
-    ended = f"parked, {parked}" if parked else f"{result['status']}{agenda.describe_ending(result)}"
-    status = "parked" if parked else result["status"]
-    session.tell("end", f"run {run.name}: {ended}", run=run.name, status=status)
-    return result if parked is None else {**result, "status": "parked", "waits_for": parked}
+    result = summarise_run(session.run, session.records)
+    if parked is not None:
+        result |= {"status": "parked", "waits_for": parked}
+    announce_end(session, result)
+    return result
 
 
 async def _all_iterations(session: Session, call: Call) -> str | None:
@@ -179,7 +162,7 @@ async def iterate(
     # 6. Swap: prove that the new models answer, then put on record that they play from here on.
     async with times.during("swap"):
         proved = await do(proving.prove_candidates, newest)
-        models = await do(swapping.swap_models, proved, After(proved))
+        models = await do(swap_models, proved, After(proved))
     times.finish()
     is_last = iteration + 1 == parameters.rl.num_iterations
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
@@ -219,7 +202,7 @@ async def retest(session: Session, iteration: int, call: Call = directly) -> Ite
     if is_tested(session.parameters, iteration):
         with session.progress.during(iteration, "test"):
             newest = await play_and_measure(session, iteration, TEST, call, After(newest))
-    models = swapping.pass_on(session, iteration)
+    models = pass_on(session, iteration)
     await do(publish, "test", True, True, After(newest))
     return IterationEnd(iteration, models)
 

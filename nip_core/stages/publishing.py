@@ -28,8 +28,6 @@ from nip_core.showing.summary import find_report
 
 _SHOWN = 5
 _NEWEST = 20  # iterations whose stages a table of costs names one by one
-
-
 Milestone = Literal["play", "park", "train", "test"]
 """What of an iteration was done last, as names of task runs have it."""
 _DONE: Mapping[Milestone, str] = {
