@@ -33,7 +33,7 @@ async def drawn(prefect_server, tmp_path_factory) -> Graphs:
     async def draw_training(*arguments: Any, **more: Any) -> dict[str, FlowGraph]:
         state = await train(*arguments, **more, return_state=True)
         await state.result()
-        return await draw(prefect_server, str(state.state_details.flow_run_id))
+        return await draw(str(state.state_details.flow_run_id))
 
     with servers_here():
         # 1. Preferences in trees, and a gate; the same rewound, going on to one iteration more.

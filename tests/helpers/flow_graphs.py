@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+from prefect import get_client
 
 
 @dataclass(frozen=True)
@@ -19,30 +19,31 @@ class FlowGraph:
     """By name, the names of those that it comes after; of two with one name those of both."""
 
 
-async def draw(url: str, flow_run_id: str, last: str = "publish-") -> dict[str, FlowGraph]:
+async def draw(flow_run_id: str) -> dict[str, FlowGraph]:
     """The graphs of a flow run (as "") and of those that it called, however deep, by their names.
 
-    Waits until the server has written all down: the newest task run, whose name begins with `last`,
-    is completed then.
+    Waits until the server has written all down: by then the newest task run, which publishes or, on
+    a cluster, plays, is completed.
     """
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        graphs = {}
+    async with get_client() as client:
+        graphs: dict[str, FlowGraph] = {}
         left = [("", flow_run_id)]
         while left:
             name, identifier = left.pop()
-            nodes = await _read(client, identifier, last)
+            nodes = await _read(client, identifier)
             graphs[name] = _graph(nodes)
             left += [(_name(node), node["id"]) for node in nodes if node["kind"] == "flow-run"]
     return graphs
 
 
-async def _read(client: httpx.AsyncClient, identifier: str, last: str) -> list[dict[str, Any]]:
+async def _read(client: Any, identifier: str) -> list[dict[str, Any]]:
     for _ in range(600):
-        answer = await client.get(f"/flow_runs/{identifier}/graph-v2")
-        nodes = [node for _, node in answer.raise_for_status().json()["nodes"]]
+        path = {"id": identifier}
+        answer = await client.request("GET", "/flow_runs/{id}/graph-v2", path_params=path)
+        nodes = [node for _, node in answer.json()["nodes"]]
         nodes.sort(key=lambda node: node["start_time"])
         is_over = all(node["state_type"] == "COMPLETED" for node in nodes)
-        if nodes and is_over and nodes[-1]["label"].startswith((last, "play-")):
+        if nodes and is_over and nodes[-1]["label"].startswith(("publish-", "play-")):
             return nodes
         await asyncio.sleep(0.1)
     raise AssertionError([(node["label"], node["state_type"]) for node in nodes])
