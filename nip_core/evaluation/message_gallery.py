@@ -19,7 +19,7 @@ from nip_core.evaluation.attack_figures import plain_rollouts
 from nip_core.evaluation.attack_metrics import FoolingMessage, MessageGallery, MessageKind
 from nip_core.game.render import Game, InvalidResponse, parse_columns
 from nip_core.protocols import ACCEPT
-from nip_core.rollouts.tables import RolloutTables
+from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.rollouts.trees import parse_path
 from nip_core.scenarios.checked import call_for_text, draw_columns
 

@@ -15,7 +15,7 @@ from nip_core.parameters.checks import find_attackers
 from nip_core.records.iterations import Records
 from nip_core.records.spending import STAGE_BY_SPLIT, Spent, add_up
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
-from nip_core.rollouts.tables import RolloutTables, StoredRollouts
+from nip_core.rollouts.storage.tables import RolloutTables, StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 

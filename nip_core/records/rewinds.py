@@ -28,14 +28,13 @@ from nip_core.errors import CorruptionError, JobError, RunConflictError, Setting
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, list_files
 from nip_lm_server.client import ENDED_STATUSES
 
 if TYPE_CHECKING:
-    from nip_core.rollouts.chat_client import Endpoint
+    from nip_core.rollouts.client.chat_client import Endpoint
 
 Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -243,9 +242,9 @@ async def cancel_jobs(
         # Nothing to be stopped, or not at this address.
         if record.id is None or at is None:
             continue
-        hosted = speaks_nip(parameters.group_parameters(record.group))
+        provider = parameters.group_parameters(record.group).provider
         settle_s = parameters.fine_tuning.settle_s
-        opened = open_ledger(run, at, speaks_nip=hosted, settle_s=settle_s)
+        opened = open_ledger(run, provider, at, settle_s=settle_s)
         async with opened as (ledger, backend):
             try:
                 await ledger.cancel(record)

@@ -32,20 +32,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nip_core.concurrency import gather_or_cancel
+from nip_core.game.answer_rows import place_of
 from nip_core.game.render import make_situation
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.protocols import ACCEPT, NO_DECISION
 from nip_core.rollouts.acceptance import estimate_acceptance, has_two_answers
-from nip_core.rollouts.episode import (
-    EpisodeState,
-    Played,
-    ShardContext,
-    TurnAnswer,
-    assign_episode,
-)
+from nip_core.rollouts.branching import make_child
+from nip_core.rollouts.episode import EpisodeState
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode
-from nip_core.rollouts.trees import make_child
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.table_rows import AttackChoice, CallRecord, Episode
+from nip_core.rollouts.turns import Played, PlayedTurn, assign_episode
 
 _FAILED = -1.0  # a message that is none is worse than any that is one
 _PLAYED_ON = 0  # the child in a round in which there is nothing to choose
@@ -71,8 +68,7 @@ class BestOfN:
 
     async def play(self, spec: EpisodeSpec, context: ShardContext) -> Played:
         """Play one problem for every n. Raises as `play_episode` does."""
-        rewards = dict.fromkeys(context.game.protocol.agent_names, 0.0)
-        state = EpisodeState(spec, context, 0, [], rewards, None)
+        state = EpisodeState(spec, context)
         played = await self._play_on(state, dict.fromkeys(self.counts, _WeighedMessage()))
         # What was said and not played on has no leaf of its own.
         leaves = {row.key for row in played.episodes}
@@ -141,10 +137,10 @@ class BestOfN:
         """Ask for `most` messages, and give the states after each; all else is the same in them."""
         children = [make_child(state.spec, number) for number in range(most)]
         bystanders = [agent for agent in state.movers if agent not in self.attackers]
-        answers = await gather_or_cancel(state.take_turn(children[0], a) for a in bystanders)
-        by_agent = dict(zip(bystanders, answers, strict=True))
+        taken = await gather_or_cancel(state.take_turn(children[0], a) for a in bystanders)
+        by_agent = dict(zip(bystanders, taken, strict=True))
         copies = [
-            {a: _copy_answer(answer, spec, state.round, a) for a, answer in by_agent.items()}
+            {agent: _copy_turn(turn, spec) for agent, turn in by_agent.items()}
             for spec in children[1:]
         ]
         return await state.play_children(children, _keep_state, [by_agent, *copies])
@@ -245,23 +241,27 @@ def _join(parts: Sequence[Played], records: Sequence[CallRecord]) -> Played:
     return Played(episodes, [*records, *below], [row for part in parts for row in part.choices])
 
 
-def _copy_answer(answer: TurnAnswer, spec: EpisodeSpec, round_: int, agent: str) -> TurnAnswer:
-    """Copy an answer to the rows of another node, with a count of 0 tokens as nothing was
+def _copy_turn(turn: PlayedTurn, spec: EpisodeSpec) -> PlayedTurn:
+    """Copy a turn to the rows of another node, with a count of 0 tokens as nothing was
     generated."""
-    records = []
-    for record in answer.records:
-        key = spec.generation_key(round_, agent, record.generation.attempt)
-        generation = replace(
-            record.generation,
-            key=key,
-            episode=spec.key,
-            branch_path=spec.branch_path,
-            prompt_tokens=0,
-            completion_tokens=0,
-        )
-        timing = replace(record.timing, key=key, latency_s=0.0)
-        records.append(CallRecord(generation, timing))
-    return replace(answer, records=records)
+    exchanges = [
+        replace(exchange, records=[_copy_record(record, spec) for record in exchange.records])
+        for exchange in turn.exchanges
+    ]
+    return replace(turn, exchanges=exchanges)
+
+
+def _copy_record(record: CallRecord, spec: EpisodeSpec) -> CallRecord:
+    key = spec.generation_key(place_of(record.generation))
+    generation = replace(
+        record.generation,
+        key=key,
+        episode=spec.key,
+        branch_path=spec.branch_path,
+        prompt_tokens=0,
+        completion_tokens=0,
+    )
+    return CallRecord(generation, replace(record.timing, key=key, latency_s=0.0))
 
 
 def _make_choice(spec: EpisodeSpec, row: Episode, n: int, weighed: _WeighedMessage) -> AttackChoice:

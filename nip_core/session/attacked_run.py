@@ -33,8 +33,8 @@ from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size, plan_episodes
-from nip_core.rollouts.schema import EPISODES
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.schema import EPISODES
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, open_store

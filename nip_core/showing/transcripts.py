@@ -31,7 +31,7 @@ from nip_core.game.render import Game
 from nip_core.parameters.stored import read_settings
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
-from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
+from nip_core.rollouts.storage.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.session.contents import digest_templates

@@ -23,18 +23,17 @@ from nip_core.hashing import digest
 from nip_core.hook import Call
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.checks import find_attackers
-from nip_core.parameters.derived.hosting import is_deterministic
+from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.derived.recording import gives_logprobs, records_p_accept
 from nip_core.parameters.derived.tested_iterations import attacks_untrained
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.acceptance import LIKELIEST
 from nip_core.rollouts.best_of_n import BestOfN
+from nip_core.rollouts.branching import Branch, Branching, no_branching
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
-from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
+from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.failures import Failures
-from nip_core.rollouts.journal import GroupCommits
-from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.labels import count_labels
 from nip_core.rollouts.league import draw_opponents
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
@@ -53,10 +52,13 @@ from nip_core.rollouts.plan import (
     replay_episodes,
 )
 from nip_core.rollouts.scripted_call import find_opponent_scripts, make_scripted_players
-from nip_core.rollouts.shard_manifests import shard_is_committed, shard_manifest
-from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
-from nip_core.rollouts.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
-from nip_core.rollouts.trees import Branching, parse_path
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.journal import GroupCommits
+from nip_core.rollouts.storage.journal_segments import open_journal, remove_journal
+from nip_core.rollouts.storage.shard_manifests import shard_is_committed, shard_manifest
+from nip_core.rollouts.storage.table_rows import CallRecord, recorded_calls, recorded_labels
+from nip_core.rollouts.storage.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
+from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
@@ -83,10 +85,9 @@ class SplitPlay:
 
     def _plan(self) -> SplitPlan:
         run, path = self.session.run, f"{self.directory}/plan.json"
-        per_shard = self.session.parameters.rollouts.episodes_per_shard
         plan = SplitPlan(
             episodes=len(self.specs),
-            episodes_per_shard=per_shard,
+            episodes_per_shard=self.session.parameters.rollouts.episodes_per_shard,
             plan_digest=digest([spec.key for spec in self.specs]),
         )
         recorded = read_document(run, path, SplitPlan)
@@ -213,10 +214,9 @@ class SplitPlay:
 
     def _branch(self) -> Branch:
         """Trees are for training by preferences; what is evaluated is played as it is."""
-        parameters = self.session.parameters
-        if self.split != TRAIN or parameters.method(self.iteration) != "dpo":
+        if self.split != TRAIN or self.session.parameters.method(self.iteration) != "dpo":
             return no_branching
-        return Branching(parameters, self.session.game.protocol, self.iteration)
+        return Branching(self.session.parameters, self.session.game.protocol, self.iteration)
 
     def _way(self) -> PlaySpec:
         """Return what plays an episode: the game as it is, or an attack on the verifier."""
@@ -259,7 +259,7 @@ class SplitPlay:
                     settings,
                     # Tokens are trained as they were generated.
                     record_tokens=is_recorded,
-                    record_logprobs=is_recorded and not is_deterministic(parameters, settings),
+                    record_logprobs=is_recorded and find_host(parameters, settings).gives_logprobs,
                     top_logprobs=max(recorded_top, LIKELIEST if agent in judges else 0),
                     record_p_accept=records_p_accept(parameters, settings),
                 )
@@ -297,8 +297,8 @@ class SplitPlay:
         is_chosen = self.split == ATTACK and attacks_untrained(parameters)
         if not is_chosen or parameters.attack.score_by != "log_probs":
             return ()
-        is_scripted = is_deterministic(parameters, parameters.model_agents["verifier"])
-        return () if is_scripted else ("verifier",)
+        host = find_host(parameters, parameters.model_agents["verifier"])
+        return ("verifier",) if host.gives_logprobs else ()
 
     def _check_models(self, recorded: Mapping[str, CallRecord], path: str) -> None:
         """Raise RunConflictError for a journal with answers of other models than those of now."""

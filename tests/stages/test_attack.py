@@ -26,7 +26,7 @@ from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, TokenChoice
 from nip_core.rollouts.acceptance import estimate_acceptance
-from nip_core.rollouts.tables import StoredRollouts, read_rollouts
+from nip_core.rollouts.storage.tables import StoredRollouts, read_rollouts
 from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
@@ -624,7 +624,7 @@ async def _until_swapped(stage, session, *arguments):
 
 def test_sneaky_needs_provers_that_can_be_trained(on_record):
     way = {"by": "sneaky", "iteration": 0}
-    with pytest.raises(SettingsError, match="'pure_text_grpo' needs an lm_server"):
+    with pytest.raises(SettingsError, match="'pure_text_grpo' needs training by trajectories"):
         attack_settings(str(on_record), "scripted", way)
     imitates = attack_settings(
         str(on_record), "scripted", way, steps=3, overrides=["trainer=pure_text_ei"]

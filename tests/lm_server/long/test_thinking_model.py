@@ -21,10 +21,10 @@ from training_jobs import make_job, progress, run_here
 from nip_core.game.render import Game, Situation
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.tables import build_tables
+from nip_core.rollouts.storage.tables import build_tables
 from nip_core.scenarios.datasets import load_problems
 from nip_core.trainers.dataset import Dataset, write_examples
 from nip_core.trainers.grpo import choose_trajectories
@@ -32,9 +32,9 @@ from nip_core.trainers.lines import write_jsonl
 from nip_lm_server import formats
 from nip_lm_server.formats import chat_template
 from nip_lm_server.spec import ServerSpec
-from nip_lm_server.training import loading
 from nip_lm_server.training.job import read_job
-from nip_lm_server.training.rl import read_episodes
+from nip_lm_server.training.methods.rl import read_episodes
+from nip_lm_server.training.model import loading
 
 pytestmark = [
     pytest.mark.timeout(900),  # a training and two plays of a real model

@@ -1,0 +1,145 @@
+"""One table of rollouts as one Parquet file.
+
+parquet_bytes, parquet_table   from a table to a file, and back
+open_parquet                   opens any Parquet file
+has_current_version            refuse a file that nip did not write, or a later one
+in_current_version             a table of an earlier version with what came later
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nip_core.errors import CorruptionError, StoreError
+from nip_core.rollouts.storage.schema import SCHEMA_VERSION, VALUES_BEFORE
+
+_VERSION_KEY = b"nip.schema_version"
+
+# Unique strings get no dictionary, which would only add to them.
+_LENGTH_ENCODED = {"key", "parent_key", "text", "reasoning"}
+_DELTA_ENCODED = {
+    "started_at": "DELTA_BINARY_PACKED",
+    "seed": "DELTA_BINARY_PACKED",
+    "latency_s": "BYTE_STREAM_SPLIT",
+    "completion_logprobs.list.element": "BYTE_STREAM_SPLIT",
+    "token_logprobs.list.element.logprob": "BYTE_STREAM_SPLIT",
+    "token_logprobs.list.element.top.list.element.logprob": "BYTE_STREAM_SPLIT",
+    "prompt_tokens": "DELTA_BINARY_PACKED",
+    "completion_tokens": "DELTA_BINARY_PACKED",
+    "prompt_token_ids.list.element": "DELTA_BINARY_PACKED",
+    "completion_token_ids.list.element": "DELTA_BINARY_PACKED",
+}
+
+
+def parquet_bytes(table: pa.Table, compression: str = "zstd") -> bytes:
+    """Write `table` as one Parquet file, with encodings chosen to keep the cost of a row small."""
+    plain = _LENGTH_ENCODED | set(_DELTA_ENCODED)
+    columns = list(_list_leaf_paths(table.schema))
+    encoding = {c: "DELTA_LENGTH_BYTE_ARRAY" for c in columns if c in _LENGTH_ENCODED}
+    encoding |= {c: _DELTA_ENCODED[c] for c in columns if c in _DELTA_ENCODED}
+    buffer = io.BytesIO()
+    pq.write_table(
+        table,
+        buffer,
+        compression=compression,
+        use_dictionary=[c for c in columns if c not in plain],
+        column_encoding=encoding,
+        write_statistics=[
+            c for c in columns if c not in {"text", "reasoning", "question", "solution", "drawn"}
+        ],
+        data_page_version="2.0",
+    )
+    return buffer.getvalue()
+
+
+def open_parquet(source: bytes | Path) -> pq.ParquetFile:
+    """Open a Parquet file. Raises ArrowException or OSError if it is none.
+
+    No object of Python is read, and nothing is read ahead. A thread of Arrow that reads ahead lets
+    go of the object some time after the data is here. If Python ends in that moment, the thread
+    ends the process by SIGABRT, after all the work is done. So whoever reads the file asks for no
+    threads either (`use_threads=False`).
+    """
+    reader = pa.BufferReader(source) if isinstance(source, bytes) else source
+    return pq.ParquetFile(reader, pre_buffer=False)
+
+
+def parquet_table(
+    data: bytes, schema: pa.Schema, name: str, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Read the table in a Parquet file of `schema`, or some of its columns; `name` is for errors.
+
+    Raises CorruptionError if it is not such a file, StoreError if another version wrote it.
+    """
+    try:
+        file = open_parquet(data)
+        written = file.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise _make_damage_error(name, error) from error
+    asked = schema.names if columns is None else columns
+    if not has_current_version(written, schema, name):
+        filled = in_current_version(written.empty_table(), schema)
+        if not filled.schema.equals(schema):
+            raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
+    kept = [column for column in asked if column in written.names]
+    try:
+        # A shard is small: its columns are read before Arrow's threads have shared them out.
+        table = file.read(columns=kept, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _make_damage_error(name, error) from error
+    part = pa.schema([schema.field(column) for column in asked], schema.metadata)
+    return in_current_version(table, part).select(asked)
+
+
+def _make_damage_error(name: str, error: Exception) -> CorruptionError:
+    return CorruptionError(f"{name}: damaged, not a Parquet file ({error})")
+
+
+def has_current_version(written: pa.Schema, schema: pa.Schema, name: str) -> bool:
+    """Tell whether a file with the schema `written` has the current version of `schema`.
+
+    Raises CorruptionError if it has another schema, StoreError if it has a version that is not
+    known. `name` is for errors.
+    """
+    version = (written.metadata or {}).get(_VERSION_KEY)
+    if version is None:
+        raise CorruptionError(f"{name}: no schema version in it, so nip did not write it")
+    current = schema.metadata[_VERSION_KEY]
+    if not version.isdigit() or not 1 <= int(version) <= int(current):
+        raise StoreError(
+            f"{name}: schema version {version.decode(errors='replace')}, this version of nip reads "
+            f"up to {current.decode()}; use the version of nip that wrote it"
+        )
+    if version == current and not written.equals(schema):
+        raise CorruptionError(f"{name}: its columns are not those of schema {current.decode()}")
+    return bool(version == current)
+
+
+def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Add to a table of an earlier version the columns of later ones, with what they had then."""
+    for index, field in enumerate(schema):
+        is_later = field.nullable or field.name in VALUES_BEFORE
+        if field.name not in table.schema.names and is_later:
+            place = min(index, table.num_columns)  # of a table that lacks others too
+            value = pa.scalar(VALUES_BEFORE.get(field.name), field.type)
+            table = table.add_column(place, field, pa.repeat(value, table.num_rows))
+    return table.replace_schema_metadata(schema.metadata)
+
+
+def _list_leaf_paths(schema: pa.Schema) -> Iterator[str]:
+    """List Parquet's column paths, as its encodings and statistics name them."""
+    for column in schema:
+        yield from _walk_leaves(column.name, column.type)
+
+
+def _walk_leaves(path: str, kind: pa.DataType) -> Iterator[str]:
+    if pa.types.is_list(kind):
+        yield from _walk_leaves(f"{path}.list.element", kind.value_type)
+    elif pa.types.is_struct(kind):
+        for i in range(kind.num_fields):
+            yield from _walk_leaves(f"{path}.{kind.field(i).name}", kind.field(i).type)
+    else:
+        yield path
