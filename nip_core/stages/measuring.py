@@ -326,9 +326,7 @@ def _updates(run: RunStore, iteration: int) -> int:
 
 
 def count_split_labels(store: Store, directory: str) -> dict[str, Any]:
-    """Count by kind the solutions of a committed split with a label made in play, and the time
-    it took.
-    """
+    """Count by kind the solutions of a committed split labelled in play, with the time it took."""
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
     made = [ShardFacts.from_manifest(shard).labels for shard in shards]

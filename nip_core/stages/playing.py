@@ -11,7 +11,7 @@ split_play    its episodes, plan and models, which all shards share
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, cast
@@ -20,6 +20,7 @@ from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
+from nip_core.hook import Call
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.derived.hosting import find_host
@@ -373,8 +374,8 @@ async def play_shards(
     iteration: int,
     split: str,
     shards: Sequence[str],
-    call: Callable[..., Awaitable[Any]],
-) -> None:
+    call: Call,
+) -> list[Any]:
     """Play shards side by side; `rollouts.concurrency` bounds the episodes of all of them.
 
     No more shards are under way than can fill it, however many there are.
@@ -384,11 +385,11 @@ async def play_shards(
     filling = -(-ready // split_play(session, iteration, split).plan.episodes_per_shard)
     places = asyncio.Semaphore(filling + _SHARDS_ENDING)
 
-    async def play(shard: str) -> None:
+    async def play(shard: str) -> Any:
         async with places:
-            await call(play_shard, session, iteration, split, shard)
+            return await call(play_shard, session, iteration, split, shard)
 
-    await gather_or_cancel(map(play, shards))
+    return await gather_or_cancel(map(play, shards))
 
 
 @dataclass(frozen=True)
