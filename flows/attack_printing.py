@@ -6,8 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from nip_core.evaluation.attack_metrics import Effort, MessageGallery, ShownAttack
-from nip_core.evaluation.attack_words import loss_sentences
+from nip_core.attack_figures.metrics_document import Effort, MessageGallery, ShownAttack
+from nip_core.attack_figures.sentences import loss_sentences
 from nip_core.evaluation.figures_in_words import amount, plain_percent
 from nip_prefect.flows.terminal import say
 

@@ -14,11 +14,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from nip_core.attack_figures.metrics_document import AttackMetrics
 from nip_core.costs.experience import Experience, Keys
 from nip_core.costs.loads import Load, Loads, count_passes
 from nip_core.costs.repeats import measure_repetition
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import BEST_OF_N

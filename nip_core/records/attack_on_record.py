@@ -5,8 +5,8 @@ with_training          the figures of an attack, with that
 read_shown_attack      the same of the figures on record
 """
 
-from nip_core.evaluation.attack_metrics import AttackMetrics, ShownAttack, TrainedSteps
-from nip_core.evaluation.attack_words import StepJob, count_trained
+from nip_core.attack_figures.metrics_document import AttackMetrics, ShownAttack, TrainedSteps
+from nip_core.attack_figures.sentences import StepJob, count_trained
 from nip_core.records.iterations import Records
 
 

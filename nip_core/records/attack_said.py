@@ -6,9 +6,9 @@ read_gallery    messages by kind, of training and of the test of the worst prove
 
 from collections.abc import Collection, Iterable
 
-from nip_core.evaluation.attack_effort import make_effort
-from nip_core.evaluation.attack_metrics import Effort, MessageGallery
-from nip_core.evaluation.message_gallery import OF_MESSAGES, OF_PROBLEMS, gallery_of_training
+from nip_core.attack_figures.effort import make_effort
+from nip_core.attack_figures.message_gallery import OF_MESSAGES, OF_PROBLEMS, gallery_of_training
+from nip_core.attack_figures.metrics_document import Effort, MessageGallery
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import find_attackers

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.attack_figures.metrics_document import AttackMetrics
 from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.blocks import (

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.attack_figures.metrics_document import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters

@@ -8,7 +8,7 @@ What a fork has copied was paid by the run that it was copied from.
 
 from collections.abc import Iterator
 
-from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.attack_figures.metrics_document import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.iterations import Records

@@ -10,9 +10,9 @@ put_beside       the figures of an attack, with both
 from collections.abc import Mapping
 from typing import Any
 
+from nip_core.attack_figures.controls import measure_guarantee, take_control
+from nip_core.attack_figures.metrics_document import ShownAttack, UntrainedControl
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_controls import measure_guarantee, take_control
-from nip_core.evaluation.attack_metrics import ShownAttack, UntrainedControl
 from nip_core.hashing import digest
 from nip_core.parameters.attack import CHATS
 from nip_core.parameters.stored import complete_settings, read_settings

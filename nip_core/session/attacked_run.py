@@ -9,16 +9,16 @@ is_told          whether provers are told otherwise here than there; untold: a w
 
 from collections.abc import Iterator
 
-from nip_core.costs.estimate import Estimate
-from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.attack_losses import OwnTest
-from nip_core.evaluation.attack_metrics import Reach
-from nip_core.evaluation.attack_reach import (
+from nip_core.attack_figures.losses import OwnTest
+from nip_core.attack_figures.metrics_document import Reach
+from nip_core.attack_figures.reach import (
     SCRIPT_REACH,
     measure_reach,
     measure_training_reach,
     reach_words,
 )
+from nip_core.costs.estimate import Estimate
+from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters

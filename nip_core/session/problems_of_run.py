@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from nip_core.attack_figures.plateau import fewest_questions
 from nip_core.errors import DatasetError
-from nip_core.evaluation.plateau import fewest_questions
 from nip_core.evaluation.spread import shared_text
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import PLATEAU

@@ -12,14 +12,6 @@ from typing import Any
 
 from nip_core.costs.spent_and_estimated import make_cost_rows, read_costs, read_expected_by
 from nip_core.evaluation.baseline_words import left_out_words, remarks
-from nip_core.evaluation.report import (
-    Comparison,
-    GroupReport,
-    IterationReport,
-    ReportData,
-    build_report,
-)
-from nip_core.evaluation.report_checksum import add_checksum
 from nip_core.evaluation.split_metrics import Measures, SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.records.attack_on_record import (
@@ -30,6 +22,14 @@ from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.left_out import describe_left_out, read_left_out
 from nip_core.records.status import find_status
 from nip_core.records.untrained_attack import put_beside
+from nip_core.report.report import (
+    Comparison,
+    GroupReport,
+    IterationReport,
+    ReportData,
+    build_report,
+)
+from nip_core.report.report_checksum import add_checksum
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 from nip_core.showing.changes import describe_test_changes

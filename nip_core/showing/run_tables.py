@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.attack_figures.metrics_document import AttackMetrics
 from nip_core.errors import NipError, SettingsError
-from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.game.render import Game
 from nip_core.records.iterations import IterationRecord, Records

@@ -9,9 +9,9 @@ with the defaults of today where they are missing.
 
 from typing import Any
 
+from nip_core.attack_figures.metrics_document import AttackMetrics
+from nip_core.attack_figures.sentences import causes, caution
 from nip_core.costs.spent_and_estimated import read_costs, read_expected_by
-from nip_core.evaluation.attack_metrics import AttackMetrics
-from nip_core.evaluation.attack_words import causes, caution
 from nip_core.evaluation.baseline_words import remarks
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.records.attack_on_record import (
@@ -83,7 +83,7 @@ def summarise_run(
 
 def _attack(metrics: AttackMetrics, records: Records, with_control: bool) -> dict[str, Any]:
     """Encode the figures of an attack, first of all whether they say anything of the verifier."""
-    from nip_core.evaluation.attack_figures import attack_shown  # with Arrow, for attacks alone
+    from nip_core.attack_figures.figures import attack_shown  # with Arrow, for attacks alone
 
     trained = count_attack_training(records)
     attack = with_training(metrics, trained)

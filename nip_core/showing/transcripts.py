@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.attack_figures import plain_rollouts
-from nip_core.evaluation.embedding import Embedded, embed_transcript, fair_share
+from nip_core.attack_figures.figures import plain_rollouts
 from nip_core.evaluation.episode_transcripts import (
     SAMPLE,
     Transcript,
@@ -30,6 +29,7 @@ from nip_core.evaluation.episode_transcripts import (
 from nip_core.game.render import Game
 from nip_core.parameters.stored import read_settings
 from nip_core.records.iterations import Records
+from nip_core.report.embedding import Embedded, embed_transcript, fair_share
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
 from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed

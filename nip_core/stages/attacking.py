@@ -8,16 +8,16 @@ Both follow from what is on record alone, so a run that goes on decides as it di
 
 import pyarrow as pa
 
-from nip_core.evaluation.attack_metrics import CourseEnd
-from nip_core.evaluation.attack_words import change_words
-from nip_core.evaluation.figures_in_words import plain_percent
-from nip_core.evaluation.plateau import (
+from nip_core.attack_figures.metrics_document import CourseEnd
+from nip_core.attack_figures.plateau import (
     find_window,
     is_flat,
     judge_course,
     measure_fall,
     share_taught,
 )
+from nip_core.attack_figures.sentences import change_words
+from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters.attack import PLATEAU
 from nip_core.parameters.tested_iterations import is_tested
 from nip_core.records.attack_course import course_path, read_course, read_moved

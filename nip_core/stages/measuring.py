@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from nip_core.evaluation.acceptance_figures import measure_acceptance
-from nip_core.evaluation.attack_figures import (
+from nip_core.attack_figures.figures import (
     COUNTED,
     SPENT,
     attack_line,
@@ -21,9 +20,13 @@ from nip_core.evaluation.attack_figures import (
     sum_up_spent,
     without_lying,
 )
-from nip_core.evaluation.attack_losses import OwnTest
-from nip_core.evaluation.attack_metrics import Attacked, AttackMetrics
-from nip_core.evaluation.attack_steps import FinalTests, figures_by_step
+from nip_core.attack_figures.losses import OwnTest
+from nip_core.attack_figures.message_gallery import (
+    gallery_of_choice,
+)
+from nip_core.attack_figures.metrics_document import Attacked, AttackMetrics
+from nip_core.attack_figures.step_figures import FinalTests, figures_by_step
+from nip_core.evaluation.acceptance_figures import measure_acceptance
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
@@ -35,9 +38,6 @@ from nip_core.evaluation.invalid import (
     invalid_warning,
 )
 from nip_core.evaluation.league_figures import figures_by_opponent
-from nip_core.evaluation.message_gallery import (
-    gallery_of_choice,
-)
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import (
     LabelledSolutions,

@@ -8,7 +8,7 @@ effort_page     the same as a part of the page
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nip_core.evaluation.attack_metrics import ChoiceMetrics, ShownAttack
+from nip_core.attack_figures.metrics_document import ChoiceMetrics, ShownAttack
 from nip_core.sweep.counted import Figure, LastTest, Play, Verdicts, average_runs, count_plays
 from nip_core.sweep.document_parts import OverRuns, sum_up
 from nip_core.sweep.page_tables import markdown_table, one_line, write_cell

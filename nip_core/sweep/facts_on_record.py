@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from nip_core.attack_figures.sentences import caution
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_words import caution
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack import SCRIPT

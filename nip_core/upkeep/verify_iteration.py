@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nip_core.attack_figures.metrics_document import CourseEnd
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_metrics import CourseEnd
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord

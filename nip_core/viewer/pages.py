@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
 from nip_core.evaluation.figures_in_words import true_minus
-from nip_core.evaluation.report import GroupReport, IterationReport
 from nip_core.jobs.job import JobRecord
+from nip_core.report.report import GroupReport, IterationReport
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.showing.episode_filters import (
     CHOICES,

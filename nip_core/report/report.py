@@ -36,10 +36,9 @@ from jinja2 import (
 )
 from markupsafe import Markup
 
-from nip_core.evaluation.attack_metrics import ShownAttack
-from nip_core.evaluation.attack_words import causes, caution, loss_sentences
+from nip_core.attack_figures.metrics_document import ShownAttack
+from nip_core.attack_figures.sentences import causes, caution, loss_sentences
 from nip_core.evaluation.baseline_words import believed_line
-from nip_core.evaluation.embedding import Embedded, embed_transcript, embedded_json, thin_out
 from nip_core.evaluation.episode_transcripts import Transcript
 from nip_core.evaluation.figures_in_words import (
     DASH,
@@ -61,11 +60,12 @@ from nip_core.evaluation.figures_in_words import (
     true_minus,
 )
 from nip_core.evaluation.league_figures import opponent_words
-from nip_core.evaluation.plots import (
+from nip_core.evaluation.split_metrics import Measures, PairedDifference, SplitMetrics
+from nip_core.report.embedding import Embedded, embed_transcript, embedded_json, thin_out
+from nip_core.report.plots import (
     MetricsByIteration,
     learning_curve_svg,
 )
-from nip_core.evaluation.split_metrics import Measures, PairedDifference, SplitMetrics
 
 _MOST_POINTS = 30  # of the learning curve: more can hardly be told apart, and take long to draw
 _LEFT_OUT = {
@@ -240,7 +240,7 @@ def report_environment(*loaders: BaseLoader) -> Environment:
     """Make the templates of the report, after those of `loaders`, and their filters for values."""
     # Everything is escaped but the page's own script, style, curve and embedded JSON (`Markup`).
     environment = Environment(
-        loader=ChoiceLoader([*loaders, PackageLoader("nip_core.evaluation", ".")]),
+        loader=ChoiceLoader([*loaders, PackageLoader("nip_core.report", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
     )
@@ -323,7 +323,7 @@ def metrics_table(
 
 def asset(name: str) -> str:
     """Read a file beside this one, such as `report.css`."""
-    return (resources.files("nip_core.evaluation") / name).read_text(encoding="utf-8")
+    return (resources.files("nip_core.report") / name).read_text(encoding="utf-8")
 
 
 def _asked_again(tested: Sequence[IterationReport]) -> list[IterationReport]:

@@ -10,8 +10,8 @@ sum_up_spent       what an attack's generations took
 attack_line        the figures in a line
 attack_shown       the part of them that a summary has
 
-`attack_steps` has the figures of an attack by training, `attack_losses` what was lost to what.
-`attack_metrics` has the document, `attack_words` says it in sentences.
+`step_figures` has the figures of an attack by training, `losses` what was lost to what.
+`metrics_document` has the document, `sentences` says it in sentences.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,17 +20,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.acceptance_thresholds import CURVE_KEYS, measure_threshold_curve
-from nip_core.evaluation.attack_effort import Price, effort_of_choice
-from nip_core.evaluation.attack_losses import (
+from nip_core.attack_figures.acceptance_thresholds import CURVE_KEYS, measure_threshold_curve
+from nip_core.attack_figures.effort import Price, effort_of_choice
+from nip_core.attack_figures.losses import (
     NO_OWN_TEST,
     OwnTest,
     count_fooled,
     follow_losses,
     say_unknown,
 )
-from nip_core.evaluation.attack_metrics import AttackMetrics, ChoiceMetrics, Spent, StepMetrics
-from nip_core.evaluation.attack_reach import measure_reach
+from nip_core.attack_figures.metrics_document import (
+    AttackMetrics,
+    ChoiceMetrics,
+    Spent,
+    StepMetrics,
+)
+from nip_core.attack_figures.reach import measure_reach
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.spread import Asked, find_questions

@@ -1,15 +1,15 @@
 """The document of an attack, ``metrics-attack.json``, and what is shown beside it.
 
-AttackMetrics   the figures; `attack_figures` makes them
+AttackMetrics   the figures; `figures` makes them
 CourseEnd       how an attack by training ended, a document of its own; `plateau` has the rule
-Reach           how many messages were sampled; `attack_reach` counts them
+Reach           how many messages were sampled; `reach` counts them
 TrainedSteps    how many of an attack's steps trained its provers
 ShownAttack     both, beside what a theorem guarantees and the untrained verifier keeps
-Effort          what was taken until it was so strong; `attack_effort` counts it
+Effort          what was taken until it was so strong; `effort` counts it
 MessageGallery  what fooled the verifier, by kind of message; `message_gallery` makes it
 
-As in `split_metrics`, fields that not all versions write have a default, and their order is that of
-the keys in the file.
+As in `evaluation.split_metrics`, fields that not all versions write have a default, and their order
+is that of the keys in the file.
 """
 
 from collections.abc import Sequence
@@ -246,7 +246,7 @@ class Spent(Figures):
 
 
 class AttackMetrics(Figures):
-    """``metrics-attack.json``: `attack_figures` says what each figure is."""
+    """``metrics-attack.json``: `figures` says what each figure is."""
 
     attack: Attacked | None = None
     by_n: tuple[ChoiceMetrics, ...] | None = None

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nip_core.evaluation.attack_metrics import (
+from nip_core.attack_figures.metrics_document import (
     DID_NOT_MOVE,
     NO_SIGNAL,
     NOT_REACHED,

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nip_core.evaluation.attack_controls import control_sentences
-from nip_core.evaluation.attack_metrics import (
+from nip_core.attack_figures.controls import control_sentences
+from nip_core.attack_figures.metrics_document import (
     DID_NOT_MOVE,
     NO_SIGNAL,
     NOT_REACHED,
@@ -27,7 +27,7 @@ from nip_core.evaluation.attack_metrics import (
     TrainedSteps,
     WorstStep,
 )
-from nip_core.evaluation.attack_reach import SCRIPT_REACH, reach_words
+from nip_core.attack_figures.reach import SCRIPT_REACH, reach_words
 from nip_core.evaluation.figures_in_words import (
     amount,
     group_reasons,
@@ -68,7 +68,7 @@ def caution(attack: ShownAttack) -> str | None:
             "verifier would take is not known."
         )
     # With numpy, which `nip show` of most runs does without.
-    from nip_core.evaluation.plateau import has_stood_still
+    from nip_core.attack_figures.plateau import has_stood_still
 
     if attack.course is not None and has_stood_still(attack.course.moved):
         return (
