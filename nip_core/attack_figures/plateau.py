@@ -30,11 +30,11 @@ from nip_core.attack_figures.metrics_document import (
     PLATEAU,
     Verdict,
 )
+from nip_core.attacks.course import LEAST_STEPS, MOST_FALL
 from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.clustered import clustered_mean
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.evaluation.statistics.distributions import t_quantile
-from nip_core.parameters.attack import LEAST_STEPS, MOST_FALL
 
 _LEVEL = 0.95
 _MANY = 10

@@ -28,6 +28,7 @@ from nip_core.attack_figures.metrics_document import (
     WorstStep,
 )
 from nip_core.attack_figures.reach import SCRIPT_REACH, reach_words
+from nip_core.attacks.course import MOST_FALL
 from nip_core.evaluation.figures_in_words import (
     amount,
     group_reasons,
@@ -36,7 +37,6 @@ from nip_core.evaluation.figures_in_words import (
     plain_percent,
 )
 from nip_core.evaluation.split_metrics import PairedDifference
-from nip_core.parameters.attack import MOST_FALL
 
 _HALF = 0.5
 """Of an attack by training: with a smaller share of steps that trained it shows no strength; of

@@ -25,10 +25,10 @@ from nip_core.attack_figures.metrics_document import (
     StepMetrics,
     WorstStep,
 )
+from nip_core.attacks.course import VALIDATION
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import PairedDifference
 from nip_core.evaluation.spread import Asked, find_questions
-from nip_core.parameters.attack import VALIDATION
 from nip_core.tolerance import at_least
 
 

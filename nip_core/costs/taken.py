@@ -21,10 +21,7 @@ from nip_core.costs.repeats import measure_repetition
 from nip_core.errors import StoreError
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import BEST_OF_N
-from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import complete_settings, read_settings
-from nip_core.parameters.tested_iterations import attacks_untrained
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.spending import Spent
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
@@ -94,7 +91,7 @@ def _played(
         count = _count(record.stored_figures(split), parameters, split)
         key = keys.game
         if split == ATTACK:
-            key = keys.attack
+            key = keys.choices
         elif split == TRAIN and parameters.method(record.iteration) == "dpo":
             key = keys.trees
         if count:
@@ -155,18 +152,18 @@ def find_experience(parameters: HyperParameters) -> Experience:
 
 def _repeats(store: Store, parameters: HyperParameters) -> float | None:
     """Return how often the attacked run's provers repeat themselves, for an attack by best-of-n."""
-    attacked = parameters.attack.run
-    if attacked is None or parameters.attack.by != BEST_OF_N:
+    target, choice = parameters.target_run, parameters.choice
+    if target is None or choice is None or choice.counts[-1] == 1:
         return None
     try:
-        return measure_repetition(RunStore(store, attacked), find_attackers(parameters))
+        return measure_repetition(RunStore(store, target), parameters.choosing_provers)
     except _UNREADABLE:
         return None
 
 
 def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> Experience:
     """Take each key from the first source with it, until all `needed` ones are there."""
-    wanted = {keys.game, keys.trees, keys.attack}
+    wanted = {keys.game, keys.trees, keys.choices}
     episodes: dict[str, Loads] = {}
     trained: dict[str, Mapping[str, float]] = {}
     sources: list[str] = []
@@ -184,8 +181,8 @@ def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> 
 
 def _needed(parameters: HyperParameters, keys: Keys) -> set[str]:
     """Return the keys of what a run with these settings does."""
-    if attacks_untrained(parameters):
-        return {keys.attack}
+    if parameters.choice is not None:
+        return {keys.choices}
     needed = {keys.game}
     if parameters.trainer == "pure_text_malt":
         needed.add(keys.trees)

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from nip_core.attacks import Attack
 from nip_core.parameters.agents import (
     AgentParameters,
     AnyAgentParameters,
@@ -22,6 +23,7 @@ from nip_core.parameters.checks import (
     check_groups,
     check_log_probs,
     check_schedules,
+    find_attackers,
     list_scripted,
 )
 from nip_core.parameters.dialects import find_dialect
@@ -338,9 +340,58 @@ class HyperParameters(Parameters):
             if not agent.freeze_agent and agent.update_schedule.updates(iteration)
         )
 
+    @property
+    def target_run(self) -> str | None:
+        """Return the run whose verifier this one attacks; None for one that attacks none."""
+        return self.attack.run
+
+    @property
+    def choice(self) -> Attack | None:
+        """Return the attack by whose choice of messages the run is played; None for any other."""
+        way = self.attack.way if self.attack.run is not None else None
+        return None if way is None or way.trains else way
+
+    @property
+    def choosing_provers(self) -> tuple[str, ...]:
+        """Return the provers whose messages an attack chooses, writes or trains."""
+        return find_attackers(self)
+
+    @property
+    def tests_apart(self) -> bool:
+        """Tell whether tests by step are on validation problems, and those that count apart."""
+        return self.attack.tests_worst
+
+    @property
+    def may_end_early(self) -> bool:
+        """Tell whether a verdict on its tests may end the run before its last iteration."""
+        return self.attack.may_end_early
+
+    @property
+    def names_run(self) -> bool:
+        """Tell whether the settings name another run."""
+        is_based = self.base_run.base_run_type != "none" or self.attack.run is not None
+        is_based |= bool(self.opponents.runs)
+        agents = self.model_agents.values()
+        return is_based or any(agent.load_checkpoint_and_parameters for agent in agents)
+
+    @property
+    def imitated(self) -> str | None:
+        """Return the run, or the file of chats, that agents imitate first; None: nothing."""
+        return self.attack.start_from
+
+    @property
+    def most_imitated(self) -> int:
+        """Return how many messages, or chats, are imitated at most for each prover."""
+        return self.attack.imitate
+
+    @property
+    def imitation_epochs(self) -> int:
+        """Return how often what is imitated is read."""
+        return self.attack.imitation_epochs
+
     def imitates(self, iteration: int) -> bool:
-        """Tell whether an attack begins with imitation in this iteration, and plays nothing."""
-        return iteration == 0 and self.attack.start_from is not None
+        """Tell whether the run begins with imitation in this iteration, and plays nothing."""
+        return iteration == 0 and self.imitated is not None
 
     def method(self, iteration: int) -> Method:
         """Return how the groups are trained in this iteration."""

@@ -17,13 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nip_core.attacks.base import CHATS
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, KNOWN, refuse_both
-from nip_core.parameters.attack import CHATS
 from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
 from nip_core.scenarios import find_scenario
 
-_IN_PYTHON = (("scenario",), ("interaction_protocol",), ("attack", "script"))
+_IN_PYTHON = (
+    *(("scenario",), ("interaction_protocol",)),
+    *(("attack", "by"), ("attack", "script")),
+)
 """Settings that name what stands in a Python file, behind a colon."""
 _DATA_ENDINGS = (".parquet", ".jsonl", ".jsonl.gz", ".train", ".dev", ".test")
 _SELF_HOSTED = "SelfHosted"

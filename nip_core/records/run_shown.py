@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nip_core.parameters.attack import PLATEAU
+from nip_core.attacks.course import PLATEAU
 from nip_core.parameters.model_names import dummy_name
 from nip_core.parameters.stored import complete_settings
 from nip_core.parameters.tested_iterations import scheme_tests

@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import PLATEAU
 from nip_core.parameters.tested_iterations import is_tested
 from nip_core.records.iterations import Records
 from nip_core.records.liveness import watch_lease
@@ -69,7 +68,7 @@ def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> b
 def find_last(records: Records, parameters: HyperParameters) -> int:
     """The iteration with the last test: `num_iterations`, or where a verdict ended an attack."""
     most, shown = parameters.rl.num_iterations, records.shown
-    may_have_ended = parameters.attack.until == PLATEAU and not shown.may_end
+    may_have_ended = parameters.may_end_early and not shown.may_end
     return min(most, shown.last) if may_have_ended else most
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from nip_core.attack_figures.controls import measure_guarantee, take_control
 from nip_core.attack_figures.metrics_document import ShownAttack, UntrainedControl
+from nip_core.attacks.base import CHATS
 from nip_core.errors import StoreError
 from nip_core.hashing import digest
-from nip_core.parameters.attack import CHATS
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.protocols import make_protocol
 from nip_core.records.attack_on_record import read_shown_attack

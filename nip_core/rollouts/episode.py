@@ -92,7 +92,7 @@ class Played:
     records: list[CallRecord]
     """One for each call that it took."""
     choices: list[AttackChoice] = field(default_factory=list)
-    """Of an attack, see `best_of_n`."""
+    """Of an attack, see `message_choice`."""
 
 
 async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:

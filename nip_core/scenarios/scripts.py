@@ -17,6 +17,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
@@ -126,9 +127,12 @@ def load_script(scenario: _WithScripts, name: str) -> LoadedScript:
     if inspect.iscoroutinefunction(function):
         raise ValueError(f"attack.script: {name!r} is async; write it as a plain function")
     file = _find_file(function)
-    with open(file, "rb") as opened:
-        digest = hashlib.sha256(opened.read()).hexdigest()
-    return LoadedScript(name, function, file, digest)
+    return LoadedScript(name, function, file, digest_file(file))
+
+
+def digest_file(file: str | Path) -> str:
+    """Digest a file by SHA-256."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _find_file(function: Any) -> str:

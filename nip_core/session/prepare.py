@@ -48,7 +48,7 @@ from nip_core.session.opponent_runs import (
     find_opponents_there,
     list_adapters_there,
 )
-from nip_core.session.origin import Origin, find_origin, names_run, resolve_settings, takes_over
+from nip_core.session.origin import Origin, find_origin, resolve_settings, takes_over
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.session.user_files import digest_user_files, find_user_files
 from nip_core.tracking.places import check_trackers
@@ -214,7 +214,7 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
     check_trackers(parameters.tracking)
     if takes_over(parameters):
         where = parameters.run_store
-        if not names_run(parameters) and is_missing(where, "run_store"):
+        if not parameters.names_run and is_missing(where, "run_store"):
             return parameters, estimate_settings(parameters), find_origin(parameters, None, None)
         store = open_store(where, read_only=True)
         record = _record(RunStore(store, parameters.run_name))

@@ -21,14 +21,11 @@ from nip_core.errors import RunConflictError
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.hosting import is_deterministic
 from nip_core.parameters.recording import gives_logprobs, records_p_accept
-from nip_core.parameters.tested_iterations import attacks_untrained
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.acceptance import LIKELIEST
-from nip_core.rollouts.best_of_n import BestOfN
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
 from nip_core.rollouts.failures import Failures
@@ -36,6 +33,7 @@ from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.labels import count_labels
 from nip_core.rollouts.league import draw_opponents
+from nip_core.rollouts.message_choice import judges_by_tokens, make_choice_play
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
     ATTACK,
@@ -51,7 +49,11 @@ from nip_core.rollouts.plan import (
     plan_episodes,
     replay_episodes,
 )
-from nip_core.rollouts.scripted_call import find_opponent_scripts, make_scripted_players
+from nip_core.rollouts.scripted_call import (
+    find_opponent_scripts,
+    make_scripted_players,
+    name_writing_model,
+)
 from nip_core.rollouts.shard_manifests import shard_is_committed, shard_manifest
 from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
 from nip_core.rollouts.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
@@ -219,19 +221,10 @@ class SplitPlay:
 
     def _way(self) -> PlaySpec:
         """Return what plays an episode: the game as it is, or an attack on the verifier."""
-        parameters = self.session.parameters
-        if self.split != ATTACK or not attacks_untrained(parameters):
-            return play_episode
-        attack, verifier = parameters.attack, parameters.model_agents["verifier"]
-        provers = frozenset(find_attackers(parameters))
-        by_tokens = attack.score_by == "log_probs"
-        return BestOfN(
-            attack.candidates,
-            provers,
-            attack.continuations,
-            verifier.temperature,
-            by_tokens=by_tokens,
-        ).play
+        return make_choice_play(self.session.parameters) if self._chooses() else play_episode
+
+    def _chooses(self) -> bool:
+        return self.split == ATTACK and self.session.parameters.choice is not None
 
     def _players(self) -> dict[str, Player]:
         """Every agent with the model of its group."""
@@ -293,8 +286,7 @@ class SplitPlay:
     def _judged_by_tokens(self) -> tuple[str, ...]:
         """The agents whose answers an attack weighs by their log-probabilities."""
         parameters = self.session.parameters
-        is_chosen = self.split == ATTACK and attacks_untrained(parameters)
-        if not is_chosen or parameters.attack.score_by != "log_probs":
+        if not self._chooses() or not judges_by_tokens(parameters):
             return ()
         is_scripted = is_deterministic(parameters, parameters.model_agents["verifier"])
         return () if is_scripted else ("verifier",)
@@ -304,10 +296,11 @@ class SplitPlay:
         groups = self.session.parameters.groups
         plays = {agent: self.models[group] for group in groups for agent in groups[group]}
         scripted = make_scripted_players(self.session.game)
+        writing = name_writing_model(self.session.game) if self._chooses() else None
         plays |= {agent: player.model for agent, player in scripted.items()}
         for record in recorded.values():
             agent, asked = record.generation.agent, record.generation.model_asked
-            if asked in self.opponents.get(agent, {}).values():
+            if asked in self.opponents.get(agent, {}).values() or asked == writing:
                 continue
             if asked != plays.get(agent, asked):  # a random agent has no model
                 raise RunConflictError(

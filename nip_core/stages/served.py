@@ -73,7 +73,7 @@ def find_player(session: Session, iteration: int, split: str) -> int:
 
     The last test of an attack by training is played by the provers that were the worst.
     """
-    if split != ATTACK or iteration == 0 or not session.parameters.attack.tests_worst:
+    if split != ATTACK or iteration == 0 or not session.parameters.tests_apart:
         return iteration
     course = read_course(session.run, iteration)
     if course is None:
