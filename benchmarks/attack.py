@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 def attack(run: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Attack one run, or go on with that; its summary with the seconds that this call took."""
     name, _, iteration = run.partition(":")
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", "attack", name, "--json"]
+    command = [sys.executable, "-m", "nip_cli.cli", "attack", name, "--json"]
     command += ["--by", arguments.by, "--run-store", str(arguments.store)]
     command += ["--iteration", iteration] if iteration else []
     for option in ("n", "steps", "every", "problems"):

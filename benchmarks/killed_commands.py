@@ -21,7 +21,7 @@ _TOLD = re.compile(r"\] (?P<part>\S+): (?P<what>started|finished|was finished be
 
 def start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """Start `nip` with these arguments; what it prints is added to the log."""
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", *arguments]
+    command = [sys.executable, "-m", "nip_cli.cli", *arguments]
     environment = {**os.environ, "DO_NOT_TRACK": "1"}
     with log.open("ab") as stream:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stream, stderr=stream)

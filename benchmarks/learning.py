@@ -145,7 +145,7 @@ def run_one(game: str, name: str, store: Path, threads: int | None) -> dict[str,
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     arguments = [f"run_name={run_name}", f"run_store={store}", *overrides]
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", config, "--json"]
+    command = [sys.executable, "-m", "nip_cli.cli", "train", config, "--json"]
     for argument in arguments:
         command += ["--set", argument]
     done = subprocess.run(

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace, store: Path) -> dict[str, Any]:
     ]
     if vllm := os.environ.get("NIP_VLLM"):
         settings.append(f"lm_server.options.executable={vllm}")
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", CONFIG, "--json"]
+    command = [sys.executable, "-m", "nip_cli.cli", "train", CONFIG, "--json"]
     for setting in settings:
         command += ["--set", setting]
     started_s = time.monotonic()

@@ -6,7 +6,8 @@
 Draws the verdicts of an attack's tests, every 5 steps until 100 at most, from a soundness that is
 known at every step, and asks the rule of `nip_core.attack_figures.plateau` after each test.
 Questions differ in how hard they are (a spread of 2 of their log-odds), each has one wrong problem,
-and each test draws anew. Groups of episodes have unequal rewards throughout, so no course is without signal.
+and each test draws anew. Groups of episodes have unequal rewards throughout, so no course is
+without signal.
 
 Prints tables in Markdown; each is the same every time. By course and number of questions it has how
 many of 500 courses, in percent, ended with a plateau while soundness had more than 3 points left to

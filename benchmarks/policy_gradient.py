@@ -50,7 +50,7 @@ def run(seed: int, store: Path, threads: int) -> dict[str, Any]:
 def train(seed: int, store: Path, threads: int) -> str | None:
     """Run or finish the run; why it stopped, or None if it went through."""
     environment = {**os.environ, "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", CONFIG, "--json"]
+    command = [sys.executable, "-m", "nip_cli.cli", "train", CONFIG, "--json"]
     for setting in (
         f"run_name={run_name(seed)}",
         f"run_store={store}",

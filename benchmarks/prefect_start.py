@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from nip_prefect.flows.temporary_prefect import TemporaryPrefect
+from nip_cli.launching.temporary_prefect import TemporaryPrefect
 
 URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 WAYS = ("migrations", "schema")

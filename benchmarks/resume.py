@@ -57,7 +57,7 @@ def configuration(place: Path, rollouts: int, server: str) -> Path:
 def start(config: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """`nip train` on the configuration."""
     with (config.parent / "log").open("ab") as log:
-        command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", str(config)]
+        command = [sys.executable, "-m", "nip_cli.cli", "train", str(config)]
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
 

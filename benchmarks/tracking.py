@@ -66,7 +66,7 @@ def train_s(place: Path, name: str, tracking: list[Any], changes: list[str]) -> 
         "lm_server": {"engine": "deterministic", "replies": str(replies)},
     }
     config.write_text(yaml.safe_dump({**SETTINGS, **named}))
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", str(config)]
+    command = [sys.executable, "-m", "nip_cli.cli", "train", str(config)]
     command += [argument for change in changes for argument in ("--set", change)]
     started = time.monotonic()
     with (place / f"{name}.log").open("wb") as log:

@@ -16,12 +16,12 @@ from prefect import flow
 from prefect.settings import PREFECT_API_URL
 
 from nip_core.errors import NipError, SettingsError, StageError
-from nip_core.parameters.loop_settings import RolloutParameters
+from nip_core.parameters.blocks.loop_settings import RolloutParameters
 from nip_core.redaction import check_address, show_address
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.store import open_store
-from nip_core.sweep.declaration import find_declared
-from nip_core.sweep.swept_runs import Sweep
+from nip_core.sweep.declare.declaration import find_declared
+from nip_core.sweep.plan.swept_runs import Sweep
 from nip_prefect.flows.remote_shards import task_runner
 from nip_prefect.tasks.flow_run_names import name_flow_run, with_tags, without_tags
 from nip_prefect.tasks.run_process import LEAVE_S, Ended, run_remotely

@@ -9,7 +9,7 @@ from prefect.task_runners import TaskRunner
 
 from nip_core.distribution import how_to_install_packages
 from nip_core.errors import SettingsError
-from nip_core.parameters.loop_settings import RolloutParameters
+from nip_core.parameters.blocks.loop_settings import RolloutParameters
 from nip_core.session.session import Session
 from nip_core.stages.remote_shards import Ticket, make_ticket
 from nip_prefect.tasks.calls import play_shard_remotely

@@ -22,7 +22,7 @@ from typing import Any
 from nip_core.concurrency import gather_or_cancel
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.tested_iterations import is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.status import find_first_incomplete, find_last
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.session.opening import open_session

@@ -42,7 +42,7 @@ _LOOK_S = 0.5  # how often the process is looked at
 _BEATS_PER_TTL = 10  # how often the lease is
 _CHILD = (
     "import sys; sys.path[:] = {path!r}; from nip_core import processes; "
-    "processes.end_with({caller}); from nip_prefect.flows.cli import main; main()"
+    "processes.end_with({caller}); from nip_cli.cli import main; main()"
 )
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
+from nip_cli.machine.postgres import find_binaries, start_postgres
 from nip_core.errors import SettingsError
-from nip_prefect.flows.postgres import find_binaries, start_postgres
 
 ROOT = Path(__file__).parents[2]
 PEERS = Path(os.environ.get("PEERS", ROOT / ".peers"))
@@ -101,7 +101,7 @@ class Nip(Player):
             "rollouts": {"concurrency": in_flight},
         }
         (place / "config.yaml").write_text(yaml.safe_dump(settings))
-        command = [sys.executable, "-m", "nip_prefect", "play", str(place / "config.yaml")]
+        command = [sys.executable, "-m", "nip_cli", "play", str(place / "config.yaml")]
         return [*command, "--out", str(place / "out")]
 
     def go_on(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:

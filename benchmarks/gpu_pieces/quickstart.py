@@ -34,7 +34,7 @@ def run(session: Session, config: str, engine: str, vllm: Path | None) -> Row:
         eager = session.sizes.options.get("enforce_eager")
         settings += ["lm_server.options.enforce_eager=true"] if eager else []
     settings += session.sizes.quickstart if config == "quickstart" else session.sizes.smollm2
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train"]
+    command = [sys.executable, "-m", "nip_cli.cli", "train"]
     command += [str(CONFIGS / f"{config}.yaml"), "--json"]
     for setting in settings:
         command += ["--set", setting]

@@ -17,7 +17,7 @@ import random
 
 import art
 
-from nip_core.fine_tuning.art_backend import LmServerBackend
+from nip_core.fine_tuning.art.art_backend import LmServerBackend
 
 RIGHT = {
     "times": "accept", "plus": "accept", "above": "accept",

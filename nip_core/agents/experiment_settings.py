@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from nip_core.parameters.base import Parameters
+from nip_core.parameters.basis.base import Parameters
 
 _CONCURRENCY = "rollouts.concurrency in the hyper-parameters bounds the calls in flight"
 _RETRIES = "rollouts.transport_retries in the hyper-parameters bounds retries of every kind"

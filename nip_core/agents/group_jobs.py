@@ -18,7 +18,7 @@ from nip_core.jobs.job import JobRecord, JobSpec, Refused
 from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.model_names import speaks_nip
+from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.run_store.run import RunStore

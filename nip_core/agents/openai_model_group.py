@@ -28,7 +28,7 @@ from nip_core.agents.shared_model_group import PureTextSharedModelGroup
 from nip_core.agents.states import OpenAiSharedModelGroupState, PlainState
 from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.model_names import speaks_nip
+from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.proxies import http_client
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint

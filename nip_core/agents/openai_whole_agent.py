@@ -38,7 +38,7 @@ from nip_core.game.reasons import Kind
 from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.model_names import base_name
+from nip_core.parameters.derived.model_names import base_name
 from nip_core.proxies import blocking_http_client
 from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.model_call import judge_answer, random_answer, request_body

@@ -42,8 +42,8 @@ from nip_core.evaluation.spread import shared_text
 from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import find_missing_prices, price_calls, price_training
-from nip_core.parameters.tested_iterations import is_tested
+from nip_core.parameters.derived.prices import find_missing_prices, price_calls, price_training
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.rollouts.plan import ATTACK, find_played_problems, group_size, plan_episodes
 from nip_core.scenarios import Problem
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import Opponent, OpponentMetrics
 from nip_core.evaluation.spread import find_questions
-from nip_core.parameters.opponents import split_agents
+from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.plan import OpponentKey
 
 _OPPONENT = ("opponent_run", "opponent", "opponent_iteration")

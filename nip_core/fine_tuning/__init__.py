@@ -3,8 +3,8 @@
 interface       TrainerAdapter and its data models, with the names of NVIDIA's NeMo Agent Toolkit
 openai_adapter  OpenAITrainerAdapter, for servers that speak OpenAI's protocol; its settings are in
                 openai_adapter_config
-art_adapter     ARTTrainerAdapter, over OpenPipe ART; needs that package. Its settings are in
-                art_adapter_config, its parts in art_backend and the other art_*
+art_adapter     ARTTrainerAdapter, over OpenPipe ART; needs that package. Its settings and its
+                parts are in the room art
 nat_plugin      the same for NeMo Agent Toolkit's own command, which imports it
 conversion      from submitted trajectories to the rows of a training method
 progress_log    the log of `log_progress`
@@ -20,8 +20,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nip_core.fine_tuning.art.art_adapter_config import (
+        ARTBackendConfig,
+        ARTTrainerAdapterConfig,
+    )
     from nip_core.fine_tuning.art_adapter import ARTTrainerAdapter as ARTTrainerAdapter
-    from nip_core.fine_tuning.art_adapter_config import ARTBackendConfig, ARTTrainerAdapterConfig
     from nip_core.fine_tuning.interface import (
         CurriculumLearningConfig,
         DPOItem,

@@ -24,13 +24,13 @@ except ImportError as error:
     ) from error
 
 from nip_core.errors import JobError, NipError, StageError
-from nip_core.fine_tuning.art_adapter_config import ARTBackendConfig, ARTTrainerAdapterConfig
-from nip_core.fine_tuning.art_backend import LmServerBackend
-from nip_core.fine_tuning.art_client import explain_unlisted
-from nip_core.fine_tuning.art_episodes import check_order, to_groups, trains_anything
-from nip_core.fine_tuning.art_jobs import NOTHING_TRAINED, AdapterJob, AdapterJobs, make_status
-from nip_core.fine_tuning.art_model_config import model_config
-from nip_core.fine_tuning.art_steps import JobFailed, StepJob
+from nip_core.fine_tuning.art.art_adapter_config import ARTBackendConfig, ARTTrainerAdapterConfig
+from nip_core.fine_tuning.art.art_backend import LmServerBackend
+from nip_core.fine_tuning.art.art_client import explain_unlisted
+from nip_core.fine_tuning.art.art_episodes import check_order, to_groups, trains_anything
+from nip_core.fine_tuning.art.art_jobs import NOTHING_TRAINED, AdapterJob, AdapterJobs, make_status
+from nip_core.fine_tuning.art.art_model_config import model_config
+from nip_core.fine_tuning.art.art_steps import JobFailed, StepJob
 from nip_core.fine_tuning.interface import (
     FinetuneConfig,
     TrainerAdapter,

@@ -30,13 +30,13 @@ from nat.data_models.finetuning import TrainerAdapterConfig
 from nat.llm.openai_llm import OpenAIModelConfig
 from pydantic import Field, SecretStr
 
-from nip_core.fine_tuning.art_adapter_config import (
+from nip_core.fine_tuning.art.art_adapter_config import (
     DEFAULT_PROJECT,
     DEFAULT_STATE_DIR,
     ARTTrainerAdapterConfig,
     environment_key,
 )
-from nip_core.fine_tuning.art_steps import StepRecords
+from nip_core.fine_tuning.art.art_steps import StepRecords
 
 
 class NipTrainerAdapterConfig(

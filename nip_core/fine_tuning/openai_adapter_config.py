@@ -23,7 +23,7 @@ from nip_core.fine_tuning.conversion import Method
 from nip_core.fine_tuning.first_problem import first_problem
 from nip_core.fine_tuning.interface import TrainerAdapterConfig
 from nip_core.fine_tuning.job_data import JobSettings, Setting
-from nip_core.parameters.addresses import check_plain_address
+from nip_core.parameters.basis.addresses import check_plain_address
 from nip_core.redaction import read_key
 from nip_lm_server.client import METHOD_HYPERPARAMETERS, NipSettings
 

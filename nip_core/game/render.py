@@ -19,7 +19,7 @@ from nip_core.game.reasons import Kind, sort_reason
 from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.opponents import asked_as_there, split_agents
+from nip_core.parameters.blocks.opponents import asked_as_there, split_agents
 from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, check_own_words, make_scenario

@@ -38,8 +38,8 @@ from nip_core.hub.privacy import hide_lineage, without_places
 from nip_core.hub.repository import CARD, new_directory, seal
 from nip_core.jobs.document import read_job
 from nip_core.models import BUNDLED, KNOWN, locate_model, resolve_model
-from nip_core.parameters.base import Parameters
-from nip_core.parameters.model_names import dummy_name
+from nip_core.parameters.basis.base import Parameters
+from nip_core.parameters.derived.model_names import dummy_name
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.intervals import read_shown_metrics
 from nip_core.records.models import ServedModel, read_models

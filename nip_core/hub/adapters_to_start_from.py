@@ -21,9 +21,9 @@ from nip_core.hub.nip_json import AdapterFacts, HubDocument, TablesFacts
 from nip_core.hub.repository import list_patterns, read_sealed
 from nip_core.models import locate_model
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.hosting import uses_own_server
-from nip_core.parameters.model_names import base_name
-from nip_core.parameters.published import Reference
+from nip_core.parameters.derived.hosting import uses_own_server
+from nip_core.parameters.derived.model_names import base_name
+from nip_core.parameters.services.published import Reference
 from nip_core.records.models import ServedModel
 from nip_core.run_store.documents import first_fault
 from nip_core.temporary_folders import held_folder

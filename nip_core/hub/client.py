@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nip_core.distribution import __version__, how_to_install
 from nip_core.errors import NipError, ServerError, SettingsError, StoreError
-from nip_core.parameters.published import Reference
+from nip_core.parameters.services.published import Reference
 from nip_core.proxies import prepare_proxies
 from nip_core.redaction import check_address, read_key, redact, show_address
 

@@ -18,7 +18,7 @@ from nip_core.errors import NipError, ServerError, SettingsError
 from nip_core.hub.client import Found, Hub, UnclearError, connect
 from nip_core.models import BUNDLED, KNOWN, resolve_model
 from nip_core.nearest import did_you_mean, nearest_first
-from nip_core.parameters.published import Reference
+from nip_core.parameters.services.published import Reference
 
 DEADLINE_S = 10.0
 """As long as transformers itself waits for such an answer."""

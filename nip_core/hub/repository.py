@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError, StoreError
 from nip_core.hub.nip_json import AdapterFacts, Facts, FileEntry, TablesFacts
-from nip_core.parameters.published import Kind
+from nip_core.parameters.services.published import Kind
 from nip_core.run_store.documents import first_fault
 from nip_lm_server.client import parse_json
 

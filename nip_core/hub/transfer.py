@@ -28,7 +28,7 @@ from nip_core.hub.repository import (
     read_sealed,
     select_taken,
 )
-from nip_core.parameters.published import Reference
+from nip_core.parameters.services.published import Reference
 
 _OF_THE_HUB = frozenset({".gitattributes"})
 

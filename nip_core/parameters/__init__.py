@@ -1,27 +1,30 @@
 """Every setting of a run, as pydantic models. Importing this loads no torch, prefect or openai.
 
 hyper_parameters  `HyperParameters`, all settings, and the checks across them
-agents            one agent: model, sampling, training
-game              protocol, rewards, rounds, dataset, prompts
-training          the loop: iterations, selection, rollouts, jobs, server, prices
-hosting           where an agent's model is served, and what there is room for
-attack            another run whose verifier is attacked
-budget            the most that a run may spend
-opponents         whether agents also meet models of earlier iterations
+blocks            the blocks of settings: agents, the game, the loop, attacks, opponents, a budget
+services          providers, and the dialects of their APIs
+derived           answers that settings alone give: hosts, prices, names of models
+basis             the base class of blocks, and values that several have
 load              YAML and ``a.b=c`` overrides, with errors for people (unknown: what was meant)
 """
 
-from nip_core.parameters.agents import (
+from nip_core.parameters.basis.update_schedule import (
+    AgentUpdateSchedule,
+    AlternatingPeriodicUpdateSchedule,
+    ConstantUpdateSchedule,
+    ContiguousPeriodicUpdateSchedule,
+)
+from nip_core.parameters.blocks.agents import (
     AgentsParameters,
     CodeValidationAgentParameters,
     LrFactors,
     PureTextAgentParameters,
     RandomAgentParameters,
 )
-from nip_core.parameters.attack import AttackParameters
-from nip_core.parameters.base_run import BaseRunParameters
-from nip_core.parameters.budget import BudgetParameters
-from nip_core.parameters.game import (
+from nip_core.parameters.blocks.attack import AttackParameters
+from nip_core.parameters.blocks.base_run import BaseRunParameters
+from nip_core.parameters.blocks.budget import BudgetParameters
+from nip_core.parameters.blocks.game import (
     CodeValidationParameters,
     CommonProtocolParameters,
     DatasetParameters,
@@ -32,9 +35,7 @@ from nip_core.parameters.game import (
     RefereedProtocolParameters,
     ZkProtocolParameters,
 )
-from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters, Method
-from nip_core.parameters.load import load_parameters
-from nip_core.parameters.loop_settings import (
+from nip_core.parameters.blocks.loop_settings import (
     CurriculumParameters,
     FineTuningParameters,
     LmServerParameters,
@@ -47,13 +48,9 @@ from nip_core.parameters.loop_settings import (
     RolloutParameters,
     TextRlParameters,
 )
-from nip_core.parameters.opponents import OpponentsParameters
-from nip_core.parameters.update_schedule import (
-    AgentUpdateSchedule,
-    AlternatingPeriodicUpdateSchedule,
-    ConstantUpdateSchedule,
-    ContiguousPeriodicUpdateSchedule,
-)
+from nip_core.parameters.blocks.opponents import OpponentsParameters
+from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters, Method
+from nip_core.parameters.load import load_parameters
 
 __all__ = [
     "DATA_NEUTRAL",

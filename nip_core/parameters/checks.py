@@ -12,12 +12,12 @@ list_scripted        those of them whose messages a script writes
 
 from typing import TYPE_CHECKING
 
-from nip_core.parameters.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
-from nip_core.parameters.dialects import check_dialect, find_dialect
-from nip_core.parameters.hosting import is_deterministic, takes_turns, uses_own_server
-from nip_core.parameters.prices import find_missing_prices, write_price_lines
-from nip_core.parameters.providers import PROVIDERS
-from nip_core.parameters.update_schedule import AlternatingPeriodicUpdateSchedule
+from nip_core.parameters.basis.update_schedule import AlternatingPeriodicUpdateSchedule
+from nip_core.parameters.blocks.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
+from nip_core.parameters.derived.hosting import is_deterministic, takes_turns, uses_own_server
+from nip_core.parameters.derived.prices import find_missing_prices, write_price_lines
+from nip_core.parameters.services.dialects import check_dialect, find_dialect
+from nip_core.parameters.services.providers import PROVIDERS
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
 from nip_core.scenarios import make_scenario

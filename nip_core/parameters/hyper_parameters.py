@@ -5,29 +5,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from nip_core.attacks import Attack
-from nip_core.parameters.agents import (
+from nip_core.parameters.basis.base import Parameters
+from nip_core.parameters.basis.not_for_text import UNAVAILABLE
+from nip_core.parameters.blocks.agents import (
     AgentParameters,
     AnyAgentParameters,
     PureTextAgentParameters,
     is_random,
     lay_over,
 )
-from nip_core.parameters.attack import AttackParameters
-from nip_core.parameters.base import Parameters
-from nip_core.parameters.base_run import BaseRunParameters, RunName
-from nip_core.parameters.budget import BudgetParameters
-from nip_core.parameters.checks import (
-    check_agents,
-    check_attack,
-    check_budget_prices,
-    check_groups,
-    check_log_probs,
-    check_schedules,
-    find_attackers,
-    list_scripted,
-)
-from nip_core.parameters.dialects import find_dialect
-from nip_core.parameters.game import (
+from nip_core.parameters.blocks.attack import AttackParameters
+from nip_core.parameters.blocks.base_run import BaseRunParameters, RunName
+from nip_core.parameters.blocks.budget import BudgetParameters
+from nip_core.parameters.blocks.game import (
     CodeValidationParameters,
     CommonProtocolParameters,
     DatasetParameters,
@@ -38,7 +28,7 @@ from nip_core.parameters.game import (
     RefereedProtocolParameters,
     ZkProtocolParameters,
 )
-from nip_core.parameters.loop_settings import (
+from nip_core.parameters.blocks.loop_settings import (
     CurriculumParameters,
     FineTuningParameters,
     LmServerParameters,
@@ -51,10 +41,20 @@ from nip_core.parameters.loop_settings import (
     RolloutParameters,
     TextRlParameters,
 )
-from nip_core.parameters.not_for_text import UNAVAILABLE
-from nip_core.parameters.opponents import OpponentsParameters, check_opponents
-from nip_core.parameters.recording import check_recording
-from nip_core.parameters.tracking import Trackers
+from nip_core.parameters.blocks.opponents import OpponentsParameters, check_opponents
+from nip_core.parameters.blocks.tracking import Trackers
+from nip_core.parameters.checks import (
+    check_agents,
+    check_attack,
+    check_budget_prices,
+    check_groups,
+    check_log_probs,
+    check_schedules,
+    find_attackers,
+    list_scripted,
+)
+from nip_core.parameters.derived.recording import check_recording
+from nip_core.parameters.services.dialects import find_dialect
 from nip_core.parameters.training_checks import check_training
 from nip_core.protocols import list_agent_names, make_protocol
 from nip_core.scenarios import choose_own_version, find_scenario, make_scenario

@@ -15,12 +15,12 @@ from pydantic_core import ErrorDetails
 
 from nip_core.configurations import config_file
 from nip_core.errors import SettingsError
-from nip_core.parameters.agents import AGENT_KINDS
-from nip_core.parameters.base import Parameters, groups_in, may_hold
+from nip_core.parameters.basis.base import Parameters, groups_in, may_hold
+from nip_core.parameters.basis.plain import PlainDict
+from nip_core.parameters.blocks.agents import AGENT_KINDS
+from nip_core.parameters.blocks.tracking import TrackerParameters, Trackers
 from nip_core.parameters.hyper_parameters import HyperParameters
 from nip_core.parameters.named_files import find_beside
-from nip_core.parameters.plain import PlainDict
-from nip_core.parameters.tracking import TrackerParameters, Trackers
 from nip_core.parameters.unknown import guess_setting
 from nip_lm_server.client import ReadError
 

@@ -20,7 +20,7 @@ from typing import Any
 from nip_core.attacks.base import CHATS
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, KNOWN, refuse_both
-from nip_core.parameters.plain import Plain, PlainDict, PlainMapping
+from nip_core.parameters.basis.plain import Plain, PlainDict, PlainMapping
 from nip_core.scenarios import find_scenario
 
 _IN_PYTHON = (

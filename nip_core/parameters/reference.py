@@ -17,17 +17,17 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from nip_core.parameters.base import Parameters, groups_in
-from nip_core.parameters.checks import GROUP_SETTINGS
-from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters
-from nip_core.parameters.not_for_text import (
+from nip_core.parameters.basis.base import Parameters, groups_in
+from nip_core.parameters.basis.not_for_text import (
     NOT_FOR_TEXT,
     OTHERWISE,
     UNAVAILABLE,
     UnusedSetting,
     is_for_ancestor,
 )
-from nip_core.parameters.update_schedule import SCHEDULES
+from nip_core.parameters.basis.update_schedule import SCHEDULES
+from nip_core.parameters.checks import GROUP_SETTINGS
+from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters
 
 _HEAD = """# Settings
 

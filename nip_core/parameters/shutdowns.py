@@ -7,9 +7,9 @@ says it in a model's ``shutdown_date``, which `nip_core.servers.shutdown_dates` 
 from collections.abc import Iterator, Mapping
 from datetime import date
 
-from nip_core.parameters.agents import PureTextAgentParameters
-from nip_core.parameters.dialects import dialect_name
+from nip_core.parameters.blocks.agents import PureTextAgentParameters
 from nip_core.parameters.hyper_parameters import HyperParameters
+from nip_core.parameters.services.dialects import dialect_name
 
 _DECEMBER, _JANUARY, _APRIL = date(2026, 12, 11), date(2027, 1, 14), date(2027, 4, 1)
 SHUTDOWNS: dict[str, date] = {

@@ -4,12 +4,12 @@ from typing import Any
 
 from nip_core.attacks.course import TEST
 from nip_core.errors import SettingsError
-from nip_core.parameters.agents import PureTextAgentParameters
-from nip_core.parameters.base import Parameters, change_groups
-from nip_core.parameters.budget import BudgetParameters
+from nip_core.parameters.basis.base import Parameters, change_groups
+from nip_core.parameters.basis.plain import PlainDict, PlainMapping
+from nip_core.parameters.blocks.agents import PureTextAgentParameters
+from nip_core.parameters.blocks.budget import BudgetParameters
+from nip_core.parameters.blocks.loop_settings import Price
 from nip_core.parameters.hyper_parameters import HyperParameters
-from nip_core.parameters.loop_settings import Price
-from nip_core.parameters.plain import PlainDict, PlainMapping
 from nip_core.scenarios import choose_own_version
 from nip_core.scenarios.prompt_versions import FIRST, OF_OWN_SCENARIOS
 

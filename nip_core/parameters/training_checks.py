@@ -6,8 +6,8 @@ check_training  the trainer can train who is to be trained, as it is set up
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from nip_core.parameters.agents import OWN_DPO_SETTINGS
-from nip_core.parameters.providers import PROVIDERS
+from nip_core.parameters.blocks.agents import OWN_DPO_SETTINGS
+from nip_core.parameters.services.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters

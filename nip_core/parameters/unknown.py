@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import get_origin
 
-from nip_core.parameters.base import Parameters, groups_in
+from nip_core.parameters.basis.base import Parameters, groups_in
 from nip_core.parameters.hyper_parameters import HyperParameters
 
 _NEAR, _NEAR_ELSEWHERE = 0.6, 0.8

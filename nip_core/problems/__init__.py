@@ -18,9 +18,9 @@ of it in docs/guide.md; the shipped problems are made so by `factory.problems.bu
 problems with tests by `nip problems build`, of which `from_tests` is the part without models.
 """
 
-from nip_core.problems.mutate import Mutant, mutants
-from nip_core.problems.rewrite import Rewrite, rewrites
-from nip_core.problems.syntax import normalise
+from nip_core.problems.mutation.mutate import Mutant, mutants
+from nip_core.problems.mutation.rewrite import Rewrite, rewrites
+from nip_core.problems.mutation.syntax import normalise
 from nip_core.sandbox.sandbox import (
     Isolation,
     Limits,

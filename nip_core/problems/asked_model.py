@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
-from nip_core.parameters.model_names import base_name
-from nip_core.parameters.prices import find_missing_prices, price_calls
+from nip_core.parameters.derived.model_names import base_name
+from nip_core.parameters.derived.prices import find_missing_prices, price_calls
 from nip_core.progress.board import Progress
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
 from nip_core.servers.endpoints import find_remote_endpoints

@@ -18,7 +18,7 @@ from pathlib import Path
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.model_names import base_name
+from nip_core.parameters.derived.model_names import base_name
 from nip_core.problems import difficulty, written_bugs
 from nip_core.problems.asked_model import (
     AGENT,

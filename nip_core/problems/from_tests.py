@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key
-from nip_core.problems.mutate import Mutant
+from nip_core.problems.mutation.mutate import Mutant
 from nip_core.problems.sources import Source
 from nip_core.problems.tested import (
     LeftOut,

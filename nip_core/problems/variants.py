@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from nip_core.hashing import derive_key
-from nip_core.problems.mutate import Mutant, mutants
-from nip_core.problems.rewrite import rewrites
+from nip_core.problems.mutation.mutate import Mutant, mutants
+from nip_core.problems.mutation.rewrite import rewrites
 from nip_core.problems.tested import Reports, Tested, TestRunner
 from nip_core.sandbox.sandbox import TestReport
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import price_calls
+from nip_core.parameters.derived.prices import price_calls
 from nip_core.progress.board import Activity, Progress, Stage
 from nip_core.progress.slowness import describe_slowness
 

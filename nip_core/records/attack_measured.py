@@ -38,9 +38,9 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import read_step_figures
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import find_attackers
-from nip_core.parameters.prices import price_calls
+from nip_core.parameters.derived.prices import price_calls
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.parameters.stored import read_settings
-from nip_core.parameters.tested_iterations import is_tested
 from nip_core.protocols import make_protocol
 from nip_core.records.attack_course import read_course
 from nip_core.records.iterations import Records

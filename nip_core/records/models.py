@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.opponents import RUNS, list_opponents
+from nip_core.parameters.blocks.opponents import RUNS, list_opponents
 from nip_core.rollouts.league import find_earlier_models
 from nip_core.rollouts.plan import OpponentKey
 from nip_core.run_store.documents import validate_document

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nip_core.attacks.course import PLATEAU
-from nip_core.parameters.model_names import dummy_name
+from nip_core.parameters.derived.model_names import dummy_name
+from nip_core.parameters.derived.tested_iterations import scheme_tests
 from nip_core.parameters.stored import complete_settings
-from nip_core.parameters.tested_iterations import scheme_tests
 from nip_core.records.attack_course import find_early_end
 from nip_core.run_store.documents import damaged
 from nip_core.run_store.run import RunRecord, RunStore

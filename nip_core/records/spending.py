@@ -23,7 +23,7 @@ from nip_core.attack_figures.metrics_document import AttackMetrics
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import price_calls, price_training
+from nip_core.parameters.derived.prices import price_calls, price_training
 from nip_core.rollouts.journal import Record
 from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION

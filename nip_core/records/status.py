@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.tested_iterations import is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.iterations import Records
 from nip_core.records.liveness import watch_lease
 from nip_core.records.run_shown import open_shown

@@ -32,7 +32,7 @@ from nip_core.game.parsing import AnswerForm
 from nip_core.game.reasons import Kind
 from nip_core.game.render import ChatMessage, Game, columns_json, make_situation
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.opponents import split_agents
+from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.progress.board import Progress
 from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.chat_client import (

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.opponents import RUNS, join_agents
+from nip_core.parameters.blocks.opponents import RUNS, join_agents
 from nip_core.rollouts.plan import EpisodeSpec, OpponentKey, group_size
 
 _SEEDS = 2**31  # that `derive_seed` can give

@@ -25,7 +25,7 @@ from nip_core.game.parsing import AnswerForm, lacks_decision, parse_response
 from nip_core.game.reasons import NO_CONTENT, NO_DECISION_GIVEN
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
-from nip_core.parameters.dialects import find_dialect
+from nip_core.parameters.services.dialects import find_dialect
 from nip_core.protocols import Move
 from nip_core.rollouts.acceptance import LIKELIEST, can_be_estimated, estimate_acceptance
 from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint

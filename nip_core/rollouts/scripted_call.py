@@ -23,8 +23,8 @@ from nip_core.errors import SettingsError, StageError
 from nip_core.game.decisions import InvalidResponse
 from nip_core.game.parsing import AnswerForm
 from nip_core.game.render import ChatMessage, Game, Situation, make_situation
+from nip_core.parameters.blocks.opponents import OpponentRun
 from nip_core.parameters.checks import list_scripted
-from nip_core.parameters.opponents import OpponentRun
 from nip_core.rollouts.chat_client import ChatAnswer
 from nip_core.rollouts.model_call import Call, Player, judge_answer
 from nip_core.rollouts.plan import EpisodeSpec

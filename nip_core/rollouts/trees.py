@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.opponents import split_agents
+from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.protocols import Protocol as GameProtocol
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.table_rows import read_rows, row_columns

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.addresses import check_plain_address
-from nip_core.parameters.hosting import uses_own_server
-from nip_core.parameters.model_names import speaks_nip
-from nip_core.parameters.providers import PROVIDERS
+from nip_core.parameters.basis.addresses import check_plain_address
+from nip_core.parameters.derived.hosting import uses_own_server
+from nip_core.parameters.derived.model_names import speaks_nip
+from nip_core.parameters.services.providers import PROVIDERS
 from nip_core.redaction import read_key
 from nip_core.rollouts.chat_client import Endpoint
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.hosting import is_deterministic, uses_own_server
-from nip_core.parameters.model_names import base_name
-from nip_core.parameters.opponents import list_opponents
+from nip_core.parameters.blocks.opponents import list_opponents
+from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.model_names import base_name
 from nip_lm_server.client import DEFAULT_LORA_RANK, LARGEST_LORA_RANK, served_lora_rank
 
 MOST_LORAS = 8

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from nip_core.distribution import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
 from nip_lm_server.client import VllmMissingError, find_vllm
 
 _LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")

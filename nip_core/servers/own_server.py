@@ -18,8 +18,12 @@ from typing import TypeVar
 from nip_core.errors import ServerError, SettingsError
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.hosting import is_deterministic, serves_several_bases, uses_own_server
-from nip_core.parameters.model_names import base_name
+from nip_core.parameters.derived.hosting import (
+    is_deterministic,
+    serves_several_bases,
+    uses_own_server,
+)
+from nip_core.parameters.derived.model_names import base_name
 from nip_core.progress.board import Progress
 from nip_core.proxies import restore_proxies
 from nip_core.rollouts.chat_client import Endpoint

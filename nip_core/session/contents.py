@@ -23,7 +23,7 @@ from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.models import KNOWN, locate_model
 from nip_core.models.added_models import read_digest
-from nip_core.parameters.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
 from nip_core.protocols import find_protocol
 from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.scenarios import Problem, find_scenario

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from nip_core.errors import SettingsError
 from nip_core.hub.named_model import SilentHubError, find_model
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
 
 
 def check_models(

@@ -18,9 +18,9 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.parameters.blocks.opponents import RUNS, FoundOpponent, OpponentRun
 from nip_core.parameters.checks import GROUP_SETTINGS, find_attackers
-from nip_core.parameters.hosting import uses_own_server
-from nip_core.parameters.opponents import RUNS, FoundOpponent, OpponentRun
+from nip_core.parameters.derived.hosting import uses_own_server
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.protocols import find_protocol, make_protocol
 from nip_core.records.attack_on_record import read_shown_attack

@@ -30,8 +30,8 @@ from nip_core.errors import SettingsError
 from nip_core.hub.adapters_to_start_from import PublishedModel, bring_published, find_published
 from nip_core.hub.client import connect
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
-from nip_core.parameters.hosting import uses_own_server
-from nip_core.parameters.model_names import base_name
+from nip_core.parameters.derived.hosting import uses_own_server
+from nip_core.parameters.derived.model_names import base_name
 from nip_core.parameters.stored import complete_settings
 from nip_core.records.models import ServedModel, read_models
 from nip_core.run_store.run import RunRecord, RunStore, list_runs

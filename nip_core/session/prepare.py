@@ -17,7 +17,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.parameters.checks import list_scripted
-from nip_core.parameters.model_names import check_named
+from nip_core.parameters.derived.model_names import check_named
 from nip_core.parameters.stored import keep_course, keep_prompts
 from nip_core.records.left_out import drop_left_out, read_left_out_by_settings
 from nip_core.records.rewinds import finish_rewinds

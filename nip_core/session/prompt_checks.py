@@ -16,7 +16,7 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, Turn, make_situation
 from nip_core.jobs.server_calls import LmServer, TemplateFacts
-from nip_core.parameters.model_names import speaks_nip
+from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.protocols import Move
 from nip_core.proxies import proxy_for
 from nip_core.records.left_out import Facts

@@ -19,7 +19,7 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.jobs.server_calls import LmServer, TemplateFacts, version_problem
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.model_names import base_name, speaks_nip
+from nip_core.parameters.derived.model_names import base_name, speaks_nip
 from nip_core.progress.board import Progress
 from nip_core.proxies import proxy_for
 from nip_core.redaction import show_address

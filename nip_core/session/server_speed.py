@@ -15,7 +15,7 @@ from typing import Any
 
 from nip_core.costs.estimate import Estimate
 from nip_core.jobs.server_calls import LmServer
-from nip_core.parameters.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
 from nip_core.rollouts.call_limit import start_with
 from nip_core.rollouts.chat_client import ContextLengthError, Endpoint, RequestRefusedError
 from nip_core.session.session import Session

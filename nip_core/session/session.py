@@ -11,7 +11,7 @@ from nip_core.costs.estimate import Estimate
 from nip_core.game.render import Game
 from nip_core.jobs.job import Clock
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.model_names import base_name
+from nip_core.parameters.derived.model_names import base_name
 from nip_core.progress.board import Progress
 from nip_core.records.iterations import Records
 from nip_core.records.left_out import LeftOut

@@ -9,7 +9,7 @@ Both check the files first.
 from typing import Any
 
 from nip_core.evaluation.split_metrics import SplitMetrics
-from nip_core.parameters.tested_iterations import is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.intervals import read_shown_metrics
 from nip_core.records.iterations import Records
 from nip_core.records.status import find_first_incomplete, find_last

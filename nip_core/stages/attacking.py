@@ -23,7 +23,7 @@ from nip_core.attack_figures.plateau import (
 )
 from nip_core.attack_figures.sentences import change_words
 from nip_core.evaluation.figures_in_words import plain_percent
-from nip_core.parameters.tested_iterations import is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.attack_course import course_path, read_course, read_moved
 from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.rollouts.schema import EPISODES

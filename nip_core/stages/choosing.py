@@ -12,7 +12,7 @@ from typing import Any
 
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.prices import price_training
+from nip_core.parameters.derived.prices import price_training
 from nip_core.rollouts.plan import TRAIN
 from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.facts import DatasetFacts, SplitFacts

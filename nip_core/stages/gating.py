@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from nip_core.evaluation.metrics import mean_by_problem, paired_difference
-from nip_core.parameters.hosting import takes_turns
+from nip_core.parameters.derived.hosting import takes_turns
 from nip_core.records.models import Decision
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
 from nip_core.rollouts.tables import read_rollouts

@@ -33,7 +33,7 @@ from nip_core.evaluation.split_metrics import (
     SplitIntervals,
     SplitMetrics,
 )
-from nip_core.parameters.tested_iterations import is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.attack_measured import (
     describe_start,
     is_told,

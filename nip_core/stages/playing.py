@@ -21,8 +21,8 @@ from nip_core.errors import RunConflictError
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.hosting import is_deterministic
-from nip_core.parameters.recording import gives_logprobs, records_p_accept
+from nip_core.parameters.derived.hosting import is_deterministic
+from nip_core.parameters.derived.recording import gives_logprobs, records_p_accept
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.acceptance import LIKELIEST

@@ -16,9 +16,9 @@ from nip_core.jobs.job import Busy, NoAnswer, Refused
 from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
 from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.dialects import find_dialect
-from nip_core.parameters.hosting import takes_turns
-from nip_core.parameters.model_names import speaks_nip
+from nip_core.parameters.derived.hosting import takes_turns
+from nip_core.parameters.derived.model_names import speaks_nip
+from nip_core.parameters.services.dialects import find_dialect
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
 from nip_core.servers.endpoints import Endpoints

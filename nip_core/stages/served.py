@@ -8,7 +8,7 @@ find_player      the iteration whose models play a split of one
 
 from nip_core.errors import CorruptionError
 from nip_core.jobs.document import read_job
-from nip_core.parameters.opponents import RUNS, list_opponents
+from nip_core.parameters.blocks.opponents import RUNS, list_opponents
 from nip_core.records.attack_course import course_path, read_course
 from nip_core.records.models import (
     ServedModel,

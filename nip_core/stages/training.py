@@ -23,7 +23,7 @@ from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.jobs.steps import find_newest_step, is_paused, read_progress, read_step_figures
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.model_names import speaks_nip
+from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.progress.board import Activity, Progress
 from nip_core.progress.outlook import STEPS
 from nip_core.records.rewinds import number_next_attempt

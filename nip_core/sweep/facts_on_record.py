@@ -15,7 +15,7 @@ from nip_core.attack_figures.sentences import caution
 from nip_core.errors import StoreError
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack import SCRIPT
+from nip_core.parameters.blocks.attack import SCRIPT
 from nip_core.protocols import make_protocol
 from nip_core.records.attack_on_record import read_shown_attack
 from nip_core.records.intervals import find_rate_alone
@@ -26,13 +26,13 @@ from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.scenarios import make_scenario
 from nip_core.showing.summary import summarise_run
-from nip_core.sweep.attacks import SweptAttack
-from nip_core.sweep.cells import read_verdicts
-from nip_core.sweep.declaration import StudyDeclaration, read_declaration
-from nip_core.sweep.departures import find_stamp, list_departures
-from nip_core.sweep.effort_curves import list_efforts
-from nip_core.sweep.results_document import DAMAGED, FINISHED, NOT_BEGUN
-from nip_core.sweep.swept_facts import (
+from nip_core.sweep.compute.cells import read_verdicts
+from nip_core.sweep.compute.departures import find_stamp, list_departures
+from nip_core.sweep.compute.effort_curves import list_efforts
+from nip_core.sweep.compute.verifier_tokens import count_verifier_tokens
+from nip_core.sweep.declare.declaration import StudyDeclaration, read_declaration
+from nip_core.sweep.documents.results_document import DAMAGED, FINISHED, NOT_BEGUN
+from nip_core.sweep.documents.swept_facts import (
     FORMAT,
     AttackFacts,
     Kind,
@@ -42,8 +42,8 @@ from nip_core.sweep.swept_facts import (
     SweepFacts,
     SweptGame,
 )
-from nip_core.sweep.swept_runs import Sweep, SweptRun
-from nip_core.sweep.verifier_tokens import count_verifier_tokens
+from nip_core.sweep.plan.attacks import SweptAttack
+from nip_core.sweep.plan.swept_runs import Sweep, SweptRun
 
 _OF_PROTOCOLS = (
     "protocol_common",

@@ -20,9 +20,12 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from nip_core.errors import CorruptionError, SettingsError
-from nip_core.parameters.plain import Plain
-from nip_core.sweep.declaration import StudyDeclaration, parse_declaration
-from nip_core.sweep.declared_digests import analysis_digest
+from nip_core.parameters.basis.plain import Plain
+from nip_core.sweep.declare.declaration import StudyDeclaration, parse_declaration
+from nip_core.sweep.declare.declared_digests import analysis_digest
+from nip_core.sweep.declare.timestamp import check_token
+from nip_core.sweep.documents.results_document import SweepResults
+from nip_core.sweep.documents.swept_facts import FORMAT, StampFacts, SweepFacts
 from nip_core.sweep.facts_on_record import Collected
 from nip_core.sweep.results import (
     CELLS,
@@ -32,9 +35,6 @@ from nip_core.sweep.results import (
     compute_results,
     render_files,
 )
-from nip_core.sweep.results_document import SweepResults
-from nip_core.sweep.swept_facts import FORMAT, StampFacts, SweepFacts
-from nip_core.sweep.timestamp import check_token
 from nip_lm_server.client import parse_json
 
 _ROUNDING = 1e-9

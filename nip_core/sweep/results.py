@@ -11,28 +11,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nip_core.report.plots import Mark, arms_svg
 from nip_core.run_store.store import Store
-from nip_core.sweep.arm_baselines import (
+from nip_core.sweep.compute.arm_baselines import (
     ByMajority,
     asked_again_pairs,
     compare_with_baselines,
 )
-from nip_core.sweep.arm_differences import subtract_first_arm
-from nip_core.sweep.asked_again import (
+from nip_core.sweep.compute.arm_differences import subtract_first_arm
+from nip_core.sweep.compute.asked_again import (
     compare_at_equal_tokens,
     compare_attacked,
     summarize_asked_again,
 )
-from nip_core.sweep.cells import encode_parquet
-from nip_core.sweep.counted import Counted, Figure, LastTest, Verdicts, average_runs
-from nip_core.sweep.declaration import declaration_path, timestamp_path
-from nip_core.sweep.document_parts import OverRuns, sum_up
-from nip_core.sweep.effort_curves import average_curves
-from nip_core.sweep.effort_figure import efforts_svg
-from nip_core.sweep.facts_on_record import Collected, collect_sweep
-from nip_core.sweep.outcomes import judge_hypotheses
-from nip_core.sweep.page import render_results
-from nip_core.sweep.post_hoc import judge_post_hoc
-from nip_core.sweep.results_document import (
+from nip_core.sweep.compute.cells import encode_parquet
+from nip_core.sweep.compute.effort_curves import average_curves
+from nip_core.sweep.compute.outcomes import judge_hypotheses
+from nip_core.sweep.compute.post_hoc import judge_post_hoc
+from nip_core.sweep.compute.swept_controls import collect_controls
+from nip_core.sweep.compute.swept_tests import measure_attack, measure_test
+from nip_core.sweep.declare.declaration import declaration_path, timestamp_path
+from nip_core.sweep.documents.results_document import (
     FINISHED,
     ArmAttack,
     ArmDifferences,
@@ -44,10 +41,13 @@ from nip_core.sweep.results_document import (
     SweepResults,
     SweptTest,
 )
-from nip_core.sweep.swept_controls import collect_controls
-from nip_core.sweep.swept_facts import RunFacts, SweepFacts
-from nip_core.sweep.swept_runs import SEED, Sweep
-from nip_core.sweep.swept_tests import measure_attack, measure_test
+from nip_core.sweep.documents.swept_facts import RunFacts, SweepFacts
+from nip_core.sweep.facts_on_record import Collected, collect_sweep
+from nip_core.sweep.pages.effort_figure import efforts_svg
+from nip_core.sweep.pages.page import render_results
+from nip_core.sweep.parts.counted import Counted, Figure, LastTest, Verdicts, average_runs
+from nip_core.sweep.parts.document_parts import OverRuns, sum_up
+from nip_core.sweep.plan.swept_runs import SEED, Sweep
 
 CELLS, FACTS = "cells.parquet", "facts.json"
 DECLARATION, STAMP = "declaration.json", "declaration.tsr"

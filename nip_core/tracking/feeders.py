@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from nip_core.parameters.tracking import TrackerParameters
+from nip_core.parameters.blocks.tracking import TrackerParameters
 from nip_core.proxies import restore_proxies, spare_this_machine
 from nip_core.run_store.run import RunStore
 from nip_core.tracking.messages import END, LOOK, FeederTask, Report, State

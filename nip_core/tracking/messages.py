@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from nip_core.parameters.tracking import TrackerParameters
+from nip_core.parameters.blocks.tracking import TrackerParameters
 
 LOOK, END = "look", "end"
 """Something was committed; send it all, then end."""

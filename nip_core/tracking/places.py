@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from nip_core.distribution import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.hashing import digest
-from nip_core.parameters.tracking import TrackerParameters
+from nip_core.parameters.blocks.tracking import TrackerParameters
 from nip_core.redaction import check_address, read_key
 from nip_core.run_store.run import RunStore
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from nip_core.errors import NipError
-from nip_core.parameters.tracking import TrackerParameters
+from nip_core.parameters.blocks.tracking import TrackerParameters
 from nip_core.tracking.places import tensorboard_files, trackio_server, wandb_files, wandb_mode
 from nip_core.tracking.point_log import Batch
 

@@ -20,7 +20,7 @@ from nip_core.errors import StageError
 from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, Turn, parse_columns
 from nip_core.hashing import derive_key
-from nip_core.parameters.opponents import split_agents
+from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.schema import EPISODES
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.trainers.base import Rollouts

@@ -1,10 +1,11 @@
 """What a fine-tune job of a group is, by the settings: in the loop and by hand.
 
 The road of a hyper-parameter, say `rl.lr`: `nip_core.parameters.load` reads the YAML into
-`RlTrainerParameters` (`nip_core.parameters.loop_settings`); here it becomes a part of `JobSpec`
-(what the API has words for) or of `NipSettings` (all else). `nip_core.jobs.openai_backend` sends
-both; in the server `nip_lm_server.jobs.settings` completes them, `nip_lm_server.training.job`
-carries them into the process that trains, and `nip_lm_server.training.arguments` hands them to TRL.
+`RlTrainerParameters` (`nip_core.parameters.blocks.loop_settings`); here it becomes a part of
+`JobSpec` (what the API has words for) or of `NipSettings` (all else).
+`nip_core.jobs.openai_backend` sends both; in the server `nip_lm_server.jobs.settings` completes
+them, `nip_lm_server.training.job` carries them into the process that trains, and
+`nip_lm_server.training.arguments` hands them to TRL.
 
 Parent             the model that a job starts from
 group_job          the job of a group on its data
@@ -18,10 +19,10 @@ from typing import Any, Literal
 from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.job import JobSpec
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.agents import OWN_DPO_SETTINGS
-from nip_core.parameters.hosting import is_deterministic
-from nip_core.parameters.model_names import speaks_nip
-from nip_core.parameters.providers import PROVIDERS
+from nip_core.parameters.blocks.agents import OWN_DPO_SETTINGS
+from nip_core.parameters.derived.hosting import is_deterministic
+from nip_core.parameters.derived.model_names import speaks_nip
+from nip_core.parameters.services.providers import PROVIDERS
 from nip_core.trainers.lines import ADVANTAGE
 from nip_lm_server.client import NipSettings
 

@@ -30,7 +30,7 @@ from nip_core.errors import StageError
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
-from nip_core.parameters.opponents import split_agents
+from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.plan import group_size
 from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables

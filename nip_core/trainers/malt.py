@@ -29,7 +29,7 @@ from nip_core.errors import StageError
 from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.hashing import derive_key, derive_seed
-from nip_core.parameters.opponents import split_agents
+from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import (

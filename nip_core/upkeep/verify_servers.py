@@ -12,7 +12,7 @@ from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Busy, JobRecord, NoAnswer, Refused
 from nip_core.jobs.openai_backend import open_backend
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.model_names import speaks_nip
+from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.parameters.stored import read_settings
 from nip_core.servers.endpoints import find_group_endpoints
 from nip_core.servers.kept_models import ADAPTERS

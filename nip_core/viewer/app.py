@@ -32,17 +32,17 @@ from nip_core.viewer.asked_downloads import (
     find_pair_download,
     read_format,
 )
-from nip_core.viewer.charts import Line, lay_out_chart
 from nip_core.viewer.downloads import Download
 from nip_core.viewer.episode_list import write_title
 from nip_core.viewer.noting import JOINED, NoteDesk, RefusedNoteError, find_way_back
 from nip_core.viewer.overview import run_page
 from nip_core.viewer.pair_page import pair_page
-from nip_core.viewer.queries import QueryError
+from nip_core.viewer.parts.charts import Line, lay_out_chart
+from nip_core.viewer.parts.queries import QueryError
+from nip_core.viewer.parts.security import Guard, is_of_program
+from nip_core.viewer.parts.token_chances import write_closely
 from nip_core.viewer.runs import ShownRun, ShownRuns
-from nip_core.viewer.security import Guard, is_of_program
 from nip_core.viewer.side_by_side import compare_page
-from nip_core.viewer.token_chances import write_closely
 
 _STATIC = {
     "report.css": "text/css",

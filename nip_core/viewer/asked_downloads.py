@@ -23,9 +23,9 @@ from nip_core.viewer.downloads import (
     download_episodes,
     download_pairs,
 )
-from nip_core.viewer.matrix import KINDS, order_pairs
 from nip_core.viewer.pages import NotThereError, find_asked_rows
-from nip_core.viewer.queries import Comparison, Query, QueryError
+from nip_core.viewer.parts.matrix import KINDS, order_pairs
+from nip_core.viewer.parts.queries import Comparison, Query, QueryError
 from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.side_by_side import choose_compared_split, find_place
 

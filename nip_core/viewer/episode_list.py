@@ -21,8 +21,8 @@ from nip_core.errors import NipError
 from nip_core.showing.episode_index import Episodes, IndexedEpisode
 from nip_core.showing.kept_calls import KeptCalls
 from nip_core.viewer.episode_page import ShownTurn
-from nip_core.viewer.queries import Query
-from nip_core.viewer.text_search import TextPart, find_pattern, one_line, split_text
+from nip_core.viewer.parts.queries import Query
+from nip_core.viewer.parts.text_search import TextPart, find_pattern, one_line, split_text
 
 MOST_OF_QUESTION, MOST_OF_MESSAGE = 80, 120  # characters in a row
 _MOST_SNIPPETS = 2  # of an episode

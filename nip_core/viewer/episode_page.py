@@ -20,7 +20,7 @@ from nip_core.rollouts.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 from nip_core.showing.kept_calls import Shard
-from nip_core.viewer.token_chances import ShownTokens, lay_out_tokens
+from nip_core.viewer.parts.token_chances import ShownTokens, lay_out_tokens
 
 _LONG = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")
 _READ = tuple(name for name in GENERATIONS.names if name not in _LONG)

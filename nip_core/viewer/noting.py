@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl, urlencode
 
 from nip_core.errors import NipError
 from nip_core.showing.notes import MOST_CHARACTERS, EpisodeNote, mark_of
+from nip_core.viewer.parts.security import is_form_token, make_form_token
 from nip_core.viewer.runs import ShownRun
-from nip_core.viewer.security import is_form_token, make_form_token
 
 JOINED = "joined"
 """In an address: the episode whose note has just been joined with another."""

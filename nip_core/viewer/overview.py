@@ -18,11 +18,11 @@ from nip_core.rollouts.plan import TEST
 from nip_core.showing.changes import say_changes
 from nip_core.showing.episode_filters import EpisodeFilters, find_rows
 from nip_core.showing.episode_index import Episodes
-from nip_core.viewer.charts import SMALL, Chart, Line, lay_out_chart
-from nip_core.viewer.judged import MOST_READ
-from nip_core.viewer.measures import count_verdicts, measure_calibration
 from nip_core.viewer.pages import Values, list_iterations, list_splits
-from nip_core.viewer.queries import QueryError
+from nip_core.viewer.parts.charts import SMALL, Chart, Line, lay_out_chart
+from nip_core.viewer.parts.judged import MOST_READ
+from nip_core.viewer.parts.measures import count_verdicts, measure_calibration
+from nip_core.viewer.parts.queries import QueryError
 from nip_core.viewer.runs import Overview, ShownRun
 
 _MOST_POINTS = 200

@@ -32,14 +32,14 @@ from nip_core.showing.episode_index import RIGHT, Episodes, IndexedEpisode, read
 from nip_core.viewer.downloads import write_line, write_store
 from nip_core.viewer.episode_list import find_in_turns, list_episodes
 from nip_core.viewer.episode_page import EpisodePage, UsedExample, read_episode, read_examples
-from nip_core.viewer.matrix import (
+from nip_core.viewer.noting import JOINED
+from nip_core.viewer.parts.matrix import (
     MATRIX_SORTS,
     MOST_COLUMNS,
     PairedEpisode,
     count_matrix,
 )
-from nip_core.viewer.noting import JOINED
-from nip_core.viewer.queries import PER_PAGE, Query, QueryError, read_number
+from nip_core.viewer.parts.queries import PER_PAGE, Query, QueryError, read_number
 from nip_core.viewer.runs import Overview, ShownRun, ShownRuns
 from nip_core.viewer.timeline import lay_out_timeline
 

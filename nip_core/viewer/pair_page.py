@@ -14,12 +14,12 @@ from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import Text
 from nip_core.showing.episode_index import IndexedEpisode
 from nip_core.viewer.episode_page import EpisodePage, ShownTurn
-from nip_core.viewer.matrix import KIND_WORDS, KINDS, OrderedPairs, order_pairs
 from nip_core.viewer.pages import NotThereError, Values, find_episode, open_episode
-from nip_core.viewer.queries import PER_PAGE, PairQuery, Query
+from nip_core.viewer.parts.matrix import KIND_WORDS, KINDS, OrderedPairs, order_pairs
+from nip_core.viewer.parts.queries import PER_PAGE, PairQuery, Query
+from nip_core.viewer.parts.word_marks import MOST_STEPS, Piece, mark_words
 from nip_core.viewer.runs import ShownRun, ShownRuns
 from nip_core.viewer.side_by_side import find_place
-from nip_core.viewer.word_marks import MOST_STEPS, Piece, mark_words
 
 _MOST_ON_A_PAGE = 2 * MOST_STEPS
 """For all messages together, as hostile ones may all be as long as may be."""

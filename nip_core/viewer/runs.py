@@ -23,8 +23,8 @@ from nip_core.showing.episode_index import Episodes, RunIndex
 from nip_core.showing.notes import RunNotes
 from nip_core.showing.reports import read_report_data
 from nip_core.showing.transcripts import rebuild_game
-from nip_core.viewer.judged import JudgedPlaces
-from nip_core.viewer.text_search import TextSearch
+from nip_core.viewer.parts.judged import JudgedPlaces
+from nip_core.viewer.parts.text_search import TextSearch
 
 _AT_MOST_EVERY_S = 1.0
 _DAMAGE = (

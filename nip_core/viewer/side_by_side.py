@@ -21,8 +21,6 @@ from nip_core.report.embedding import thin_out
 from nip_core.rollouts.plan import TEST
 from nip_core.showing.episode_filters import EpisodeFilters, find_rows
 from nip_core.showing.episode_index import Episodes
-from nip_core.viewer.judged import MOST_READ
-from nip_core.viewer.matrix import KIND_WORDS, KINDS, pair_episodes
 from nip_core.viewer.pages import (
     NotThereError,
     Values,
@@ -30,7 +28,9 @@ from nip_core.viewer.pages import (
     list_splits,
     paginate,
 )
-from nip_core.viewer.queries import PER_PAGE, Comparison, read_number
+from nip_core.viewer.parts.judged import MOST_READ
+from nip_core.viewer.parts.matrix import KIND_WORDS, KINDS, pair_episodes
+from nip_core.viewer.parts.queries import PER_PAGE, Comparison, read_number
 from nip_core.viewer.runs import ShownRun, ShownRuns
 
 _MOST_PLACES, _FEWEST_PLACES = 400, 10  # of all runs, and of one

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from nip_prefect.flows.command_table import PANELS, load_command
+from nip_cli.command_table import PANELS, load_command
 
 
 def reference_of_commands() -> str:

@@ -33,7 +33,7 @@ API = {
     "Settings": [
         "nip_core.parameters.load",
         "nip_core.parameters.hyper_parameters",
-        "nip_core.parameters.base",
+        "nip_core.parameters.basis.base",
     ],
     "Protocols": ["nip_core.protocols.base"],
     "Scenarios": ["nip_core.scenarios.base", "nip_core.scenarios.datasets"],
@@ -60,8 +60,8 @@ API = {
         "nip_core.evaluation.statistics.two_way",
     ],
     "Problems and the sandbox": [
-        "nip_core.problems.mutate",
-        "nip_core.problems.rewrite",
+        "nip_core.problems.mutation.mutate",
+        "nip_core.problems.mutation.rewrite",
         "nip_core.sandbox.sandbox",
     ],
     "Jobs": ["nip_core.jobs.ledger", "nip_core.jobs.job", "nip_core.fine_tuning.submissions"],

@@ -21,15 +21,15 @@ from pydantic import ValidationError
 from served import Server
 
 from nip_core.errors import JobError
+from nip_core.fine_tuning.art.art_backend import LmServerBackend
+from nip_core.fine_tuning.art.art_jobs import AdapterJob, AdapterJobs
+from nip_core.fine_tuning.art.art_steps import StepJob
 from nip_core.fine_tuning.art_adapter import (
     ARTBackendConfig,
     ARTTrainerAdapter,
     ARTTrainerAdapterConfig,
     JobExistsError,
 )
-from nip_core.fine_tuning.art_backend import LmServerBackend
-from nip_core.fine_tuning.art_jobs import AdapterJob, AdapterJobs
-from nip_core.fine_tuning.art_steps import StepJob
 from nip_core.fine_tuning.interface import (
     DPOItem,
     EpisodeItem,

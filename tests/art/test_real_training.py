@@ -7,7 +7,7 @@ import made
 import pytest
 from served import Server
 
-from nip_core.fine_tuning.art_backend import LmServerBackend
+from nip_core.fine_tuning.art.art_backend import LmServerBackend
 from nip_core.fine_tuning.interface import FinetuneConfig, TrainingStatusEnum
 
 

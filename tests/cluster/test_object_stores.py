@@ -43,7 +43,7 @@ def start(prefect: Stack, machine: Path, config: Path) -> subprocess.Popen[str]:
     """`nip train` on a machine with nothing on it but what was put in its folder."""
     (machine / "home").mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-m", "nip_prefect.flows.cli", "train", str(config)],
+        [sys.executable, "-m", "nip_cli.cli", "train", str(config)],
         env={
             **os.environ,
             **prefect.environment,

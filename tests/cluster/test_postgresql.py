@@ -86,7 +86,7 @@ def start(up: Up, folder: Path, name: str) -> subprocess.Popen[bytes]:
         "NIP_API_KEY": (up.state / "lm_server_key").read_text(),
     }
     with (folder / "log").open("wb") as log:
-        command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", str(config), "--verbose"]
+        command = [sys.executable, "-m", "nip_cli.cli", "train", str(config), "--verbose"]
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
 

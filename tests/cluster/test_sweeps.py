@@ -42,7 +42,7 @@ def written(folder):
 
 
 def nip(*arguments, **options):
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "nip_cli.cli", *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, **options,

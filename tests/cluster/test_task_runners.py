@@ -6,7 +6,7 @@ import pytest
 from small_game import write_config
 
 from nip_core.errors import SettingsError
-from nip_core.parameters.loop_settings import RolloutParameters
+from nip_core.parameters.blocks.loop_settings import RolloutParameters
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

@@ -13,7 +13,7 @@ import pytest
 from nip_core import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("nip_core", "nip_inspect", "nip_prefect", "nip_lm_server")
+PACKAGES = ("nip_core", "nip_inspect", "nip_cli", "nip_prefect", "nip_lm_server")
 SOURCES = (*PACKAGES, "flows", "tasks", "deployments", "scripts")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "prefect.yaml")
 
@@ -45,7 +45,7 @@ def installed(tmp_path_factory):
 def nip(installed, folder, *arguments):
     """The command as somebody has it who installed the wheel and works in `folder`."""
     return subprocess.run(
-        [sys.executable, "-m", "nip_prefect", *arguments],
+        [sys.executable, "-m", "nip_cli", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(installed)},
         capture_output=True,
@@ -116,7 +116,7 @@ def test_what_builds_vllms_environment_is_in_it(installed, tmp_path):
     script = Path(shlex.split(build)[2])
     # What comes last is found, whether the environment is on the PATH or not.
     check = shlex.split(done.stdout.splitlines()[-1])
-    assert Path(check[0]).is_absolute() and check[1:] == ["-m", "nip_prefect.flows.cli", "doctor"]
+    assert Path(check[0]).is_absolute() and check[1:] == ["-m", "nip_cli.cli", "doctor"]
     assert installed in script.parents and script.name == "build_vllm_cpu.sh"
     # It is whole: the script, what it sources, and the versions that it installs.
     for name in ("environment.sh", "build_vllm_cuda.sh", "vllm_cuda_constraints.txt"):
@@ -136,7 +136,7 @@ def test_a_users_modules_named_tasks_and_flows_do_not_get_in_its_way(installed, 
     for name in ("tasks", "flows"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the user')")
     done = subprocess.run(
-        [sys.executable, "-m", "nip_prefect.flows.cli", "train", "quickstart", "--dry-run"],
+        [sys.executable, "-m", "nip_cli.cli", "train", "quickstart", "--dry-run"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{installed}"},
         capture_output=True,

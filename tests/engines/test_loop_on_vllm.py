@@ -31,7 +31,7 @@ def test_two_groups_train_and_play_on_vllm(tmp_path, vllm_options):
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     ended = subprocess.run(
-        [sys.executable, "-m", "nip_prefect.flows.cli", "train", str(config)],
+        [sys.executable, "-m", "nip_cli.cli", "train", str(config)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from nip_cli.printing.plans_and_runs import show_run
 from nip_core.evaluation.baseline_words import remarks
 from nip_core.evaluation.invalid import (
     Help,
@@ -16,7 +17,6 @@ from nip_core.evaluation.invalid import (
 from nip_core.evaluation.split_metrics import InvalidAnswers, SplitMetrics
 from nip_core.game.reasons import KINDS
 from nip_core.parameters import load_parameters
-from nip_prefect.flows.printing import show_run
 
 TOLD = Help(hinted=frozenset({"verifier"}))
 UNCLEAR = "a verdict that is not clear"

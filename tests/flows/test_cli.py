@@ -20,6 +20,8 @@ from small_game import write_config
 from small_source import human_eval_rows, write_rows
 from unprivileged import end_override
 
+from nip_cli.cli import exit_code, main
+from nip_cli.printing.plans_and_runs import show_run
 from nip_core import DISTRIBUTION
 from nip_core.errors import (
     BudgetError,
@@ -33,8 +35,6 @@ from nip_core.parameters import load_parameters
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.store import open_store
 from nip_lm_server.state.directory import read_card
-from nip_prefect.flows.cli import exit_code, main
-from nip_prefect.flows.printing import show_run
 
 DATASET = {
     "question": ["Return x plus 1.", "Return x plus 2."] * 10,
@@ -46,7 +46,7 @@ DATASET = {
 def fresh_nip(*arguments: str, environment=None, before=None) -> subprocess.CompletedProcess:
     """The command as a user starts it, in an interpreter of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "nip_prefect.flows.cli", *arguments],
+        [sys.executable, "-m", "nip_cli.cli", *arguments],
         env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
@@ -148,7 +148,7 @@ def test_play_writes_parquet_that_train_would_use(tmp_path, nip):
 
 def test_a_process_that_waits_for_nobody_leaves():
     code = (
-        "import threading; from nip_prefect.flows import cli; cli._LEAVE_S = 0.1; "
+        "import threading; from nip_cli import cli; cli._LEAVE_S = 0.1; "
         "cli._leave_by_force(7); threading.Event().wait()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -294,7 +294,7 @@ def test_serve_takes_its_options_in_any_form_and_serves_a_bundled_name(tmp_path)
     state = tmp_path / "state"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "nip_prefect.flows.cli", "serve", "--engine=deterministic"),
+            *(sys.executable, "-m", "nip_cli.cli", "serve", "--engine=deterministic"),
             *("--model=tiny", "--port=0", "--no-auth", f"--state={state}"),
         ],
         stderr=subprocess.DEVNULL,

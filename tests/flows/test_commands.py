@@ -13,6 +13,7 @@ import typer
 from scripted_server import scripted_server
 from small_game import FEW, train_here, write_config
 
+from nip_cli.command_table import PANELS, load_command
 from nip_core.configurations import bundled_configs
 from nip_core.loop import play
 from nip_core.parameters import load_parameters
@@ -20,9 +21,8 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session
 from nip_core.showing.asked_chats import Place, render_chat_on_record, render_chat_to_come
-from nip_prefect.flows.command_table import PANELS, load_command
 
-NIP = [sys.executable, "-m", "nip_prefect"]
+NIP = [sys.executable, "-m", "nip_cli"]
 COMMANDS = [name for lines in PANELS.values() for name, _, _ in lines]
 
 
@@ -56,7 +56,7 @@ def test_h_is_short_for_help(nip, words):
 @pytest.mark.parametrize("words", [("ls",), ("show", "small")])
 def test_looking_at_runs_imports_nothing_that_plays_trains_or_reckons(store, words):
     code = (
-        "import sys\nfrom nip_prefect.flows.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+        "import sys\nfrom nip_cli.cli import main\ntry: main()\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'prefect', 'openai', 'pyarrow', 'numpy', 'aiohttp', 'jinja2', 'yaml',"
         " 'matplotlib'}\n"
         "print('HEAVY', sorted(heavy & set(sys.modules)))"
@@ -85,7 +85,7 @@ def test_each_command_is_where_the_table_says(name):
 
 def test_help_version_and_completion_import_nothing_that_a_run_needs():
     code = (
-        "import sys\nfrom nip_prefect.flows.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+        "import sys\nfrom nip_cli.cli import main\ntry: main()\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'prefect', 'openai', 'pyarrow', 'numpy', 'aiohttp', 'yaml'}\n"
         "print('HEAVY', sorted(heavy & set(sys.modules)))"
     )
@@ -312,7 +312,7 @@ def test_every_bundled_configuration_has_prompts_to_show(nip, config):
 
 
 STUB = """#!/bin/sh
-if [ -n "$_NIP_COMPLETE" ] || [ "$1" = --show-completion ]; then exec PYTHON -m nip_prefect "$@"; fi
+if [ -n "$_NIP_COMPLETE" ] || [ "$1" = --show-completion ]; then exec PYTHON -m nip_cli "$@"; fi
 printf '[%s]' "$@"; echo END
 """
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from nip_cli.commands.export import export
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
-from nip_prefect.flows.export import export
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import shlex
 from small_game import FEW, train_here, write_config
 from typer.testing import CliRunner
 
+from nip_cli.cli import app
+from nip_cli.launching.going_on import command_for
 from nip_core.loop import play
 from nip_core.parameters import load_parameters
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session
-from nip_prefect.flows.cli import app
-from nip_prefect.flows.going_on import command_for
 
 
 def shown(*arguments):

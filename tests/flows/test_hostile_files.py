@@ -14,7 +14,7 @@ from nip_core.errors import SettingsError
 from nip_core.hub.repository import FACTS, read_facts
 
 DEEP = "[" * 100_000
-NIP = [sys.executable, "-m", "nip_prefect"]
+NIP = [sys.executable, "-m", "nip_cli"]
 
 
 CONFIGS = {
@@ -172,7 +172,7 @@ def test_profiles_of_prefect_that_are_broken_are_named(tmp_path, content):
 )
 def test_a_variable_that_prefect_can_not_read_is_named_without_its_value(variable, value, why):
     done = subprocess.run(
-        [sys.executable, "-c", "from nip_prefect.flows.launch import *; import_prefect()"],
+        [sys.executable, "-c", "from nip_cli.launching.launch import *; import_prefect()"],
         env={**os.environ, "PREFECT_API_URL": "", variable: value},
         capture_output=True,
         text=True,

@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 from ticking import Ticking, small_parameters
 
+from nip_cli.printing.live import frame, watch
+from nip_cli.printing.options import Shown
+from nip_cli.printing.plans_and_runs import show_run
 from nip_core.parameters import HyperParameters
 from nip_core.progress.board import Stage
 from nip_core.progress.outlook import observe_run
 from nip_core.protocols import list_agent_names, protocol_names
-from nip_prefect.flows.live import frame, watch
-from nip_prefect.flows.options import Shown
-from nip_prefect.flows.printing import show_run
 
 PLAN = (Stage(0, "test", 400), Stage(0, "play", 400), Stage(0, "train"), Stage(1, "test", 400))
 JOBS = ("ftjob-94a1474f3f2add8058522546", "ftjob-d49b08e8a998a739c61f5205")

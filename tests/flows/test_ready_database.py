@@ -13,8 +13,8 @@ from prefect.settings import (
 )
 from shared_prefect import MIGRATED
 
-from nip_prefect.flows import ready_database
-from nip_prefect.flows.ready_database import dump, lay_out
+from nip_cli.launching import ready_database
+from nip_cli.launching.ready_database import dump, lay_out
 
 
 def usual(home):

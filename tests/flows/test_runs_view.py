@@ -7,8 +7,8 @@ import re
 import pytest
 from rich.console import Console
 
-from nip_prefect.flows.options import Shown
-from nip_prefect.flows.runs_view import RunsView
+from nip_cli.printing.options import Shown
+from nip_cli.printing.runs_view import RunsView
 
 
 class Screen(io.StringIO):

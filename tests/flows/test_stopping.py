@@ -12,9 +12,9 @@ import pytest
 from slow_game import is_playing, slow_config
 from terminal import Terminal
 
+from nip_cli.launching.launch import is_unreachable
+from nip_cli.launching.stopping import Stopped
 from nip_lm_server.state.directory import read_card
-from nip_prefect.flows.launch import is_unreachable
-from nip_prefect.flows.stopping import Stopped
 
 
 @pytest.mark.long
@@ -85,7 +85,7 @@ def test_a_signal_is_heard_while_the_command_is_imported(tmp_path):
 
 CLOSING = """
 import os, signal, sys, time
-from nip_prefect.flows import cli
+from nip_cli import cli
 
 def command():
     os.kill(os.getpid(), signal.SIGHUP)
@@ -115,7 +115,7 @@ def test_a_closed_terminal_stops_a_command_with_a_word_unless_nohup_keeps_it(is_
 
 def test_the_prefect_server_ends_with_a_command_that_is_killed(tmp_path):
     code = (
-        "import time; from nip_prefect.flows.temporary_prefect import TemporaryPrefect;"
+        "import time; from nip_cli.launching.temporary_prefect import TemporaryPrefect;"
         "TemporaryPrefect(); print('up', flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code]

@@ -9,7 +9,7 @@ import pytest
 from recording_proxy import recording_proxy, variables
 from small_game import FEW, write_config
 
-NIP = [sys.executable, "-m", "nip_prefect"]
+NIP = [sys.executable, "-m", "nip_cli"]
 
 
 def finished(folder) -> bool:

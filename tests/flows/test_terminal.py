@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 from small_game import FEW, train_here, write_config
 
+from nip_cli.printing import terminal
+from nip_cli.printing.console import make_console
 from nip_core.scenarios.rows import Row, write_split
-from nip_prefect.flows import terminal
-from nip_prefect.flows.console import make_console
 
 CODES = (
     "\x1b[31mred\x1b]0;title\x07 \x1b]8;;https://elsewhere.example\x1b\\link\x1b]8;;\x1b\\ "

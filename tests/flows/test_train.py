@@ -16,12 +16,12 @@ from prefect.client.schemas.objects import StateType
 from prefect.logging.handlers import APILogWorker
 from small_game import FEW, train_here, write_config
 
+from nip_cli.cli import main
 from nip_core.errors import RunConflictError
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_prefect.flows.cli import main
 from nip_prefect.flows.evaluate import evaluate
 from nip_prefect.flows.train import train
 from nip_prefect.tasks.publish import published_state

@@ -137,7 +137,7 @@ async def test_a_second_runner_is_refused_with_the_name_of_the_first(tmp_path):
             [
                 sys.executable,
                 "-m",
-                "nip_prefect.flows.cli",
+                "nip_cli.cli",
                 "play",
                 str(config),
                 "--out",

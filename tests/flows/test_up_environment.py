@@ -9,9 +9,9 @@ import pytest
 from prefect.settings import PREFECT_UI_STATIC_DIRECTORY, temporary_settings
 from prefect_stack import until
 
-from nip_prefect.flows import up
-from nip_prefect.flows.parts import Parts
-from nip_prefect.flows.temporary_prefect import TemporaryPrefect
+from nip_cli.launching.temporary_prefect import TemporaryPrefect
+from nip_cli.machine import up
+from nip_cli.machine.parts import Parts
 
 
 def test_prefects_pages_are_copied_into_the_state_directory_and_not_into_the_package(

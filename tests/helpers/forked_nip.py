@@ -68,18 +68,17 @@ def main() -> None:
     """Fork for every line of standard input."""
     import pandas  # noqa: F401 (pyarrow imports it as soon as it makes an array)
 
+    import nip_cli.cli
+    import nip_cli.command_table
+    import nip_cli.printing.live
+    import nip_cli.printing.plans_and_runs
     import nip_core.jobs.openai_backend
     import nip_core.scenarios.code_validation
     import nip_core.showing.asked_chats  # noqa: F401
-    import nip_prefect.flows.cli
-    import nip_prefect.flows.command_table
-    import nip_prefect.flows.live
-    import nip_prefect.flows.printing
-    import nip_prefect.flows.train
     from nip_core.parameters import load_parameters
     from nip_core.session.problems_of_run import load_all_problems
 
-    nip_prefect.flows.command_table.load_all()
+    nip_cli.command_table.load_all()
     # Most commands look at a run of these problems, and would each read them.
     load_all_problems(load_parameters("deterministic"))
     # A thread would not be in the fork, but what it had locked would.
@@ -89,7 +88,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             _become(json.loads(line))
-            leave(status_of(nip_prefect.flows.cli.main))
+            leave(status_of(nip_cli.cli.main))
         _, status = os.waitpid(pid, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
     leave(0)

@@ -33,8 +33,8 @@ from forked_nip import leave, status_of
 _SUBREAPER, _DEATH_SIGNAL = 36, 1
 _FIRST = {
     "flow": [
-        "nip_prefect.flows.cli",
-        "nip_prefect.flows.live",
+        "nip_cli.cli",
+        "nip_cli.printing.live",
         "nip_prefect.flows.train",
         "nip_core.jobs.openai_backend",
     ],
@@ -132,7 +132,7 @@ def _become(kind: str, task: dict[str, Any]) -> None:
     if kind == "worker":
         from prefect.cli import app as command
     else:
-        from nip_prefect.flows.cli import main as command
+        from nip_cli.cli import main as command
 
     status = status_of(command)
     _note_modules(task)

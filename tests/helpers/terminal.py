@@ -30,7 +30,7 @@ class Terminal:
         inner, outer = pty.openpty()
         termios.tcsetwinsize(outer, (rows, columns))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "nip_prefect", *arguments],
+            [sys.executable, "-m", "nip_cli", *arguments],
             env={**environment, "TERM": "xterm"},
             stdin=outer,
             stdout=outer,

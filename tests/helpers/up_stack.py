@@ -37,7 +37,7 @@ class Up:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "nip_prefect.flows.cli", "up", "--state", str(self.state),
+                [sys.executable, "-m", "nip_cli.cli", "up", "--state", str(self.state),
                  "--port", str(self.port), "--lm-server-port", str(self.lm_port),
                  "--engine", "deterministic", "--model", "deterministic"],
                 cwd=folder / "empty",

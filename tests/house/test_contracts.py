@@ -52,7 +52,9 @@ BROKEN = {
 
 FOR_TYPES = {
     # The same, imported for type checkers alone: a reader follows it as well.
-    "The floors of nip_core": (("nip_core/protocols/scales.py", "nip_core.parameters.game"),),
+    "The floors of nip_core": (
+        ("nip_core/protocols/scales.py", "nip_core.parameters.blocks.game"),
+    ),
     "The storeys": (("nip_core/nearest.py", "nip_prefect.flows.form"),),
 }
 
@@ -61,8 +63,8 @@ FOR_TYPES = {
 def verdicts(tmp_path_factory):
     """What the contracts say of a copy of the sources with all of these imports, in one run."""
     copy = tmp_path_factory.mktemp("house")
-    houses = ("nip_core", "nip_inspect", "nip_verifiers", "nip_prefect", "nip_lm_server", "factory")
-    houses += ("flows", "tasks")
+    houses = ("nip_core", "nip_inspect", "nip_verifiers", "nip_cli", "nip_prefect", "nip_lm_server")
+    houses += ("factory", "flows", "tasks")
     for name in houses:
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=_all_but_code)
     shutil.copy(ROOT / "pyproject.toml", copy)

@@ -12,8 +12,8 @@ import typer.main
 import yaml
 from doc_blocks import MARKED, REASONS, ROOT, Block, blocks, commands, pages
 
-from nip_prefect.flows import cli
-from nip_prefect.flows.command_table import PANELS, load_command
+from nip_cli import cli
+from nip_cli.command_table import PANELS, load_command
 
 COMMAND = typer.main.get_command(cli.app)
 NAMES = [name for lines in PANELS.values() for name, _, _ in lines]
@@ -164,7 +164,7 @@ def test_each_page_has_a_place_in_the_navigation_and_each_place_a_page():
 def _texts_of_the_code() -> str:
     """All texts in the code, with … for what is filled in."""
     texts = []
-    for house in ("nip_core", "flows", "tasks", "nip_lm_server"):
+    for house in ("nip_core", "nip_cli", "flows", "tasks", "nip_lm_server"):
         for path in (ROOT / house).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.JoinedStr):

@@ -28,7 +28,7 @@ def test_twelve_changes_have_a_place():
     assert len(re.findall(r"^\| (?:a|an) ", table, re.MULTILINE)) == 12
 
 
-DOTTED = re.compile(r"`{1,2}(nip_(?:core|lm_server|prefect)(?:\.\w+)+)`")
+DOTTED = re.compile(r"`{1,2}(nip_(?:core|lm_server|cli|prefect)(?:\.\w+)+)`")
 
 
 def _is_there(name):
@@ -52,6 +52,7 @@ def test_every_module_that_a_docstring_or_a_page_names_is_there():
         "nip_inspect",
         "nip_verifiers",
         "nip_lm_server",
+        "nip_cli",
         "flows",
         "tasks",
         "factory",

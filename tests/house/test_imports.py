@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOUSES = ("nip_core", "nip_inspect", "nip_verifiers", "nip_lm_server", "nip_prefect", "factory")
+HOUSES = (
+    "nip_core",
+    "nip_inspect",
+    "nip_verifiers",
+    "nip_lm_server",
+    "nip_cli",
+    "nip_prefect",
+    "factory",
+)
 FILES = [p for folder in ("tests", "benchmarks", "scripts") for p in (ROOT / folder).rglob("*.py")]
 
 

@@ -93,7 +93,7 @@ def test_it_installs_for_the_interpreter_that_runs(monkeypatch, tmp_path):
 def test_every_extra_that_a_message_names_is_one():
     extras = re.findall(r"^([a-z-]+) = \[$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     named = set()
-    for folder in ("nip_core", "flows", "nip_lm_server", "nip_inspect", "nip_verifiers"):
+    for folder in ("nip_core", "nip_cli", "flows", "nip_lm_server", "nip_inspect", "nip_verifiers"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text()
             named |= {*re.findall(r'how_to_install\(["\']([a-z-]+)', text)}

@@ -9,7 +9,16 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("nip_core", "nip_inspect", "nip_verifiers", "nip_lm_server", "flows", "tasks", "factory")
+FOLDERS = (
+    "nip_core",
+    "nip_inspect",
+    "nip_verifiers",
+    "nip_lm_server",
+    "nip_cli",
+    "flows",
+    "tasks",
+    "factory",
+)
 FOLDERS += ("benchmarks",)
 WORDS = {"found", "one", "own", "given", "kept", "wanted", "said", "theirs", "there", "others"}
 WORDS |= {"rest", "mine"}

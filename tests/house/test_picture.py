@@ -8,7 +8,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-INSTALLED = {"nip_core": "nip_core", "nip_prefect.flows": "flows", "nip_prefect.tasks": "tasks"}
+INSTALLED = {
+    "nip_core": "nip_core",
+    "nip_cli": "nip_cli",
+    "nip_prefect.flows": "flows",
+    "nip_prefect.tasks": "tasks",
+}
 INSTALLED |= {"factory": "factory", "nip_lm_server": "nip_lm_server"}
 BENEATH = {"errors", "hashing", "importing", "nearest", "tolerance"}
 BENEATH |= {"redaction", "processes", "temporary_folders", "concurrency", "proxies"}
@@ -71,7 +76,7 @@ def test_it_has_every_room_once(imports):
         for path in (ROOT / "nip_core").glob("*/__init__.py")
         if path.parent.name not in BENEATH
     }
-    assert set(floors) == packages | {"flows", "tasks", "client", "factory"}
+    assert set(floors) == packages | {"nip_cli", "flows", "tasks", "client", "factory"}
 
 
 def test_every_arrow_is_an_import(imports):
@@ -87,5 +92,5 @@ def test_no_import_points_up(imports):
 
 def test_every_room_is_in_the_tables():
     floors, _ = _picture()
-    for room in set(floors) - {"client", "flows", "tasks"}:
+    for room in set(floors) - {"client", "nip_cli", "flows", "tasks"}:
         assert f"| `{room}/`" in PAGE, room

@@ -49,7 +49,7 @@ def test_stages_are_the_verbs_of_the_loop_and_little_else():
 def test_each_function_of_a_stage_is_used_by_the_loop_or_another_room():
     words = {
         path: collections.Counter(re.findall(r"\w+", path.read_text(encoding="utf-8")))
-        for house in ("nip_core", "flows", "tasks")
+        for house in ("nip_core", "nip_cli", "flows", "tasks")
         for path in (ROOT / house).rglob("*.py")
     }
     files_with = collections.Counter(word for counted in words.values() for word in counted)
@@ -65,7 +65,15 @@ def test_each_function_of_a_stage_is_used_by_the_loop_or_another_room():
 def test_links_are_those_that_the_installed_names_need():
     links = {
         str(path.relative_to(ROOT))
-        for house in ("nip_core", "nip_lm_server", "nip_prefect", "flows", "tasks", "factory")
+        for house in (
+            "nip_core",
+            "nip_lm_server",
+            "nip_cli",
+            "nip_prefect",
+            "flows",
+            "tasks",
+            "factory",
+        )
         for path in (ROOT / house, *(ROOT / house).rglob("*"))
         if path.is_symlink()
     }

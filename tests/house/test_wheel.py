@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-PACKAGES = ("nip_core", "nip_inspect", "nip_lm_server", "nip_prefect", "nip_prefect/flows")
+PACKAGES = ("nip_core", "nip_inspect", "nip_lm_server", "nip_cli", "nip_prefect")
 
 
 def files(package: str, kind: str) -> set[Path]:

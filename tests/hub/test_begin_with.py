@@ -13,6 +13,8 @@ from server_here import one_here
 from small_game import train_here
 from trained_here import tiny
 
+from nip_cli.commands import hub as commands
+from nip_cli.printing.plans_and_runs import show_plan
 from nip_core.errors import SettingsError
 from nip_core.hub.adapter_of_run import choose_model, write_adapter
 from nip_core.parameters import load_parameters
@@ -20,8 +22,6 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import prepare
-from nip_prefect.flows import hub as commands
-from nip_prefect.flows.printing import show_plan
 
 pytestmark = pytest.mark.timeout(600)  # whoever comes first makes the run
 

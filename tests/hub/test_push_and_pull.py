@@ -25,6 +25,9 @@ from huggingface_hub import ModelCard, snapshot_download
 from made_examples import made as made_examples
 from small_game import FEW, train_here, write_config
 
+from nip_cli import cli
+from nip_cli.commands import export as export_command
+from nip_cli.commands import hub as commands
 from nip_core.errors import CorruptionError, ServerError, SettingsError
 from nip_core.hub.adapter_of_run import choose_model, write_adapter
 from nip_core.hub.client import connect
@@ -44,16 +47,13 @@ from nip_core.hub.privacy import (
 from nip_core.hub.repository import list_files, seal
 from nip_core.hub.transfer import push_directory
 from nip_core.models import BUNDLED
-from nip_core.parameters.published import Reference
+from nip_core.parameters.services.published import Reference
 from nip_core.rollouts.parquet import parquet_bytes, parquet_table
 from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store import manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.trainers.dataset import FILES, write_examples
-from nip_prefect.flows import cli
-from nip_prefect.flows import export as export_command
-from nip_prefect.flows import hub as commands
 
 pytestmark = pytest.mark.timeout(600)  # whoever comes first makes the run
 NIP = Path(sys.executable).with_name("nip")

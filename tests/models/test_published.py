@@ -31,12 +31,12 @@ from published import (
 from small_disk import mounted as mounted
 from small_disk import needs_mount
 
+from nip_cli.serving import models as commands
 from nip_core.errors import CorruptionError, NipError, ServerError, SettingsError, StoreError
 from nip_core.models import KNOWN, locate_model, resolve_model
 from nip_core.models.added_models import look_at, remove_model
 from nip_core.models.known_models import models_directory
 from nip_core.servers.add_model import add_model
-from nip_prefect.flows import models as commands
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.parameters.dialects import DIALECTS
+from nip_core.parameters.services.dialects import DIALECTS
 from nip_core.parameters.shutdowns import LAST_JOBS, SHUTDOWNS, list_shutdown_warnings
 from nip_core.rollouts.model_call import request_body
 from nip_core.servers.endpoints import find_group_endpoints

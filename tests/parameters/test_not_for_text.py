@@ -6,7 +6,7 @@ import pytest
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.parameters.not_for_text import NOT_FOR_TEXT, UNAVAILABLE
+from nip_core.parameters.basis.not_for_text import NOT_FOR_TEXT, UNAVAILABLE
 
 MINIMAL = {"run_name": "a", "dataset": "families"}
 PLACES = {

@@ -8,8 +8,8 @@ import pytest
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.parameters.dialects import DIALECTS, ApiDialect
-from nip_core.parameters.providers import PROVIDERS, ProviderName
+from nip_core.parameters.services.dialects import DIALECTS, ApiDialect
+from nip_core.parameters.services.providers import PROVIDERS, ProviderName
 from nip_core.servers.endpoints import find_group_endpoints, list_key_variables
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import pytest
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.parameters.recording import records_p_accept
+from nip_core.parameters.derived.recording import records_p_accept
 
 NO_TOKENS = {
     "api_dialect": "anthropic",

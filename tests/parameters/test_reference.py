@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.base import Parameters, groups_in
-from nip_core.parameters.not_for_text import NOT_FOR_TEXT, OTHERWISE, is_for_ancestor
+from nip_core.parameters.basis.base import Parameters, groups_in
+from nip_core.parameters.basis.not_for_text import NOT_FOR_TEXT, OTHERWISE, is_for_ancestor
+from nip_core.parameters.basis.update_schedule import SCHEDULES
 from nip_core.parameters.reference import (
     describe_setting,
     page_of_original_settings,
     page_of_settings,
 )
-from nip_core.parameters.update_schedule import SCHEDULES
 
 DOCS = Path(__file__).parents[2] / "docs"
 

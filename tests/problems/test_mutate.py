@@ -4,7 +4,7 @@ import pytest
 
 from nip_core.hashing import derive_key, numbered_keys
 from nip_core.problems import mutants, normalise
-from nip_core.problems.rewrite import apply_rewrite
+from nip_core.problems.mutation.rewrite import apply_rewrite
 from nip_core.problems.variants import report_progress
 
 

@@ -130,7 +130,7 @@ def test_the_documented_command_plays_it_on_the_deterministic_engine(tmp_path):
         [
             sys.executable,
             "-m",
-            "nip_prefect.flows.cli",
+            "nip_cli.cli",
             *command.split(),
             str(tmp_path / "out"),
             *store,

@@ -22,7 +22,7 @@ needs_vllm = pytest.mark.skipif(
 
 def nip(*words: str, timeout_s: float) -> str:
     """The output of a command that ends well."""
-    command = [sys.executable, "-m", "nip_prefect", *words]
+    command = [sys.executable, "-m", "nip_cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout

@@ -12,10 +12,10 @@ from served_here import KEY, serve
 from slow_engine import SlowEngine
 from tcp_proxy import tcp_proxy
 
+from nip_cli.cli import exit_code
 from nip_core.errors import StageError
 from nip_core.rollouts.chat_client import ChatClient, Endpoint, TransportError
 from nip_core.rollouts.joined_calls import EngineHangsError
-from nip_prefect.flows.cli import exit_code
 
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "seed": 1}
 

@@ -23,7 +23,7 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import estimate_settings
-from nip_core.sweep.attack_run import attack_settings
+from nip_core.sweep.plan.attack_run import attack_settings
 from nip_core.upkeep.verify import verify_run
 from nip_lm_server.spec import ServerSpec
 

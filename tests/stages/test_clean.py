@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from nip_cli.commands.clean import clean
 from nip_core.errors import CorruptionError, LeaseError, SettingsError
 from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
@@ -17,7 +18,6 @@ from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.files import FileStore, StagedFile
 from nip_lm_server.state.models import ModelStore, adapter_name
-from nip_prefect.flows.clean import clean
 
 DIGESTS = {"served": "a" * 12, "parent": "b" * 12, "unnamed": "c" * 12}
 NAMES = {which: adapter_name("base", "small", digest) for which, digest in DIGESTS.items()}

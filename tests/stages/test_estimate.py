@@ -3,13 +3,13 @@
 import pytest
 from small_game import write_config
 
+from nip_cli.printing.plans_and_runs import show_plan
 from nip_core.costs.estimate import estimate_run
 from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.parameters.tested_iterations import is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.session.problems_of_run import load_all_problems
-from nip_prefect.flows.printing import show_plan
 
 
 @pytest.mark.parametrize("paid", ["prover0", "prover1"])

@@ -13,7 +13,7 @@ from nip_core import loop
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.parameters.opponents import list_opponents
+from nip_core.parameters.blocks.opponents import list_opponents
 from nip_core.rollouts.league import draw_opponents, find_earlier_models
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import read_rollouts

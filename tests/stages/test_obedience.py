@@ -8,6 +8,7 @@ from leaking_players import answers
 from scripted_server import scripted_server
 from viewing import client_of
 
+from nip_cli.printing.plans_and_runs import show_run
 from nip_core import loop
 from nip_core.parameters import load_parameters
 from nip_core.records.iterations import Records
@@ -15,7 +16,6 @@ from nip_core.report.plots import learning_curve_svg
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.summary import summarise_run
-from nip_prefect.flows.printing import show_run
 from nip_prefect.tasks.publish import learning_curve_markdown
 
 OBEYING = "believing the prover would give 100.0 %"

@@ -24,7 +24,7 @@ from nip_core.session.opening import open_session
 from nip_core.session.prepare import plan_run
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.showing.asked_chats import Place, render_chat_on_record
-from nip_core.sweep.attack_run import attack_settings
+from nip_core.sweep.plan.attack_run import attack_settings
 from nip_core.trainers.dataset import open_dataset
 from nip_core.upkeep.verify import verify_run
 from nip_lm_server.client import ServerSpec

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 import pytest
 from scripted_game import STEP, scripted_run
 
+from nip_cli.printing.plans_and_runs import show_plan, show_run
 from nip_core import loop
 from nip_core.errors import RunConflictError, ServerError, SettingsError, StageError
 from nip_core.parameters import load_parameters
@@ -19,10 +20,9 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import estimate_settings
-from nip_core.sweep.attack_run import attack_settings
-from nip_core.sweep.attacks import AttackEntry, plan_attack
+from nip_core.sweep.plan.attack_run import attack_settings
+from nip_core.sweep.plan.attacks import AttackEntry, plan_attack
 from nip_core.upkeep.verify import verify_run
-from nip_prefect.flows.printing import show_plan, show_run
 
 NAMED = re.compile(r"this is wrong: Step (\d+)")
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from small_game import FEW, train_here, write_config
 
+from nip_cli.printing.plans_and_runs import show_plan
 from nip_core.configurations import bundled_configs
 from nip_core.costs.estimate import estimate_run
 from nip_core.costs.experience import NOTHING, Experience, Keys
@@ -17,7 +18,6 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import estimate_settings
 from nip_core.session.problems_of_run import load_all_problems
-from nip_prefect.flows.printing import show_plan
 
 KINDS = ("prompt_tokens", "completion_tokens", "training_tokens")
 

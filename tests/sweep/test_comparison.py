@@ -7,6 +7,7 @@ from handmade import ACCEPT, REJECT, Rollouts
 from small_game import write_config
 from stored_rows import typed_tables
 
+from nip_cli.cli import app
 from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.parameters import load_parameters
@@ -15,15 +16,14 @@ from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.settings_difference import ABSENT
 from nip_core.run_store.store import open_store
-from nip_core.sweep.comparison import (
+from nip_core.sweep.compare.comparison import (
     RunComparison,
     compare_runs,
     comparison_table,
     write_comparison,
 )
-from nip_core.sweep.diff import LoneAgent, find_differences, find_lone_agents
-from nip_core.sweep.played import find_played_run
-from nip_prefect.flows.cli import app
+from nip_core.sweep.compare.diff import LoneAgent, find_differences, find_lone_agents
+from nip_core.sweep.compare.played import find_played_run
 
 PROBLEMS = 12
 

@@ -16,10 +16,10 @@ from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.run_documents import DECLARATION, DeclaredBefore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session
-from nip_core.sweep.declaration import declare, find_declared, read_declaration, read_plan
-from nip_core.sweep.departures import list_departures
+from nip_core.sweep.compute.departures import list_departures
+from nip_core.sweep.declare.declaration import declare, find_declared, read_declaration, read_plan
 from nip_core.sweep.facts_on_record import collect_sweep
-from nip_core.sweep.swept_runs import read_sweep
+from nip_core.sweep.plan.swept_runs import read_sweep
 from nip_prefect.tasks.run_process import name_declaration
 
 HELPERS = Path(__file__).parents[1] / "helpers"

@@ -12,7 +12,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from nip_core.parameters.tracking import TrackerParameters
+from nip_core.parameters.blocks.tracking import TrackerParameters
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

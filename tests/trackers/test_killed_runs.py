@@ -60,7 +60,7 @@ class Killed:
     def live(self) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "nip_prefect.flows.cli", "train", "config.yaml"],
+                [sys.executable, "-m", "nip_cli.cli", "train", "config.yaml"],
                 cwd=self.folder,
                 env={**os.environ, "PREFECT_API_URL": self.prefect, "NO_COLOR": "1"},
                 stdin=subprocess.DEVNULL,
@@ -201,7 +201,7 @@ def test_after_twenty_kills_of_the_whole_run_every_point_is_there_once(killed):
         killed.late += 1
     # 3. One that may end, and whoever sends what is left.
     assert killed.live().wait(300) == 0, killed.said()
-    track = [sys.executable, "-m", "nip_prefect.flows.cli", "track", "small"]
+    track = [sys.executable, "-m", "nip_cli.cli", "track", "small"]
     for _ in range(2):
         subprocess.run(
             [*track, "--run-store", str(killed.folder / "runs")], cwd=killed.folder, check=True

@@ -3,13 +3,13 @@
 import pytest
 from typer.testing import CliRunner
 
+from nip_cli.cli import app
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import prepare
 from nip_core.tracking.places import check_trackers, is_remote, tracker_directory
-from nip_prefect.flows.cli import app
 
 RUN = {"run_name": "a", "dataset": "problems", "agents": {"_default": {"use_dummy_api": True}}}
 

@@ -19,7 +19,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing import kept_calls
 from nip_core.viewer.episode_list import shorten
-from nip_core.viewer.text_search import find_pattern, split_text
+from nip_core.viewer.parts.text_search import find_pattern, split_text
 
 ODD = "First\r\nsecond\x00\x07 \u202egnorw\u202c <b>שלום</b> " + "👩\u200d💻" * 90
 ACCEPT = "Decision: accept"

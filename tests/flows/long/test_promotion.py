@@ -201,7 +201,7 @@ def test_a_run_killed_in_the_gate_decides_the_same(trained, command_environment,
     _, straight = trained
     changes = {"rollouts": {"concurrency": 4, "episodes_per_shard": 5}}
     config = config_in(tmp_path, dataset(tmp_path), replies(tmp_path, latency_s=0.05), **changes)
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", "train", str(config)]
+    command = [sys.executable, "-m", "nip_cli.cli", "train", str(config)]
     command += ["--set", "rl.num_iterations=1", "--set", "text_rl.test_scheme=none"]
     process = subprocess.Popen(command, env=command_environment, stdout=subprocess.DEVNULL)
     shard = run_in(tmp_path).rollouts(0, "candidate") + "/manifest-0001.json"

@@ -14,6 +14,8 @@ from prefect.flow_engine import run_flow
 from prefect.states import Scheduled
 from small_game import FEW, rerun_here, train_here, write_config
 
+from nip_cli.commands.show import show
+from nip_cli.commands.verify import verify
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.parameters import load_parameters
 from nip_core.records.rewinds import STAGES, cancel_jobs, finish_rewinds, list_paths_from, rewind
@@ -26,9 +28,7 @@ from nip_core.session.prepare import fork_run, prepare
 from nip_core.showing.finished import find_finished_run, find_finished_test
 from nip_core.stages.publishing import check_store, describe_state
 from nip_core.upkeep.verify import verify_all
-from nip_prefect.flows.commands.show import show
 from nip_prefect.flows.train import continue_run, train
-from nip_prefect.flows.verify import verify
 from nip_prefect.tasks.publish import published_state
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")

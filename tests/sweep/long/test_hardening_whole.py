@@ -20,8 +20,8 @@ from nip_core.rollouts.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store
-from nip_core.sweep.hardening import HardeningSettings, parse_attack, plan_hardening
-from nip_core.sweep.hardening_results import collect_hardening
+from nip_core.sweep.harden.hardening import HardeningSettings, parse_attack, plan_hardening
+from nip_core.sweep.harden.hardening_results import collect_hardening
 from nip_core.upkeep.verify import verify_run
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +73,7 @@ KILLED_AT = (
 
 def harden(store, *more):
     arguments = ("harden", "small", "--run-store", store, *ASKED, *more)
-    command = [sys.executable, "-m", "nip_prefect.flows.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "nip_cli.cli", *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,

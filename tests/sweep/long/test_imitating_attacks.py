@@ -15,9 +15,9 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.summary import summarise_run
 from nip_core.sweep.facts_on_record import collect_sweep
-from nip_core.sweep.page import render_results
+from nip_core.sweep.pages.page import render_results
+from nip_core.sweep.plan.swept_runs import read_sweep
 from nip_core.sweep.results import compute_results
-from nip_core.sweep.swept_runs import read_sweep
 
 pytestmark = pytest.mark.timeout(1500)  # three commands, each with servers of its own
 ROOT = Path(__file__).parents[3]
@@ -60,7 +60,7 @@ def written(tmp_path, problems):
 
 def nip(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "nip_prefect.flows.cli", *map(str, arguments)],
+        [sys.executable, "-m", "nip_cli.cli", *map(str, arguments)],
         cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

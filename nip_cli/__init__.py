@@ -1,0 +1,9 @@
+"""The command `nip`: its table of commands, what each does, and how it prints.
+
+commands    those about a run, and about its data
+studies     those about many runs: sweeps, declarations, hardening, comparisons
+serving     models: brought here, served, proved
+machine     what this machine can run, and the services on it
+launching   from a command to a flow: Prefect's server, signals, sessions
+printing    terminals, tables, options that several commands have
+"""

@@ -1,0 +1,90 @@
+"""`nip init`: a configuration to begin with."""
+
+import os
+import re
+import shlex
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nip_cli.printing.terminal import say
+from nip_core.configurations import STARTER, bundled_configs, config_file
+from nip_core.errors import SettingsError
+
+_NAME = "experiment.yaml"
+_TEMPLATE = "system_prompt_template_path"
+
+
+def _complete_bundled(incomplete: str) -> list[str]:
+    return [name for name in bundled_configs() if name.startswith(incomplete)]
+
+
+def init(
+    place: Annotated[
+        Path, typer.Argument(metavar="[DIR|FILE]", help=f"Default: {_NAME}.", show_default=False)
+    ] = Path(_NAME),
+    from_name: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NAME",
+            help="Copy this bundled configuration instead.",
+            autocompletion=_complete_bundled,
+        ),
+    ] = None,
+) -> None:
+    """Write a short configuration with comments; nothing is asked, nothing is overwritten."""
+    # 1. Where to.
+    is_file = place.suffix in (".yaml", ".yml")
+    file = place if is_file else place / _NAME
+    if not is_file and place.suffix and not place.is_dir():
+        raise SettingsError(f"{place}: write a directory, or a file that ends in .yaml")
+    # 2. What: its run has the name of the file, so that two of them are two runs.
+    source = STARTER if from_name is None else config_file(from_name)
+    name = _run_name(file.stem)
+    text = source.read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^run_name: [\w.-]+", f"run_name: {name}", text)
+    text = text.replace("THIS_FILE", str(file)).replace("runs/mine", f"runs/{name}")
+    # A template that lies beside the bundled one does not lie beside its copy.
+    text = re.sub(rf"(?m)^( +{_TEMPLATE}: )([\w.-]+)", rf"\1{source.parent}/\2", text)
+
+    # 3. Nothing that is there is touched, nor a half-written file left behind.
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        at_fault, kind = (file, "is there already") if file.exists() else (place, "is a file")
+        raise SettingsError(f"{at_fault}: {kind}; name another one") from None
+    except OSError as error:
+        raise SettingsError(f"{file}: can't be written ({error.strerror})") from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(text)
+    typed = shlex.quote(str(file))
+    say(f"wrote {file}, for a run called {name}\n")
+    say(f"  nip train {typed} --dry-run   what it would take; nothing is started")
+    say(f"  nip prompt {typed}            what agents are asked")
+    say(f"  nip train {typed}             train")
+    _warn_of_missing(file)
+
+
+def _warn_of_missing(file: Path) -> None:
+    """Say what the configuration needs that is not installed here."""
+    from nip_core.parameters import load_parameters
+    from nip_core.servers.missing_packages import list_missing_packages
+
+    try:
+        lines = list_missing_packages(load_parameters(str(file)))
+    except SettingsError:  # of a file that was copied; whoever trains with it is told
+        return
+    sys.stdout.flush()
+    for line in lines:
+        say(f"nip: warning: {line}", file=sys.stderr)
+
+
+def _run_name(stem: str) -> str:
+    """Make a run's name of the file's: letters without accents, in lower case."""
+    plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:41].rstrip("-") or "mine"

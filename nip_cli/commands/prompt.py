@@ -1,0 +1,90 @@
+"""`nip prompt`: what an agent is asked."""
+
+import shutil
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nip_cli.printing.options import (
+    AsJson,
+    ConfigOrNone,
+    Overrides,
+    RunStoreUrl,
+    complete_run,
+    say_left_out,
+)
+from nip_cli.printing.terminal import say
+from nip_core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from nip_core.showing.asked_chats import AskedChat
+
+
+def prompt(
+    config: ConfigOrNone = None,
+    overrides: Overrides = None,
+    run: Annotated[
+        str | None,
+        typer.Option(help="A run, in place of CONFIG.", autocompletion=complete_run),
+    ] = None,
+    agent: Annotated[str | None, typer.Option(help="Whose; default: who speaks first.")] = None,
+    round_: Annotated[
+        int | None, typer.Option("--round", min=0, help="From 0; default: the agent's first.")
+    ] = None,
+    problem: Annotated[
+        str | None,
+        typer.Option(metavar="ID|N", help="A problem, or the N-th episode; default: 0."),
+    ] = None,
+    iteration: Annotated[int, typer.Option(min=0, help="That plays the episode.")] = 0,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    run_store: RunStoreUrl = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Show the chat that an agent is asked with, exactly as it is sent.
+
+    Of CONFIG nothing is started, and what others would have said before stands there as
+    <what prover says in round 1>. Of a run it is what was sent, with the answer that came.
+    """
+    from nip_core.showing.asked_chats import Place, render_chat_on_record, render_chat_to_come
+
+    if (config is None) == (run is None):
+        raise SettingsError("nip prompt: name a configuration, or a run by --run")
+    place = Place(agent, round_, problem, iteration, split)
+    if run is not None:
+        from nip_core.records.named_run import find_run
+
+        if overrides:
+            raise SettingsError("--set: a run has the settings with which it was played")
+        asked = render_chat_on_record(find_run(run, run_store, say_left_out), place)
+    else:
+        from nip_core.parameters import load_parameters
+
+        asked = render_chat_to_come(load_parameters(str(config), overrides or []), place)
+    if as_json:
+        from nip_cli.printing.plans_and_runs import print_json
+
+        print_json(asked.to_dict())
+        return
+    _print(asked)
+
+
+def _print(asked: "AskedChat") -> None:
+    where = f"iteration {asked.iteration}, {asked.split}, problem {asked.problem}"
+    say(f"{asked.agent} in round {asked.round} of {where}")
+    sent = ", ".join(f"{name} {value}" for name, value in (asked.request or {}).items())
+    say(sent or f"model {asked.model}")
+    if asked.not_yet_said:
+        say("what stands in <...> nobody has said yet")
+    for message in asked.messages:
+        name = f", {message['name']}" if message.get("name") else ""
+        say(f"\n{_rule(message['role'] + name)}\n{message['content']}")
+    for answer in asked.answers:
+        invalid = f" (invalid: {answer['invalid']})" if answer["invalid"] else ""
+        say(f"\n{_rule('its answer' + invalid)}\n{answer['text']}")
+        if answer["asked_again"] is not None:
+            say(f"\n{_rule('asked again with the same and')}\n{answer['asked_again']}")
+
+
+def _rule(title: str) -> str:
+    width = min(shutil.get_terminal_size((80, 24)).columns, 80)
+    return f"── {title} ".ljust(width, "─")

@@ -1,0 +1,1 @@
+"""The commands of `nip` about this machine: what runs here, and services that are started."""

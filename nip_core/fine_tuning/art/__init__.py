@@ -1,0 +1,1 @@
+"""The parts of ARTTrainerAdapter, over OpenPipe ART."""

@@ -1,0 +1,1 @@
+"""The base class of settings, and values that several blocks have."""

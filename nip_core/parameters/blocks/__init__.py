@@ -1,0 +1,1 @@
+"""The blocks of settings, one in a file."""

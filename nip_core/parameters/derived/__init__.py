@@ -1,0 +1,1 @@
+"""Answers that settings alone give: where models are served, prices, tested iterations."""

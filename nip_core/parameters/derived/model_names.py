@@ -1,0 +1,47 @@
+"""What settings alone say of an agent's provider: its wire, and the names of its models.
+
+speaks_nip   whether its server is an lm_server, with proofs and settings of its own
+base_name    the name under which an agent's base model answers
+dummy_name   the name of the deterministic engine that stands for a model
+check_named  raise for a run that would play with the default model
+"""
+
+import re
+
+from nip_core.errors import SettingsError
+from nip_core.parameters import HyperParameters, PureTextAgentParameters
+from nip_core.parameters.derived.hosting import uses_own_server
+from nip_lm_server.client import base_served_name
+
+
+def check_named(parameters: HyperParameters) -> None:
+    """Raise SettingsError if a run would play with the default model, since it costs money."""
+    for name, agent in parameters.model_agents.items():
+        comes_with_a_name = agent.use_dummy_api or agent.load_checkpoint_and_parameters
+        if "model_name" not in agent.model_fields_set and not comes_with_a_name:
+            raise SettingsError(
+                f"agents.{name}.model_name: is missing; name the model that plays, for example "
+                "tiny with model_provider SelfHosted, which is bundled and costs nothing"
+            )
+
+
+def speaks_nip(agent: PureTextAgentParameters) -> bool:
+    """Return whether its server takes the settings ``nip`` of a job and proves what it serves."""
+    return agent.use_dummy_api or agent.model_provider == "SelfHosted"
+
+
+def base_name(parameters: HyperParameters, agent: PureTextAgentParameters) -> str:
+    """Return the name the agent's base model answers by."""
+    if agent.use_dummy_api:
+        return dummy_name(agent.model_name)
+    if uses_own_server(parameters, agent):
+        return base_served_name(agent.model_name)
+    return agent.model_name
+
+
+def dummy_name(model_name: str) -> str:
+    """Return the name of the deterministic engine, in the place of a model.
+
+    Not the model's own, with which another group may play on the same server.
+    """
+    return "dummy-" + re.sub(r"[^A-Za-z0-9._-]", "-", base_served_name(model_name))

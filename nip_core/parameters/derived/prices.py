@@ -1,0 +1,74 @@
+"""What calls and training cost, by the prices in the settings.
+
+An agent's price stands under its `model_name`, whatever name its server answers with: a fine-tune
+of it, or a dated version, costs what its settings say. Own hardware costs nothing, unless the
+settings price its model.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nip_core.parameters.blocks.agents import PureTextAgentParameters
+from nip_core.parameters.blocks.loop_settings import Price
+from nip_core.parameters.services.providers import PROVIDERS
+
+if TYPE_CHECKING:
+    from nip_core.parameters.hyper_parameters import HyperParameters
+
+_FREE = Price()
+
+
+def is_paid(agent: PureTextAgentParameters) -> bool:
+    """Return whether somebody sends a bill for the agent's calls."""
+    return not agent.use_dummy_api and PROVIDERS[agent.model_provider].sends_bills
+
+
+def find_missing_prices(parameters: "HyperParameters") -> tuple[str, ...]:
+    """List the paid models without a price in the settings, sorted."""
+    paid = {a.model_name for a in parameters.model_agents.values() if is_paid(a)}
+    return tuple(sorted(paid - set(parameters.prices)))
+
+
+def write_price_lines(parameters: "HyperParameters") -> list[str]:
+    """Return what is to be written below ``prices:``, a line for each model without a price.
+
+    P, C and T stand for the US dollars, which nip does not know; as they are, they are refused.
+    """
+    import yaml
+
+    missing, lines = find_missing_prices(parameters), []
+    for model in missing:
+        agents = [a for a in parameters.model_agents.values() if a.model_name == model]
+        training = ", training_usd: T" if any(not agent.freeze_agent for agent in agents) else ""
+        key = yaml.safe_dump(model).splitlines()[0]
+        lines.append(f"  {key}: {{prompt_usd: P, completion_usd: C{training}}}")
+    return lines
+
+
+def price_calls(
+    parameters: "HyperParameters", tokens: Mapping[str, tuple[float, float]]
+) -> float | None:
+    """US dollars for the calls of agents, from their prompt and generated tokens by agent's name.
+
+    None where a price is missing of an agent that plays, even if it has used nothing so far.
+    """
+    usd = 0.0
+    for name, agent in parameters.model_agents.items():
+        price = _price(parameters, agent)
+        if price is None:
+            return None
+        prompt, completion = tokens.get(name, (0, 0))
+        usd += (prompt * price.prompt_usd + completion * price.completion_usd) / 1e6
+    return usd
+
+
+def price_training(parameters: "HyperParameters", group: str, tokens: float) -> float | None:
+    """US dollars for training a model group on so many tokens; None without a price."""
+    price = _price(parameters, parameters.group_parameters(group))
+    return None if price is None else tokens * price.training_usd / 1e6
+
+
+def _price(parameters: "HyperParameters", agent: PureTextAgentParameters) -> Price | None:
+    if agent.use_dummy_api:  # stands for a model and is sent no bill
+        return _FREE
+    return parameters.prices.get(agent.model_name, None if is_paid(agent) else _FREE)

@@ -1,0 +1,1 @@
+"""Providers: their APIs' dialects, and the published models they serve."""

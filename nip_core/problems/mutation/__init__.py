@@ -1,0 +1,1 @@
+"""Changed programs: mutation, rewriting, and the syntax trees for both."""

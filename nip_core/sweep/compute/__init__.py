@@ -1,0 +1,1 @@
+"""From verdicts to figures: cells, arms, differences, tests, departures."""

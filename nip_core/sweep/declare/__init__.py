@@ -1,0 +1,1 @@
+"""A study's declaration: hypotheses, digests of files, a third party's time-stamp."""

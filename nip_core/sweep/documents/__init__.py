@@ -1,0 +1,1 @@
+"""Results as documents: their types, and the facts beside the verdicts."""

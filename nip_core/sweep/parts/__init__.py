@@ -1,0 +1,1 @@
+"""Counts, parts of documents and tables of pages, which all results share."""

@@ -1,0 +1,1 @@
+"""Parts of pages: charts, marks, matrices, queries and their checks."""
