@@ -38,6 +38,7 @@ __all__ = [
     "NoOptions",
     "find_attack",
     "find_attack_file",
+    "list_options_of_others",
     "make_attack",
 ]
 
@@ -72,6 +73,12 @@ def find_attack(by: str) -> type[Attack]:
 def find_attack_file(by: str) -> Path | None:
     """Find the file in which an attack of the user's stands; None for one of nip's."""
     return Path(inspect.getfile(find_attack(by))) if ":" in by else None
+
+
+def list_options_of_others(kind: type[Attack]) -> tuple[str, ...]:
+    """List the options of `nip attack` that mean nothing for an attack."""
+    named = (option for other in ATTACKS for option in other.command_options)
+    return tuple(dict.fromkeys(option for option in named if option not in kind.command_options))
 
 
 def make_attack(settings: AttackSettings) -> Attack:
