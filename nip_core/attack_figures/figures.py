@@ -43,6 +43,7 @@ from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.table_rows import read_rows
 from nip_core.rollouts.tables import RolloutTables
 from nip_core.rollouts.trees import Leaf, generation_numbers, parse_path
+from nip_core.scenarios.scripts import OF_SCRIPT
 
 _LIKELY = "p_accept"
 """A column beside those of episodes: P(accept) of the verdict."""
@@ -123,7 +124,6 @@ def figures_by_script(
         choices,
         asked,
         price,
-        scripted=attackers,
         trained=losses.trained,
         lost_to_script=losses.to_lying,
     )
@@ -134,15 +134,15 @@ def _chosen(
     choices: pa.Table,
     asked: Asked,
     price: Price,
-    scripted: Collection[str] = (),
     **beside: Any,
 ) -> AttackMetrics:
     """Measure the episodes that count, by number of messages, with what all of it took."""
     episodes = rollouts.episodes
     numbers = sorted(set(choices["n"].to_pylist()))
     of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
-    is_scripted = pc.is_in(rollouts.generations["agent"], pa.array([*scripted], pa.string()))
-    calls = rollouts.generations.filter(pc.invert(is_scripted))
+    # Nobody was asked for what a script, or the attack itself, has written.
+    is_written = pc.starts_with(rollouts.generations["model_asked"], OF_SCRIPT)
+    calls = rollouts.generations.filter(pc.invert(pc.fill_null(is_written, False)))
     efforts = effort_of_choice(calls, numbers, price)
     likely = find_acceptance(episodes, rollouts.generations)
     with_likely = episodes.append_column(_LIKELY, likely)

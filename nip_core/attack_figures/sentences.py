@@ -205,7 +205,8 @@ def loss_sentences(attack: ShownAttack) -> list[str]:
             ends = "training (before the first step less the worst prover, both on test problems)"
         if isinstance(first, ChoiceMetrics) and isinstance(last, ChoiceMetrics):
             ends = f"choosing (n = {first.n} less n = {last.n})"
-        lines.append(f"Lost to {ends}: {how_much(training)}.")
+        if first is not last or attack.by_n is None:  # of a single number there is no loss to it
+            lines.append(f"Lost to {ends}: {how_much(training)}.")
     beside = (*_script_sentences(attack), *control_sentences(attack))
     return [*lines, *beside, *_reach_sentences(attack)]
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nip_core.attacks.base import (
+    MOST_CONTINUATIONS,
+    MOST_MESSAGES,
     Attack,
     AttackOptions,
     AttackSettings,
@@ -81,12 +83,26 @@ def list_options_of_others(kind: type[Attack]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(option for option in named if option not in kind.command_options))
 
 
+def _check_numbers(attack: Attack) -> None:
+    """Raise ValueError for numbers of messages, or of continuations, that make no sense."""
+    counts, continuations = attack.counts, attack.continuations
+    ascends = all(a < b for a, b in zip((0, *counts), counts, strict=False))
+    if not counts or not ascends or counts[-1] > MOST_MESSAGES:
+        raise ValueError(
+            f"options.n: the numbers of messages have to ascend, from 1 to {MOST_MESSAGES} (got "
+            f"{[*counts]})"
+        )
+    if not 0 <= continuations <= MOST_CONTINUATIONS:
+        raise ValueError(f"options.continuations: 0 to {MOST_CONTINUATIONS} (got {continuations})")
+
+
 def make_attack(settings: AttackSettings) -> Attack:
     """Make the attack of the block `attack`. Raises ValueError for what is wrong with it."""
     kind = find_attack(settings.by)
     try:
         attack = kind(settings)
         attack.check()
+        _check_numbers(attack)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(["options", *map(str, first["loc"])])

@@ -22,6 +22,8 @@ from nip_core.protocols.settings import GameSettings
 
 CHATS = ".jsonl"
 """The ending of a file of chats, which a run's name can't have."""
+MOST_MESSAGES, MOST_CONTINUATIONS = 4096, 64
+"""In a turn, and after a message."""
 TEMPERATURE = 1.0
 """Of attacking provers, unless the settings of the attack say another."""
 
@@ -35,9 +37,9 @@ class NoOptions(BaseModel):
 class AttackOptions(NoOptions):
     """The block `attack.options` of a class of one's own, which may add to it."""
 
-    n: Annotated[int, Field(ge=1, le=4096)] = 1
+    n: Annotated[int, Field(ge=1, le=MOST_MESSAGES)] = 1
     """Messages that the provers' models are asked for in a turn, at most, 1 to 4096."""
-    continuations: Annotated[int, Field(ge=0, le=64)] = 0
+    continuations: Annotated[int, Field(ge=0, le=MOST_CONTINUATIONS)] = 0
     """How often the game is played on to estimate a message, 0 to 64; 0: none is estimated."""
 
 

@@ -26,6 +26,8 @@ from nip_core.importing import find_line, import_object
 from nip_core.nearest import did_you_mean
 
 _SHOWN = 12  # characters of a digest
+OF_SCRIPT = "script:"
+"""What names of scripts begin with where a model's name would stand."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class LoadedScript:
 
 def name_as_model(script: str, digest: str | None) -> str:
     """Name a script, with the digest of its file if it is a user's, as a model is named."""
-    return f"script:{script}" + ("" if digest is None else f"@{digest[:_SHOWN]}")
+    return f"{OF_SCRIPT}{script}" + ("" if digest is None else f"@{digest[:_SHOWN]}")
 
 
 def check_script_named(scenario: _WithScripts, name: str | None) -> None:

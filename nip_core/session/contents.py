@@ -25,10 +25,9 @@ from nip_core.models import KNOWN, locate_model
 from nip_core.models.added_models import read_digest
 from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
 from nip_core.protocols import find_protocol
-from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.scenarios import Problem, find_scenario
 from nip_core.servers.endpoints import Endpoints
-from nip_core.session.imitated import read_start_file
+from nip_core.session.attack_files import digest_attack, name_attack_places
 from nip_core.session.opponent_runs import digest_opponents
 from nip_core.session.origin import Origin
 from nip_lm_server.client import ReadError, read_text
@@ -67,13 +66,9 @@ def digest_contents(
         kind = find_scenario(parameters.scenario)
         source = Path(inspect.getfile(kind)).read_text(encoding="utf-8", errors="replace")
         contents["scenario"] = digest(source)
-    script = find_attack_script(game)
-    if script is not None and script.digest is not None:
-        contents["script"] = script.digest
+    contents |= digest_attack(game)
     if of_opponents := digest_opponents(game):
         contents["opponents"] = of_opponents
-    if parameters.attack.start_file is not None:
-        contents["start_from"] = digest(read_start_file(parameters.attack.start_file))
     for agent in parameters.model_agents.values():
         path = Path(os.path.expanduser(locate_model(agent.model_name)))
         is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
@@ -100,11 +95,7 @@ def name_places(game: Game) -> dict[str, str]:
         places["protocol"] = _place_of(find_protocol(parameters.interaction_protocol))
     if ":" in parameters.scenario:
         places["scenario"] = _place_of(find_scenario(parameters.scenario))
-    script = find_attack_script(game)
-    if script is not None and script.digest is not None:
-        places["script"] = f"{script.file}, in which function {script.called} stands,"
-    if parameters.attack.start_file is not None:
-        places["start_from"] = f"{parameters.attack.start_file}, which the provers imitate first,"
+    places |= name_attack_places(game)
     if parameters.lm_server.replies is not None:
         places["replies"] = str(parameters.lm_server.replies)
     return places
