@@ -1,6 +1,7 @@
 """The document of an attack, ``metrics-attack.json``, and what is shown beside it.
 
 AttackMetrics   the figures; `figures` makes them
+AnyMetrics      these, or those of any other split; find_metrics_type: of one
 CourseEnd       how an attack by training ended, a document of its own; `plateau` has the rule
 Reach           how many messages were sampled; `reach` counts them
 TrainedSteps    how many of an attack's steps trained its provers
@@ -17,7 +18,14 @@ from typing import Literal
 
 from pydantic import AliasChoices, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
-from nip_core.evaluation.split_metrics import BatchMetrics, Figures, Interval95, PairedDifference
+from nip_core.evaluation.split_metrics import (
+    BatchMetrics,
+    Figures,
+    Interval95,
+    PairedDifference,
+    SplitMetrics,
+)
+from nip_core.rollouts.plan import may_choose
 
 _LOST_TO_TRAINING = AliasChoices("lost_to_training", "exploitability")
 """An earlier version had the other name for it."""
@@ -297,6 +305,15 @@ class AttackMetrics(Figures):
             return 0
         is_untrained = self.course is not None and self.course.worst_step == 0
         return 0 if is_untrained else self.by_step[-1].step
+
+
+AnyMetrics = SplitMetrics | AttackMetrics
+"""What is measured of a split."""
+
+
+def find_metrics_type(split: str) -> type[AnyMetrics]:
+    """Find the type of the document that has the figures of a split."""
+    return AttackMetrics if may_choose(split) else SplitMetrics
 
 
 class TrainedSteps(Figures):

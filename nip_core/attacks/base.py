@@ -186,6 +186,8 @@ class Attack:
     """Options of `nip attack`, and of a sweep's attack, that are for this way alone."""
     trains: ClassVar[bool] = False
     """Whether provers are trained; else a message is chosen in each of their turns."""
+    takes_script: ClassVar[bool] = False
+    """Whether it is made with a script of the settings."""
     samples: ClassVar[bool] = True
     """Whether the provers' models are asked; else a script writes all they say."""
 

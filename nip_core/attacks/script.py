@@ -17,6 +17,7 @@ class Script(Attack):
     Options = NoOptions
     own_settings: ClassVar[tuple[str, ...]] = ("script",)
     command_options: ClassVar[tuple[str, ...]] = ("script",)
+    takes_script = True
     samples = False
 
     @property

@@ -83,6 +83,11 @@ class Estimate:
     None where there are less than two tests or two questions."""
 
     @property
+    def apart_episodes(self) -> int:
+        """Count the trees, or episodes, that are played against a verifier under attack."""
+        return self.attack_episodes
+
+    @property
     def expected_tokens(self) -> int:
         """Add up all expected tokens, trained ones included."""
         played = self.expected_prompt_tokens + self.expected_completion_tokens

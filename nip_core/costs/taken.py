@@ -14,12 +14,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nip_core.attack_figures.metrics_document import AttackMetrics
+from nip_core.attack_figures.metrics_document import AnyMetrics
 from nip_core.costs.experience import Experience, Keys
 from nip_core.costs.loads import Load, Loads, count_passes
 from nip_core.costs.repeats import measure_repetition
 from nip_core.errors import StoreError
-from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.iterations import IterationRecord, Records
@@ -50,7 +49,7 @@ def read_experience(run: RunStore) -> Experience:
     last = records.shown.last
     for iteration in _some([*range(records.over()), last]):
         record = records.of(iteration)
-        if iteration == last and not (record.stored_metrics(TEST) or record.attack):
+        if iteration == last and not (record.stored_metrics(TEST) or record.figures(ATTACK)):
             continue  # begun at most, and its journals may be long
         for key, count, stage in _played(parameters, keys, record):
             spent.setdefault(key, []).append((count, stage))
@@ -98,9 +97,7 @@ def _played(
             yield key, count, spent
 
 
-def _count(
-    metrics: SplitMetrics | AttackMetrics | None, parameters: HyperParameters, split: str
-) -> float:
+def _count(metrics: AnyMetrics | None, parameters: HyperParameters, split: str) -> float:
     """Count the episodes of a split, or the roots of its trees."""
     if metrics is None:
         return 0

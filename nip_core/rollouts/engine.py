@@ -20,7 +20,7 @@ from nip_core.rollouts.chat_client import ChatClient
 from nip_core.rollouts.episode import Played, ShardContext, play_episode
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import AttackChoice, Episode, Generation, LabelRow, Timing
+from nip_core.rollouts.table_rows import Episode, Generation, LabelRow, MessageChoice, Timing
 
 _EPISODES_PER_CALL = 2  # in flight
 PlaySpec = Callable[[EpisodeSpec, ShardContext], Awaitable[Played]]
@@ -37,7 +37,7 @@ class PlayedShard:
     failed: list[str] = field(default_factory=list)
     """Keys of the specs that failed."""
     labels: list[LabelRow] = field(default_factory=list)
-    choices: list[AttackChoice] = field(default_factory=list)
+    choices: list[MessageChoice] = field(default_factory=list)
     """Of an attack."""
 
 

@@ -46,7 +46,7 @@ from nip_core.rollouts.labels import make_objection, take_solution
 from nip_core.rollouts.model_call import Call, Player, ask, read_again
 from nip_core.rollouts.plan import EpisodeSpec, OpponentKey
 from nip_core.rollouts.scripted_call import ask_script
-from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode, LabelRow
+from nip_core.rollouts.table_rows import CallRecord, Episode, LabelRow, MessageChoice
 from nip_core.scenarios import NO_LABEL, NoLabel
 
 Branch = Callable[[EpisodeSpec, int, Sequence[str]], Sequence[EpisodeSpec]]
@@ -91,7 +91,7 @@ class Played:
     """One for each leaf, in the order of their branch paths."""
     records: list[CallRecord]
     """One for each call that it took."""
-    choices: list[AttackChoice] = field(default_factory=list)
+    choices: list[MessageChoice] = field(default_factory=list)
     """Of an attack, see `message_choice`."""
 
 

@@ -55,7 +55,7 @@ from nip_core.rollouts.episode import (
 )
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.scripted_call import make_writing_player
-from nip_core.rollouts.table_rows import AttackChoice, CallRecord, Episode
+from nip_core.rollouts.table_rows import CallRecord, Episode, MessageChoice
 from nip_core.rollouts.trees import make_child
 
 _FAILED = -1.0  # a message that is none is worse than any that is one
@@ -397,9 +397,11 @@ def _copy_answer(answer: TurnAnswer, spec: EpisodeSpec, round_: int, agent: str)
     return replace(answer, records=records)
 
 
-def _make_choice(spec: EpisodeSpec, row: Episode, n: int, weighed: _WeighedMessage) -> AttackChoice:
+def _make_choice(
+    spec: EpisodeSpec, row: Episode, n: int, weighed: _WeighedMessage
+) -> MessageChoice:
     place = (spec.run, spec.split, spec.iteration, spec.problem.id, spec.sample)
-    return AttackChoice(
+    return MessageChoice(
         key=derive_key("choice", *place, n),
         problem=spec.problem.id,
         sample=spec.sample,

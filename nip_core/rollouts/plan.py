@@ -16,6 +16,8 @@ CANDIDATE = "candidate"
 ATTACK = "attack"
 """The split in which provers attack the verifier on test problems: by chosen messages, see
 `message_choice`; or, once trained, as they are."""
+EVERY_SPLIT = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
+"""All that an iteration may have, in the order in which they are shown."""
 
 
 OpponentKey = int | str
@@ -125,6 +127,16 @@ def name_played_problems(parameters: HyperParameters, split: str) -> str:
     if parameters.tests_apart:
         return {TEST: VALIDATION, ATTACK: TEST}.get(split, split)
     return split
+
+
+def may_choose(split: str) -> bool:
+    """Tell whether the split is one in which messages may be chosen."""
+    return split == ATTACK
+
+
+def is_final_test(parameters: HyperParameters, split: str, iteration: int) -> bool:
+    """Tell whether a split is the last test of provers that were trained, by the worst of them."""
+    return split == ATTACK and iteration > 0 and parameters.tests_apart
 
 
 def _choose_attacked(parameters: HyperParameters, ordered: list[Problem]) -> list[Problem]:

@@ -1,21 +1,25 @@
 """The user's files that an attack is made of: a class, a script, chats that provers imitate.
 
-digest_attack       of each its digest, for the run's identity
-name_attack_places  of each the words for whoever has changed it
-list_attack_files   of each its path, as the settings name it
+digest_files        of each its digest, for the run's identity
+name_changed_files  of each the words for whoever has changed it
+list_named_files   of each its path, as the settings name it
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from nip_core.attacks import find_attack_file
+from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import digest
-from nip_core.rollouts.scripted_call import find_attack_script
+from nip_core.parameters.checks import list_scripted
+from nip_core.rollouts.plan import ATTACK, TEST, plan_episodes
+from nip_core.rollouts.scripted_call import check_script, find_attack_script
+from nip_core.scenarios import Problem
 from nip_core.session.imitated import read_start_file
 
 
-def digest_attack(game: Game) -> dict[str, str]:
+def digest_files(game: Game) -> dict[str, str]:
     """Digest a class and chats as texts, and a script's file as it lies there."""
     digests, attack = {}, game.parameters.attack
     if (file := find_attack_file(attack.by)) is not None:
@@ -28,8 +32,8 @@ def digest_attack(game: Game) -> dict[str, str]:
     return digests
 
 
-def name_attack_places(game: Game) -> dict[str, str]:
-    """Name these files by the keys of `digest_attack`."""
+def name_changed_files(game: Game) -> dict[str, str]:
+    """Name these files by the keys of `digest_files`."""
     places, attack = {}, game.parameters.attack
     if (file := find_attack_file(attack.by)) is not None:
         places["attack"] = f"{file}, in which class {attack.by.rpartition(':')[2]} stands,"
@@ -41,7 +45,21 @@ def name_attack_places(game: Game) -> dict[str, str]:
     return places
 
 
-def list_attack_files(game: Game) -> Iterator[tuple[str, Path]]:
+def try_script(game: Game, problems: Mapping[str, list[Problem]]) -> None:
+    """Try the script of an attack on all that it is to play, before anything is paid for.
+
+    Raises SettingsError for one that is not there, and for whatever it raises or returns wrongly.
+    """
+    try:
+        script = find_attack_script(game)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    if script is not None:
+        specs = plan_episodes(game.parameters, problems[TEST], ATTACK, 0)
+        check_script(game, script, specs, list_scripted(game.parameters))
+
+
+def list_named_files(game: Game) -> Iterator[tuple[str, Path]]:
     """List these files, each with its path, or its module, as the settings have it."""
     attack = game.parameters.attack
     if (file := find_attack_file(attack.by)) is not None:

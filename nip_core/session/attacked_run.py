@@ -68,7 +68,7 @@ def name_attack(parameters: HyperParameters, estimate: Estimate | None) -> str:
     Of a run without an estimate it does not say in how many episodes.
     """
     attack = parameters.attack
-    plays = "" if estimate is None else f" in {amount(estimate.attack_episodes, 'episode')}"
+    plays = "" if estimate is None else f" in {amount(estimate.apart_episodes, 'episode')}"
     whom = f"the verifier of run {attack.run}, iteration {attack.iteration}"
     return f"attacks {whom}, by {attack.way.describe()}{plays}; the attack trains nobody"
 

@@ -27,7 +27,7 @@ from nip_core.parameters.derived.hosting import is_deterministic, uses_own_serve
 from nip_core.protocols import find_protocol
 from nip_core.scenarios import Problem, find_scenario
 from nip_core.servers.endpoints import Endpoints
-from nip_core.session.attack_files import digest_attack, name_attack_places
+from nip_core.session.attack_files import digest_files, name_changed_files
 from nip_core.session.opponent_runs import digest_opponents
 from nip_core.session.origin import Origin
 from nip_lm_server.client import ReadError, read_text
@@ -66,7 +66,7 @@ def digest_contents(
         kind = find_scenario(parameters.scenario)
         source = Path(inspect.getfile(kind)).read_text(encoding="utf-8", errors="replace")
         contents["scenario"] = digest(source)
-    contents |= digest_attack(game)
+    contents |= digest_files(game)
     if of_opponents := digest_opponents(game):
         contents["opponents"] = of_opponents
     for agent in parameters.model_agents.values():
@@ -95,7 +95,7 @@ def name_places(game: Game) -> dict[str, str]:
         places["protocol"] = _place_of(find_protocol(parameters.interaction_protocol))
     if ":" in parameters.scenario:
         places["scenario"] = _place_of(find_scenario(parameters.scenario))
-    places |= name_attack_places(game)
+    places |= name_changed_files(game)
     if parameters.lm_server.replies is not None:
         places["replies"] = str(parameters.lm_server.replies)
     return places

@@ -51,11 +51,11 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
         problems["train"] = shuffle_labels(problems["train"], parameters.seed)
     # Tests may be held on the validation split while a method is being developed.
     problems["test"] = problems[parameters.test_dataset_split]
-    _check_attacked_problems(parameters, problems, scenario.split_by)
+    _check_wrong_problems(parameters, problems, scenario.split_by)
     return problems
 
 
-def _check_attacked_problems(
+def _check_wrong_problems(
     parameters: HyperParameters,
     problems: Mapping[str, Sequence[Problem]],
     split_by: Sequence[str],

@@ -22,7 +22,7 @@ from nip_core.hashing import digest
 from nip_core.models import BUNDLED, KNOWN
 from nip_core.protocols import find_protocol
 from nip_core.scenarios import find_scenario
-from nip_core.session.attack_files import list_attack_files
+from nip_core.session.attack_files import list_named_files
 from nip_core.session.contents import digest_directory
 
 _NIP = Path(__file__).parents[1].resolve()
@@ -36,7 +36,7 @@ def find_user_files(game: Game) -> dict[str, Path]:
     """
     found = [
         *_list_code(game),
-        *list_attack_files(game),
+        *list_named_files(game),
         *_list_templates(game),
         *_list_data(game),
         *_list_models(game),

@@ -59,7 +59,7 @@ def summarise_run(
     """
     records = (records or Records(run)).look_again()
     shown = records.shown
-    attack = records.of(shown.last).attack if shown.attacks else None
+    attack = records.of(shown.last).attack if shown.measured_last else None
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
     parameters = shown.record.parameters

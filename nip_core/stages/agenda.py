@@ -48,9 +48,9 @@ def list_stages(parameters: HyperParameters, estimate: Estimate) -> tuple[Stage,
             stages.append(Stage(i, "gate", estimate.gate_episodes // last))
         stages.append(Stage(i, "swap"))
     if parameters.choice is not None:
-        stages.append(Stage(last, "attack", estimate.attack_episodes))
+        stages.append(Stage(last, "attack", estimate.apart_episodes))
     elif parameters.tests_apart:
-        half = estimate.attack_episodes // 2
+        half = estimate.apart_episodes // 2
         stages.insert(1, Stage(0, "attack", half))  # after the first test
         stages.append(Stage(last, "attack", half))
     return tuple(stages)

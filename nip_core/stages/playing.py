@@ -36,7 +36,6 @@ from nip_core.rollouts.league import draw_opponents
 from nip_core.rollouts.message_choice import judges_by_tokens, make_choice_play
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
-    ATTACK,
     CANDIDATE,
     TRAIN,
     VALIDATION,
@@ -45,6 +44,7 @@ from nip_core.rollouts.plan import (
     SplitPlan,
     cut_into_shards,
     find_played_problems,
+    may_choose,
     name_played_problems,
     plan_episodes,
     replay_episodes,
@@ -224,7 +224,7 @@ class SplitPlay:
         return make_choice_play(self.session.parameters) if self._chooses() else play_episode
 
     def _chooses(self) -> bool:
-        return self.split == ATTACK and self.session.parameters.choice is not None
+        return may_choose(self.split) and self.session.parameters.choice is not None
 
     def _players(self) -> dict[str, Player]:
         """Every agent with the model of its group."""

@@ -16,7 +16,7 @@ from nip_core.jobs.job import JobRecord
 from nip_core.records.attack_course import course_path, read_course
 from nip_core.records.models import name_opponents
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, may_choose
 from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
 from nip_core.run_store.manifest import MANIFEST, MANIFEST_NAME, Manifest, measure_file
 from nip_core.upkeep.file_checks import Check, as_local
@@ -43,7 +43,7 @@ class IterationCheck:
         self.course = self._read_course()
         for split in {*check.names(f"{self.directory}/rollouts"), *self._measured()}:
             self._split(split)
-        self._attack()
+        self._tests_of_course()
         for group in {*check.names(f"{self.directory}/datasets"), *self.jobs}:
             self._dataset(group)
         self._swap()
@@ -157,7 +157,7 @@ class IterationCheck:
     def _players(self, split: str) -> str | None:
         """Digest the names of the models of a split; None where they are not known."""
         before = self._before
-        if split == ATTACK and self._before is not None and self.course is not None:
+        if may_choose(split) and self._before is not None and self.course is not None:
             # The provers that were the worst play the last test of an attack by training.
             before = self.run.models(self.course.worst_step - 1) if self.course.worst_step else None
         if before is None or before in self.check_.problems:
@@ -215,7 +215,7 @@ class IterationCheck:
         if "problems_left_out" in metrics:
             check.document(f"{self.run.root}/left_out.json", demanded_by=path)
 
-    def _attack(self) -> None:
+    def _tests_of_course(self) -> None:
         """Compare the figures of an attack by training with its tests."""
         check, path = self.check_, self.run.metrics(self.number, ATTACK)
         metrics = check.document(path)

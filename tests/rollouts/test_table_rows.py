@@ -11,11 +11,11 @@ from nip_core.errors import CorruptionError
 from nip_core.rollouts.chat_client import ChatAnswer
 from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.table_rows import (
-    AttackChoice,
     CallRecord,
     Episode,
     Generation,
     LabelRow,
+    MessageChoice,
     Timing,
     read_rows,
     recorded_calls,
@@ -24,7 +24,7 @@ from nip_core.rollouts.table_rows import (
     stored_row,
 )
 
-KINDS = {Episode: EPISODES, Generation: GENERATIONS, Timing: TIMINGS, AttackChoice: CHOICES}
+KINDS = {Episode: EPISODES, Generation: GENERATIONS, Timing: TIMINGS, MessageChoice: CHOICES}
 
 
 @pytest.fixture(scope="module")

@@ -115,7 +115,8 @@ class HardeningSettings:
         trains = any(attack.kind.trains for attack in self.attacks)
         for option in ("steps", "every", "until"):
             if getattr(self, option) is not None and not trains:
-                raise SettingsError(f"--{option} is for attacks by training alone; leave it out")
+                training = ", ".join(kind.name for kind in ATTACKS if kind.trains)
+                raise SettingsError(f"--{option} is for --attack {training} alone; leave it out")
 
 
 def _refuse_settings(option: str, overrides: Sequence[str], refused: Sequence[str]) -> None:
@@ -189,13 +190,13 @@ def parse_attack(text: str) -> AttackAsked:
 
     Raises SettingsError for one without provers that a verifier can be trained against.
     """
+    by, _, script = text.partition(":")
     for kind in ATTACKS:
-        by, _, script = text.partition(":")
-        if by == kind.name and "script" in kind.own_settings:
+        if by == kind.name and (kind.takes_script or (kind.trains and not script)):
             return AttackAsked(by, script or None)
-    if text in {kind.name for kind in ATTACKS} or ":" in text:
+    if script and by not in {kind.name for kind in ATTACKS}:
         asked = AttackAsked(text)
-        if asked.kind.trains or "script" in asked.kind.own_settings:
+        if asked.kind.trains or asked.kind.takes_script:
             return asked
     raise SettingsError(
         f"--attack {text!r}: use sneaky, script (the scenario's first), script:NAME or "
@@ -361,7 +362,7 @@ class _Hardened:
     ) -> Iterator[PlannedStep]:
         settings, names = self._settings, set[str]()
         for asked in settings.attacks:
-            is_scripted, trains = "script" in asked.kind.own_settings, asked.kind.trains
+            is_scripted, trains = asked.kind.takes_script, asked.kind.trains
             script = asked.script or (self._first_script() if is_scripted else None)
             name = self._name(number, name_way(asked.by, script or ""))
             if name in names:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nip_core.attacks import Attack, find_attack, list_options_of_others
 from nip_core.attacks.base import CHATS
@@ -63,13 +63,20 @@ class AttackEntry(BaseModel):
     leave_out: list[dict[str, Value]] = Field(default_factory=list)
     """Runs that are not attacked: values of some of the axes each."""
 
+    @field_validator("by")
+    @classmethod
+    def _check_by(cls, value: str) -> str:
+        if ":" not in value:  # one that stands beside the sweep's file is found from there
+            find_attack(value)
+        return value
+
     @model_validator(mode="after")
     def _check_way(self) -> "AttackEntry":
         if ":" in self.by:  # it may stand beside the sweep's file
             return self
         kind = find_attack(self.by)
         self.check_options(kind)
-        if "script" in kind.own_settings and self.script is None:
+        if kind.takes_script and self.script is None:
             raise ValueError("script is missing; name the one that writes the provers' messages")
         return self
 
