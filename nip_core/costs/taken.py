@@ -22,8 +22,8 @@ from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.iterations import IterationRecord, Records
-from nip_core.records.spending import Spent
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.records.spending import STAGE_BY_SPLIT, Spent
+from nip_core.rollouts.plan import TEST, TRAIN, may_choose
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store, is_missing, open_store
 
@@ -33,7 +33,7 @@ _UNREADABLE = (StoreError, KeyError, TypeError, AttributeError, ValueError)
 """What a run of another version, or one that is damaged, may make of its reading."""
 _LOOKED_AT = 50  # runs, the newest: an estimate of a large store must not take minutes
 _ITERATIONS = 6  # of each: as many of the first and of the last
-_STAGES = {"test": TEST, "play": TRAIN, "gate, old": VALIDATION, "gate, new": CANDIDATE}
+_SPLIT_BY_STAGE = {stage: split for split, stage in STAGE_BY_SPLIT.items()}
 
 
 def read_experience(run: RunStore) -> Experience:
@@ -49,7 +49,8 @@ def read_experience(run: RunStore) -> Experience:
     last = records.shown.last
     for iteration in _some([*range(records.over()), last]):
         record = records.of(iteration)
-        if iteration == last and not (record.stored_metrics(TEST) or record.figures(ATTACK)):
+        ends = (record.stored_figures(split) for split in (TEST, *records.shown.measured_last))
+        if iteration == last and not any(ends):
             continue  # begun at most, and its journals may be long
         for key, count, stage in _played(parameters, keys, record):
             spent.setdefault(key, []).append((count, stage))
@@ -84,12 +85,12 @@ def _played(
 ) -> Iterator[tuple[str, float, Spent]]:
     """Give of each played stage its key, its episodes or trees, and its spending."""
     for stage, spent in record.spent.items():
-        split = ATTACK if stage == "attack" else _STAGES.get(stage)
+        split = _SPLIT_BY_STAGE.get(stage)
         if split is None:
             continue
         count = _count(record.stored_figures(split), parameters, split)
         key = keys.game
-        if split == ATTACK:
+        if may_choose(split):
             key = keys.choices
         elif split == TRAIN and parameters.method(record.iteration) == "dpo":
             key = keys.trees
@@ -102,7 +103,7 @@ def _count(metrics: AnyMetrics | None, parameters: HyperParameters, split: str) 
     if metrics is None:
         return 0
     problems = float(metrics.distinct_problems or 0)
-    if split == ATTACK:
+    if may_choose(split):
         return problems * parameters.rl.num_test_iterations
     if split == TRAIN and parameters.trainer == "pure_text_malt":
         return float(parameters.rollouts_per_iteration or problems)
