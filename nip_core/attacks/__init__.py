@@ -21,8 +21,8 @@ from nip_core.attacks.base import (
     AttackOptions,
     AttackSettings,
     AttackTurn,
-    Message,
     NoOptions,
+    PlayableMessage,
 )
 from nip_core.attacks.best_of_n import BestOfN
 from nip_core.attacks.script import Script
@@ -36,8 +36,8 @@ __all__ = [
     "Attack",
     "AttackOptions",
     "AttackTurn",
-    "Message",
     "NoOptions",
+    "PlayableMessage",
     "find_attack",
     "find_attack_file",
     "list_options_of_others",

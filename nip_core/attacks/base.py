@@ -3,7 +3,7 @@
 Attack          a way of attacking; everything that asks for one asks it
 AttackOptions   the settings that a class of one's own has, the block `attack.options`
 AttackTurn      a turn of the attacking provers, as `choose` is given it
-Message         a message that may be played
+PlayableMessage a message that may be played
 AttackPlan      the settings of the run that an attack is
 AttackLoad      how often an attack plays an episode, at most, for its estimate
 
@@ -90,7 +90,7 @@ class AttackingRun(GameSettings, Protocol):
 
 
 @dataclass(frozen=True)
-class Message:
+class PlayableMessage:
     """A message that may be played: by each prover that moves, where several move at once."""
 
     number: int
@@ -138,13 +138,13 @@ class AttackTurn(Protocol):
     def seed(self) -> int:
         """A seed for an attack that draws."""
 
-    async def ask(self, n: int | None = None) -> Sequence[Message]:
+    async def ask(self, n: int | None = None) -> Sequence[PlayableMessage]:
         """Ask the provers' models for `n` messages; None: for as many as there may be."""
 
-    async def write(self, text: str) -> Message:
+    async def write(self, text: str) -> PlayableMessage:
         """Make a message of a text, which each prover that moves says; no model is asked."""
 
-    async def estimate(self, messages: Sequence[Message]) -> Sequence[float]:
+    async def estimate(self, messages: Sequence[PlayableMessage]) -> Sequence[float]:
         """Estimate how likely each message makes the verifier to accept, by playing on after it.
 
         -1 for a message after which the game does not go on.
@@ -225,7 +225,7 @@ class Attack:
     def check_run(self, run: AttackingRun) -> None:
         """Raise ValueError for settings of the run with which this attack can't be made."""
 
-    async def choose(self, turn: AttackTurn) -> Message | Mapping[int, Message]:
+    async def choose(self, turn: AttackTurn) -> PlayableMessage | Mapping[int, PlayableMessage]:
         """Choose the message that is played in a turn; or one for each of `turn.counts`."""
         raise NotImplementedError(f"{type(self).__name__} has no method choose")
 

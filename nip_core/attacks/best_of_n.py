@@ -6,7 +6,7 @@ BestOfN   for several n at once, which share their messages
 from collections.abc import Mapping
 from typing import ClassVar
 
-from nip_core.attacks.base import Attack, AttackTurn, Message, NoOptions
+from nip_core.attacks.base import Attack, AttackTurn, NoOptions, PlayableMessage
 
 
 class BestOfN(Attack):
@@ -30,17 +30,17 @@ class BestOfN(Attack):
         """Those of the settings."""
         return self.settings.continuations
 
-    async def choose(self, turn: AttackTurn) -> Mapping[int, Message]:
+    async def choose(self, turn: AttackTurn) -> Mapping[int, PlayableMessage]:
         """Choose the best of the first n messages, for each n."""
         messages = await turn.ask(max(turn.counts))
-        firsts: dict[object, Message] = {}
+        firsts: dict[object, PlayableMessage] = {}
         same = [firsts.setdefault(message.words, message) for message in messages]
         # Where all messages say the same there is no choice, and nothing to pay for.
         different = [*firsts.values()] if len(firsts) > 1 else []
         likely = await turn.estimate(different) if different else ()
         worth = {m.number: p for m, p in zip(different, likely, strict=True)}
 
-        def order(message: Message) -> tuple[float, int]:
+        def order(message: PlayableMessage) -> tuple[float, int]:
             return worth.get(message.number, 0.0), -message.number
 
         return {n: max(same[:n], key=order) for n in turn.counts}

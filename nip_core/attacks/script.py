@@ -5,7 +5,7 @@ Script   with a function of the scenario, or of the user's
 
 from typing import ClassVar
 
-from nip_core.attacks.base import Attack, AttackingRun, AttackTurn, Message, NoOptions
+from nip_core.attacks.base import Attack, AttackingRun, AttackTurn, NoOptions, PlayableMessage
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.scripts import check_script_named
 
@@ -47,7 +47,7 @@ class Script(Attack):
         """Refuse a name that no script of the scenario has."""
         check_script_named(make_scenario(run), self.settings.script)
 
-    async def choose(self, turn: AttackTurn) -> Message:
+    async def choose(self, turn: AttackTurn) -> PlayableMessage:
         """Play what is written; the players of the attackers are scripted."""
         [message] = await turn.ask(1)
         return message

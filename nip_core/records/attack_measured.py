@@ -204,10 +204,10 @@ def _count_updates(run: RunStore, iteration: int) -> int:
 def measure_sampled_reach(parameters: HyperParameters, messages: int, steps: int) -> Reach:
     """Say what the messages of so many steps, by which provers were trained, may have missed."""
     size = group_size(parameters, TRAIN)
-    return measure_training_reach(messages, steps, size * count_turns(parameters), size)
+    return measure_training_reach(messages, steps, size * count_prover_turns(parameters), size)
 
 
-def count_turns(parameters: HyperParameters) -> int:
+def count_prover_turns(parameters: HyperParameters) -> int:
     """Count the attackers' turns in an episode."""
     protocol, attackers = make_protocol(parameters), find_attackers(parameters)
     rounds = range(protocol.max_message_rounds)

@@ -35,7 +35,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nip_core.attacks import Attack, Message, find_attack_file
+from nip_core.attacks import Attack, PlayableMessage, find_attack_file
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import NipError, StageError
 from nip_core.game.render import make_situation
@@ -151,7 +151,9 @@ class ChoicePlay:
                 f"{turn.place} raised {type(error).__name__}: {text:.500}{find_line(error, file)}; "
                 "mend it, and start anew under another name, as a changed attack is another one"
             ) from error
-        by_count = {n: chosen for n in turn.counts} if isinstance(chosen, Message) else chosen
+        by_count = (
+            {n: chosen for n in turn.counts} if isinstance(chosen, PlayableMessage) else chosen
+        )
         wrong = not isinstance(by_count, Mapping) or {*by_count} != {*turn.counts}
         if wrong or any(turn.has_not(message) for message in by_count.values()):
             raise StageError(
@@ -250,7 +252,7 @@ class PlayedTurn:
 
     def has_not(self, message: object) -> bool:
         """Tell whether something is no message of this turn."""
-        return not isinstance(message, Message) or message.number not in self.states
+        return not isinstance(message, PlayableMessage) or message.number not in self.states
 
     def weigh(self, number: int, n: int) -> _WeighedMessage:
         """Say how good a chosen message is, and of how many of the first `n` it was chosen."""
@@ -259,7 +261,7 @@ class PlayedTurn:
         words = {self._read(i).words for i in self.states if i < n or i >= self.counts[-1]}
         return _WeighedMessage(likely, len(words))
 
-    async def ask(self, n: int | None = None) -> Sequence[Message]:
+    async def ask(self, n: int | None = None) -> Sequence[PlayableMessage]:
         """Ask for messages once for all numbers; give the first `n`."""
         most = max(self.counts)
         n = most if n is None else n
@@ -292,7 +294,7 @@ class PlayedTurn:
         heard = self._bystanders.items()
         return {a: _copy_answer(answer, spec, state.round, a) for a, answer in heard}
 
-    async def write(self, text: str) -> Message:
+    async def write(self, text: str) -> PlayableMessage:
         """Play a text in the place of what the provers' models would say."""
         async with self._lock:
             number, self._written = self._written, self._written + 1
@@ -306,7 +308,7 @@ class PlayedTurn:
         self.states[number] = replace(after, context=context)
         return self._read(number)
 
-    async def estimate(self, messages: Sequence[Message]) -> Sequence[float]:
+    async def estimate(self, messages: Sequence[PlayableMessage]) -> Sequence[float]:
         """Estimate messages side by side; each once."""
         if not self._play.attack.continuations:
             raise StageError(
@@ -318,11 +320,11 @@ class PlayedTurn:
         self.estimates |= dict(zip(new, weighed, strict=True))
         return [self.estimates[message.number].p_accept for message in messages]
 
-    def _read(self, number: int) -> Message:
+    def _read(self, number: int) -> PlayableMessage:
         state = self.states[number]
         turns = [turn for turn in state.turns if turn.round == state.round - 1]
         texts = {turn.agent: turn.text for turn in turns if turn.agent in self.agents}
-        return Message(number, texts, goes_on=state.outcome is None)
+        return PlayableMessage(number, texts, goes_on=state.outcome is None)
 
 
 async def _keep_state(state: EpisodeState) -> EpisodeState:

@@ -13,7 +13,7 @@ from nip_core.attacks.course import LEAST_STEPS
 from nip_core.costs.estimate import Estimate
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.parameters import HyperParameters
-from nip_core.records.attack_measured import count_turns, is_told, measure_sampled_reach
+from nip_core.records.attack_measured import count_prover_turns, is_told, measure_sampled_reach
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, plan_episodes
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
@@ -28,7 +28,7 @@ def plan_reach(parameters: HyperParameters) -> Reach | None:
     attack = parameters.attack
     if attack.run is None or not attack.way.samples:
         return None
-    turns, problems = count_turns(parameters), load_all_problems(parameters)
+    turns, problems = count_prover_turns(parameters), load_all_problems(parameters)
     if attack.way.trains:
         episodes = parameters.rollouts_per_iteration or len(problems[TRAIN])
         steps = parameters.rl.num_iterations - parameters.imitates(0)
