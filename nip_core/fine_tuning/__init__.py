@@ -76,9 +76,9 @@ __all__ = [  # without ARTTrainerAdapter, so that * can be imported where there 
 ]
 
 _ELSEWHERE = {
-    "ARTBackendConfig": "art_adapter_config",
+    "ARTBackendConfig": "nip_core.fine_tuning.art.art_adapter_config",
     "ARTTrainerAdapter": "art_adapter",
-    "ARTTrainerAdapterConfig": "art_adapter_config",
+    "ARTTrainerAdapterConfig": "nip_core.fine_tuning.art.art_adapter_config",
     "LiveSubmission": "nip_core.fine_tuning.submissions",
     "OpenAITrainerAdapter": "openai_adapter",
     "OpenAITrainerAdapterConfig": "openai_adapter_config",
