@@ -203,7 +203,7 @@ class Attack:
 
     @property
     def continuations(self) -> int:
-        """How often the game is played on to estimate a message."""
+        """The number of games that are played on to estimate a message."""
         return int(getattr(self.options, "continuations", 0))
 
     @property
@@ -213,7 +213,7 @@ class Attack:
 
     @property
     def has_own_provers(self) -> bool:
-        """Whether there are provers that a verifier can be trained against: trained, or a script's.
+        """Tell whether a verifier can be trained against its provers: trained ones, or a script's.
 
         A choice among what the attacked run's provers say has none of its own.
         """

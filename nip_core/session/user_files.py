@@ -43,7 +43,7 @@ def find_user_files(game: Game) -> dict[str, Path]:
     ]
     return {
         name: path
-        for name, path in found
+        for name, path in listed
         if (path.is_file() or path.is_dir()) and not path.resolve().is_relative_to(_NIP)
     }
 
