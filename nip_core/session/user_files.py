@@ -34,13 +34,8 @@ def find_user_files(game: Game) -> dict[str, Path]:
     A name is the path as the settings have it, or the module; what a scenario or a protocol brings
     is named by where it lies beside that. So it is the same on every machine.
     """
-    found = [
-        *_list_code(game),
-        *list_named_files(game),
-        *_list_templates(game),
-        *_list_data(game),
-        *_list_models(game),
-    ]
+    listed = [*_list_code(game), *list_named_files(game), *_list_templates(game)]
+    listed += [*_list_data(game), *_list_models(game)]
     return {
         name: path
         for name, path in listed
