@@ -74,8 +74,8 @@ def measure(way: str, vocabulary: int, tokens: int, batch: int) -> dict[str, Any
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from nip_lm_server.training.head import add_scoring
-    from nip_lm_server.training.policy_gradient import clipped_loss, token_logprobs
+    from nip_lm_server.training.methods.head import add_scoring
+    from nip_lm_server.training.methods.policy_gradient import clipped_loss, token_logprobs
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

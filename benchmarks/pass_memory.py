@@ -54,8 +54,8 @@ def measure(model: str, method: str, tokens: int, words: int, place: Path) -> di
     """One step in this process."""
     import importlib
 
-    from nip_lm_server.training import loading, memory
     from nip_lm_server.training.job import Events, read_job
+    from nip_lm_server.training.model import loading, memory
 
     rows = 2 if method == "dpo" else 1
     examples = max(2, round(tokens / (1.4 * words * rows)))
@@ -73,7 +73,7 @@ def measure(model: str, method: str, tokens: int, words: int, place: Path) -> di
     }
     (place / "job.json").write_text(json.dumps(job))
     told = read_job(place)
-    made = importlib.import_module(f"nip_lm_server.training.{METHODS[method]}")
+    made = importlib.import_module(f"nip_lm_server.training.methods.{METHODS[method]}")
     trainer = made.prepare(told, loading.load_text(told), Events(place / "events")).trainer
     per_token = memory.measure_kept_bytes(trainer.model, memory._autocast(told, "cpu"))
     state = memory.training_bytes(told, trainer.model)

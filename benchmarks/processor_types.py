@@ -8,7 +8,7 @@ training's forward and backward pass over all weights. Rounds go through all of 
 another order, so that what else the machine does meets all alike. Seconds are of the clock on the
 wall and of the processor: the latter, with one thread, compare types on a machine that is not
 quiet. Also the share of the time in which our threads were ready without a processor, by which
-`nip_lm_server.processors` decides.
+`nip_lm_server.machine.processors` decides.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any
 from measured_commit import describe_commit
 
 from nip_core.models import resolve_model
-from nip_lm_server.processors import count_processors, read_waiting
+from nip_lm_server.machine.processors import count_processors, read_waiting
 
 DTYPES = ("float32", "bfloat16")
 STEPS = 4

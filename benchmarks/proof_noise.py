@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 from measured_commit import describe_commit
 
-from nip_lm_server.engines.probes import (
+from nip_lm_server.engines.vllm.adapter_proof import PLACES, RIVALS, SCORINGS
+from nip_lm_server.lora.probes import (
     CLEARLY,
     LIMITS,
     OVER_NOISE,
@@ -37,7 +38,6 @@ from nip_lm_server.engines.probes import (
     Scores,
     judge_probe,
 )
-from nip_lm_server.engines.vllm.adapter_proof import PLACES, RIVALS, SCORINGS
 
 Array = np.ndarray[Any, Any]
 

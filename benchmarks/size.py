@@ -38,8 +38,8 @@ from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.tables import build_tables
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.datasets import load_problems
+from nip_lm_server.api.app import close_server, make_app, open_server
 from nip_lm_server.api.connections import make_runner
-from nip_lm_server.app import close_server, make_app, open_server
 from nip_lm_server.auth import KeyRing
 from nip_lm_server.spec import ServerSpec
 

@@ -2,6 +2,8 @@
 
 launching    ServerSpec, EngineSpec; start_or_attach, is_running, stop, stop_state_dir;
              serve_command
+engines      ENGINES, Capabilities, check_engine_name, find_capabilities of any, one's own too;
+             import_object, find_file, find_line: what a setting names in a Python file
 models, devices   base_served_name, has_cuda, driver_version, OLDEST_DRIVERS, compile_caches
 version      SERVER_VERSION, compatible
 the wire     NipSettings, METHOD_HYPERPARAMETERS; ACTIVE_STATUSES, ENDED_STATUSES of a
@@ -34,9 +36,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nip_lm_server import formats
-    from nip_lm_server.allowed_memory import allowed_bytes, describe_memory
     from nip_lm_server.auth import is_secret_name
-    from nip_lm_server.devices import OLDEST_DRIVERS, compile_caches, driver_version, has_cuda
+    from nip_lm_server.engines.own_engines import find_capabilities
     from nip_lm_server.engines.vllm.options import (
         DEFAULT_LORA_RANK,
         LARGEST_LORA_RANK,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from nip_lm_server.formats.gguf_tokenizer import GgufError
     from nip_lm_server.formats.token_counts import count_tokens
     from nip_lm_server.formats.untrusted import parse_yaml, read_text
+    from nip_lm_server.importing import find_file, find_line, import_object
     from nip_lm_server.launch import (
         OwnerError,
         ServerHandle,
@@ -65,7 +67,14 @@ if TYPE_CHECKING:
         stop,
         stop_state_dir,
     )
-    from nip_lm_server.processes import (
+    from nip_lm_server.machine.allowed_memory import allowed_bytes, describe_memory
+    from nip_lm_server.machine.devices import (
+        OLDEST_DRIVERS,
+        compile_caches,
+        driver_version,
+        has_cuda,
+    )
+    from nip_lm_server.machine.processes import (
         die_with_parent_process,
         process_identity,
         read_tail,
@@ -75,12 +84,19 @@ if TYPE_CHECKING:
     from nip_lm_server.proving.stranger import InputError, NoAnswerError
     from nip_lm_server.proving.verdict import Verdict, exit_status
     from nip_lm_server.serving.lay_out_adapter import LaidOut, lay_out_adapter
-    from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
+    from nip_lm_server.spec import (
+        ENGINES,
+        Capabilities,
+        EngineSpec,
+        ServerSpec,
+        base_served_name,
+        check_engine_name,
+    )
+    from nip_lm_server.state.at_rest.examine import Examined, examine, stored_ids
+    from nip_lm_server.state.at_rest.garbage import State, StateInUseError, read_state, remove
+    from nip_lm_server.state.at_rest.import_models import find_model, import_models
     from nip_lm_server.state.directory import DATABASE, FILES, KEY_FILE, MODELS, StateError
     from nip_lm_server.state.disk import MANIFEST, MIN_FREE_BYTES, is_full, publish, want_of_space
-    from nip_lm_server.state.examine import Examined, examine, stored_ids
-    from nip_lm_server.state.garbage import State, StateInUseError, read_state, remove
-    from nip_lm_server.state.import_models import find_model, import_models
     from nip_lm_server.state.manifest import CHECKSUM, checksum_of, content_digest
     from nip_lm_server.state.models import AdapterError
     from nip_lm_server.version import SERVER_VERSION, compatible
@@ -98,6 +114,7 @@ __all__ = [
     "DATABASE",
     "DEFAULT_LORA_RANK",
     "ENDED_STATUSES",
+    "ENGINES",
     "FILES",
     "JOIN_HEADER",
     "KEY_FILE",
@@ -111,6 +128,7 @@ __all__ = [
     "SERVER_VERSION",
     "AdapterError",
     "AdvantageMode",
+    "Capabilities",
     "ConvertedModel",
     "Deviation",
     "EngineSpec",
@@ -135,6 +153,7 @@ __all__ = [
     "VllmMissingError",
     "allowed_bytes",
     "base_served_name",
+    "check_engine_name",
     "checksum_of",
     "compatible",
     "compile_caches",
@@ -148,12 +167,16 @@ __all__ = [
     "driver_version",
     "examine",
     "exit_status",
+    "find_capabilities",
+    "find_file",
+    "find_line",
     "find_model",
     "find_vllm",
     "formats",
     "group_advantages",
     "has_cuda",
     "import_models",
+    "import_object",
     "is_full",
     "is_running",
     "is_secret_name",
@@ -182,9 +205,9 @@ __all__ = [
 ]
 
 _WHERE: dict[str, tuple[str, ...]] = {
-    "nip_lm_server.allowed_memory": ("allowed_bytes", "describe_memory"),
+    "nip_lm_server.machine.allowed_memory": ("allowed_bytes", "describe_memory"),
     "nip_lm_server.auth": ("is_secret_name",),
-    "nip_lm_server.devices": (
+    "nip_lm_server.machine.devices": (
         "OLDEST_DRIVERS",
         "compile_caches",
         "driver_version",
@@ -219,6 +242,8 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "parse_yaml",
         "read_text",
     ),
+    "nip_lm_server.engines.own_engines": ("find_capabilities",),
+    "nip_lm_server.importing": ("find_file", "find_line", "import_object"),
     "nip_lm_server.launch": (
         "OwnerError",
         "ServerHandle",
@@ -227,7 +252,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "stop",
         "stop_state_dir",
     ),
-    "nip_lm_server.processes": (
+    "nip_lm_server.machine.processes": (
         "die_with_parent_process",
         "process_identity",
         "read_tail",
@@ -241,9 +266,12 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "lay_out_adapter",
     ),
     "nip_lm_server.spec": (
+        "ENGINES",
+        "Capabilities",
         "EngineSpec",
         "ServerSpec",
         "base_served_name",
+        "check_engine_name",
     ),
     "nip_lm_server.state.directory": (
         "DATABASE",
@@ -259,18 +287,18 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "publish",
         "want_of_space",
     ),
-    "nip_lm_server.state.examine": (
+    "nip_lm_server.state.at_rest.examine": (
         "Examined",
         "examine",
         "stored_ids",
     ),
-    "nip_lm_server.state.garbage": (
+    "nip_lm_server.state.at_rest.garbage": (
         "State",
         "StateInUseError",
         "read_state",
         "remove",
     ),
-    "nip_lm_server.state.import_models": (
+    "nip_lm_server.state.at_rest.import_models": (
         "find_model",
         "import_models",
     ),
@@ -374,7 +402,7 @@ def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     from nip_lm_server.state.models import AdapterError
 
     try:
-        from nip_lm_server.engines.embedded.public_probe import compute_public_probe
+        from nip_lm_server.lora.public_probe import compute_public_probe
 
         return compute_public_probe(base_model, adapter)
     except ModuleNotFoundError as error:

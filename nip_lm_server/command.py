@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from nip_lm_server.spec import EngineSpec, ServerSpec, Start
+from nip_lm_server.spec import ENGINES, EngineSpec, ServerSpec, Start, check_engine_name
 from nip_lm_server.terminal import say
 
 _Spec = TypeVar("_Spec", bound=EngineSpec)
@@ -28,12 +28,22 @@ def _refuse(why: str) -> Callable[[str | None], None]:
     return refuse
 
 
+def _check_engine(engine: str | None) -> str | None:
+    try:
+        return engine and check_engine_name(engine)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def serve(
     context: typer.Context,
     state: Annotated[Path, typer.Option(help="Directory for everything the server keeps.")],
     engine: Annotated[
-        Literal["deterministic", "embedded", "vllm"] | None,
-        typer.Option(help="What generates and trains."),
+        str | None,
+        typer.Option(
+            callback=_check_engine,
+            help=f"What generates and trains: {', '.join(ENGINES)}, or path/to/file.py:Class.",
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help='Path or name of the model, or "tiny".')] = None,
     served_model_name: Annotated[
@@ -60,7 +70,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="JSON",
-            help='Another engine, for example \'{"engine": "embedded", "model": "PATH"}\'.',
+            help='Another engine, for example \'{"engine": "vllm", "model": "PATH"}\'.',
         ),
     ] = None,
     training_device: Annotated[

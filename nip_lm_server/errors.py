@@ -1,5 +1,6 @@
 """Answers to what can't be done: OpenAI's error object with a status.
 
+EngineError              an engine, or what it was given, can't do what was asked
 ApiError                 raised anywhere below a route, it becomes the response
 error_body               the shape of that response
 Places                   directories of this machine, of which no answer tells
@@ -17,6 +18,10 @@ from typing import Any
 MAX_MESSAGE_CHARACTERS = 4000
 MAX_PARAM_CHARACTERS = 500
 MAX_NAMES = 8
+
+
+class EngineError(Exception):
+    """The engine can't do what was asked; the message says what and why."""
 
 
 class ApiError(Exception):

@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from nip_lm_server.auth import make_key_file, without_secrets
-from nip_lm_server.processes import end_process, read_tail, working_environment
+from nip_lm_server.machine.processes import end_process, read_tail, working_environment
 from nip_lm_server.spec import ServerSpec, Start
 from nip_lm_server.state.directory import (
     KEY_FILE,

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from nip_lm_server.auth import without_secrets
-from nip_lm_server.devices import compile_caches, has_cuda, only_on, training_memory
 from nip_lm_server.engines.base import Engine
+from nip_lm_server.engines.own_engines import check_arguments, find_capabilities, load_engine
 from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine
 from nip_lm_server.engines.scripted.reply_rules import load_replies
 from nip_lm_server.jobs.training_process import SubprocessTrainer
+from nip_lm_server.machine.devices import compile_caches, has_cuda, only_on, training_memory
 from nip_lm_server.serving.device_memory import share_memory
 from nip_lm_server.serving.served_base import MakeEngine, Slot
 from nip_lm_server.serving.training_place import Trainer
-from nip_lm_server.spec import EngineSpec, ServerSpec, base_served_name
+from nip_lm_server.spec import ENGINES, EngineSpec, ServerSpec, base_served_name
 from nip_lm_server.training.deterministic_trainer import DeterministicTrainer
 
 
@@ -38,7 +39,7 @@ def make_slots(
 
 def _make_slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path) -> Slot:
     # 1. Devices: "auto" is CUDA where there is one, but not without a model.
-    cuda = spec.engine != "deterministic" and has_cuda(environment)
+    cuda = find_capabilities(spec.engine).has_weights and has_cuda(environment)
     automatic = "cuda" if cuda else "cpu"
     training_device = spec.training_device if spec.training_device != "auto" else automatic
     # 2. Engine and trainer.
@@ -47,7 +48,8 @@ def _make_slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path
         engine_device = "cpu"
         make_engine, trainer = _make_deterministic(spec)
     else:
-        make_engine, engine_device = _make_with_model(spec, environment, state_dir)
+        make = _make_with_model if spec.engine in ENGINES else _make_own
+        make_engine, engine_device = make(spec, environment, state_dir)
         children = {**compile_caches(state_dir / "caches"), **without_secrets(environment)}
         children |= training_memory(environment)
         trainer = SubprocessTrainer(only_on(children, training_device, "training_device"))
@@ -92,8 +94,8 @@ def _make_with_model(
         make = partial(VllmEngine, state_dir=state_dir, environment=environment, **spec.options)
         return make, device
     try:
+        from nip_lm_server.engines.embedded.decoding.loaded_model import EmbeddedOptions
         from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
-        from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
     except ImportError as error:
         raise ValueError(
             "the embedded engine needs the extra 'local' (`nip doctor` says how to install it): "
@@ -104,6 +106,23 @@ def _make_with_model(
     if device in ("auto", "cuda"):
         device = "cuda:0" if cuda else "cpu"  # as torch understands it
     return partial(EmbeddedEngine, **spec.options), device
+
+
+def _make_own(
+    spec: EngineSpec, environment: Mapping[str, str], state_dir: Path
+) -> tuple[MakeEngine, str]:
+    """The same of a class outside of this package: it takes a path, a name and its options."""
+    del state_dir
+    if spec.replies is not None:
+        raise ValueError("--replies belongs to the deterministic engine")
+    kind = load_engine(spec.engine)
+    check_arguments(kind, spec.engine, spec.options)
+    device = str(spec.options.get("device", "auto"))
+    if device == "auto":
+        # All of them, as nobody knows which: it leaves while a job trains on one.
+        is_on_cuda = find_capabilities(spec.engine).has_weights and has_cuda(environment)
+        device = "cuda" if is_on_cuda else "cpu"
+    return partial(kind, **spec.options), device
 
 
 def _check_options(options: Any, spec: EngineSpec) -> None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
+from nip_lm_server.api.app import close_server, make_app, open_server
 from nip_lm_server.api.connections import (
     ACCEPTED_AT_ONCE,
     BACKLOG,
@@ -25,10 +26,9 @@ from nip_lm_server.api.connections import (
     quiet_loop,
     raise_open_files,
 )
-from nip_lm_server.app import close_server, make_app, open_server
 from nip_lm_server.auth import TINKER_PREFIX, KeyRing, is_loopback, load_keys
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.processes import process_identity, watch_parent
+from nip_lm_server.machine.processes import process_identity, watch_parent
 from nip_lm_server.spec import Start
 from nip_lm_server.state.directory import (
     CARD,

@@ -1,5 +1,6 @@
 """The specification of a server: its engines, models and limits, and the start of its process.
 
+Capabilities  the abilities of an engine; ENGINES has those of ours, by name
 EngineSpec    one engine
 ServerSpec    all of them, and the server's limits
 Start         what the process of a server is told, as JSON of one argument
@@ -17,10 +18,76 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from nip_lm_server.importing import find_file
 from nip_lm_server.version import SERVER_VERSION
 
-ENGINES = ("deterministic", "embedded", "vllm")
 SHARING = ("auto", "yes", "no")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The abilities of an engine. Asking for more is refused by name before it gets there."""
+
+    has_weights: bool = True
+    """It computes with a model; the deterministic engine draws what it says."""
+    runs_on_torch: bool = False
+    """It computes in the server's process by torch and transformers: the extra `local`."""
+    trains: bool = False
+    """Jobs fine-tune its base model, and it loads the adapters that they make."""
+    trains_resident: bool = False
+    """Tinker's API is served over it: it samples given tokens from adapters that are in training
+    step by step over the same base."""
+    scores_given_tokens: bool = False
+    """It gives log-probabilities of given tokens by itself."""
+    proves_weights: bool = False
+    """It compares the weights in memory with saved ones, so an adapter without a probe is proved,
+    too."""
+    serves_several_bases: bool = False
+    """Base models that were made here fit beside the first one."""
+    quantizes: bool = False
+    """It holds weights quantized if it is asked to."""
+    sleep: bool = False
+    """It gives its device's memory back and comes back with its adapters."""
+    logprobs: bool = False
+    max_top_logprobs: int = 0
+    max_lora_rank: int = 512
+
+
+ENGINES: Mapping[str, Capabilities] = {
+    "deterministic": Capabilities(
+        has_weights=False,
+        trains=True,
+        serves_several_bases=True,
+        quantizes=True,  # there is nothing to be held otherwise
+        sleep=True,
+    ),
+    "embedded": Capabilities(
+        runs_on_torch=True,
+        trains=True,
+        trains_resident=True,
+        scores_given_tokens=True,
+        proves_weights=True,
+        serves_several_bases=True,
+        sleep=True,
+    ),
+    "vllm": Capabilities(trains=True, quantizes=True, sleep=True),
+}
+"""Our engines, with the abilities that each has whatever its options are."""
+
+
+def list_engines(ability: str) -> str:
+    """Name our engines with an ability, for people."""
+    return " or ".join(name for name, can in ENGINES.items() if getattr(can, ability))
+
+
+def check_engine_name(engine: str) -> str:
+    """Return the name or address of an engine. Raises ValueError for what is neither."""
+    if engine in ENGINES or ":" in engine:
+        return engine
+    raise ValueError(
+        f"there is no engine {engine!r}; there are {', '.join(ENGINES)}, and one of your own is "
+        'named like "path/to/file.py:Class" or "package.module:Class"'
+    )
 
 
 def base_served_name(model: str) -> str:
@@ -33,7 +100,7 @@ def base_served_name(model: str) -> str:
 class EngineSpec:
     """One engine: its base model, and the place where fine-tunes of it are trained."""
 
-    engine: str
+    engine: str  # a key of ENGINES, or the address of a class: path/to/file.py:Class
     model: str  # a name, or the path of a model
     replies: str | None = None  # replies file of the deterministic engine; None: the packaged one
     served_model_name: str | None = None  # None: derived from `model`
@@ -49,8 +116,7 @@ class EngineSpec:
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the setting."""
-        if self.engine not in ENGINES:
-            raise ValueError(f"unknown engine {self.engine!r}, expected one of {list(ENGINES)}")
+        check_engine_name(self.engine)
         if self.share_device not in SHARING:
             raise ValueError(f"share_device is {self.share_device!r}, expected one of {SHARING}")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+(,\d+)*)?", self.training_device):
@@ -62,13 +128,20 @@ class EngineSpec:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
 
     def facts(self) -> dict[str, Any]:
-        """List all settings of the engine's behaviour; a replies file counts by its content."""
+        """List all settings of the engine's behaviour; a named file counts by its content."""
         path = Path(os.path.expanduser(self.model))
+        file = find_file(self.engine)
+        engine_facts: dict[str, Any] = {}
+        if file is not None:
+            name = self.engine.rpartition(":")[2]
+            engine_facts["engine"] = f"{file}:{name}"
+            engine_facts["engine_file"] = _content_digest(str(file), "engine file")
         return {
             **{setting.name: getattr(self, setting.name) for setting in fields(EngineSpec)},
             "model": str(path.resolve()) if os.path.exists(path) else self.model,
-            "replies": _content_digest(self.replies),
+            "replies": _content_digest(self.replies, "replies file"),
             "options": dict(self.options),
+            **engine_facts,
         }
 
     @classmethod
@@ -85,13 +158,13 @@ class EngineSpec:
         return cls(**value)
 
 
-def _content_digest(replies: str | None) -> str:
-    """SHA-256 of a replies file, read in parts; of a pipe or a device it would have no end."""
-    if replies is None:
+def _content_digest(path: str | None, called: str) -> str:
+    """SHA-256 of a file, read in parts; of a pipe or a device it would have no end."""
+    if path is None:
         return hashlib.sha256().hexdigest()
-    if not os.path.isfile(replies):
-        raise ValueError(f"replies file {replies}: there is no such file")
-    with open(replies, "rb") as file:
+    if not os.path.isfile(path):
+        raise ValueError(f"{called} {path}: there is no such file")
+    with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

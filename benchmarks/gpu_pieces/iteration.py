@@ -28,7 +28,7 @@ from gpu_pieces.results import Piece, Row
 from gpu_pieces.serving import Served, engine_names
 from gpu_pieces.sizes import Session, Shape
 from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_lm_server.devices import compile_caches
+from nip_lm_server.machine.devices import compile_caches
 
 AGENTS = 2
 BATCH_SIZE = 8

@@ -22,6 +22,7 @@ from nip_core.proxies import proxy_for
 from nip_core.redaction import check_address, show_address
 from nip_core.sandbox import sandbox
 from nip_lm_server.client import (
+    ENGINES,
     OLDEST_DRIVERS,
     VllmMissingError,
     describe_memory,
@@ -75,7 +76,8 @@ def examine() -> list[Finding]:
     findings.append(Finding("memory", True, describe_memory()))
     free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
     findings.append(Finding("disk", free_gb > 1, f"{free_gb:.1f} GB free here"))
-    for variable in (provider.key_variable for provider in PROVIDERS.values()):
+    variables = (provider.key_variable for provider in PROVIDERS.values())
+    for variable in filter(None, variables):
         is_set = bool(os.environ.get(variable))
         findings.append(
             Finding(variable, True, "set" if is_set else "not set; only needed for that provider")
@@ -260,6 +262,8 @@ def summary(findings: list[Finding]) -> str:
     engines = [f for f in findings if f.what.startswith("engine ")]
     can = [f.what.removeprefix("engine ") for f in engines if f.ok]
     cannot = [f.what.removeprefix("engine ") for f in engines if not f.ok]
-    training = "local training" if "embedded" in can else "no local training"
+    # Trainings run on what that engine runs on, whichever plays.
+    has_torch = any(ENGINES[name].runs_on_torch for name in can)
+    training = "local training" if has_torch else "no local training"
     lacking = f"; not {', '.join(cannot)}" if cannot else ""
     return f"can run: the engines {', '.join(can)}{lacking}; {training}"

@@ -51,7 +51,7 @@ def up(
         Literal["postgresql", "sqlite"], typer.Option(help="Where Prefect keeps its state.")
     ] = "postgresql",
     engine: Annotated[
-        Literal["embedded", "deterministic", "vllm"] | None,
+        str | None,
         typer.Option(help="Start an lm_server, too. Runs that name none start one of their own."),
     ] = None,
     model: Annotated[str, typer.Option(help="Of the lm_server.")] = "tiny",

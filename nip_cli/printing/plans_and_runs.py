@@ -55,7 +55,6 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
     As JSON it is all settings.
     """
-    from nip_core.parameters.derived.model_names import speaks_nip
     from nip_core.records.left_out import describe_left_out, read_left_out_by_settings
     from nip_core.run_store.store import check_location
     from nip_core.session.attacked_run import describe_attack, plan_reach
@@ -95,7 +94,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         say(f"  {amount(estimate.gate_episodes, 'validation episode')} to choose models by")
     if line := _detectable(estimate):
         say(f"  {line}")
-    measures = any(map(speaks_nip, parameters.model_agents.values()))
+    measures = any(agent.provider.is_lm_server for agent in parameters.model_agents.values())
     if left_out is not None:
         say(f"  {describe_left_out(left_out) or 'no problems left out, too long for a model'}")
     elif measures and parameters.dataset_options.on_too_long == "leave_out":
@@ -201,9 +200,9 @@ def _detectable(estimate: "Estimate") -> str:
 def _shows_little(parameters: HyperParameters, estimate: "Estimate") -> "Iterator[str]":
     """Warn of tests too small to show any but a large change; scripted answers teach nothing."""
     change = estimate.smallest_change
-    is_scripted = parameters.lm_server.engine == "deterministic"
+    is_scripted = not parameters.lm_server.capabilities.has_weights
     is_measured = any(
-        not (agent.use_dummy_api or (is_scripted and agent.model_provider == "SelfHosted"))
+        not (agent.use_dummy_api or (is_scripted and agent.provider.is_lm_server))
         for agent in parameters.model_agents.values()
     )
     if change is None or change <= _LARGE_CHANGE or not is_measured:

@@ -4,7 +4,7 @@ import typer
 
 from nip_core.errors import ServerError, SettingsError
 from nip_core.models import resolve_model
-from nip_lm_server.client import serve_command
+from nip_lm_server.client import find_capabilities, serve_command
 
 
 def find_served(model: str, engine: str) -> str:
@@ -15,7 +15,11 @@ def find_served(model: str, engine: str) -> str:
     from nip_core.hub.named_model import find_model
 
     try:
-        return resolve_model(model) if engine == "deterministic" else find_model(model)
+        has_weights = find_capabilities(engine).has_weights
+    except ValueError as error:
+        raise SettingsError(f"--engine: {error}") from None
+    try:
+        return find_model(model) if has_weights else resolve_model(model)
     except (SettingsError, ServerError) as error:
         raise type(error)(f"--model: {error}") from None
 

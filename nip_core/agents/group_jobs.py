@@ -14,11 +14,9 @@ from typing import Literal
 from nip_core.agents.chat_types import Example
 from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError
 from nip_core.hashing import derive_key, digest
-from nip_core.jobs.job import JobRecord, JobSpec, Refused
+from nip_core.jobs.job import Backend, JobRecord, JobSpec, Refused
 from nip_core.jobs.ledger import Ledger, open_ledger
-from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.chat_client import ChatClient
 from nip_core.run_store.run import RunStore
@@ -135,7 +133,7 @@ class GroupJobs:
             )
         return spec
 
-    async def _attempt(self, ledger: Ledger, backend: OpenAIBackend, iteration: int) -> int:
+    async def _attempt(self, ledger: Ledger, backend: Backend, iteration: int) -> int:
         """Give the attempt on record, or the next one where it has ended without a model."""
         record = ledger.record(iteration, self._group)
         if record is None:
@@ -145,9 +143,7 @@ class GroupJobs:
         over = record.state == "terminal" and record.outcome not in ("succeeded", "refused")
         return record.attempt + 1 if over else record.attempt
 
-    async def _look_again(
-        self, ledger: Ledger, backend: OpenAIBackend, record: JobRecord
-    ) -> JobRecord:
+    async def _look_again(self, ledger: Ledger, backend: Backend, record: JobRecord) -> JobRecord:
         """The record, with the job's end in it if it has ended meanwhile."""
         if record.state != "submitted" or record.id is None:
             return record
@@ -162,10 +158,10 @@ class GroupJobs:
             record, interval_s=settings.poll_interval_s, deadline_s=settings.deadline_s
         )
 
-    def _ledger(self) -> AbstractAsyncContextManager[tuple[Ledger, OpenAIBackend]]:
+    def _ledger(self) -> AbstractAsyncContextManager[tuple[Ledger, Backend]]:
         return open_ledger(
             self._run,
+            self._parameters.group_parameters(self._group).provider,
             self._at.control,
-            speaks_nip=speaks_nip(self._parameters.group_parameters(self._group)),
             settle_s=self._parameters.fine_tuning.settle_s,
         )

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from nip_core.agents.errors import TrainingJobNotFoundClientError
 from nip_core.errors import ServerError, SettingsError
 from nip_core.jobs.job import BackendTrouble, Refused
-from nip_core.jobs.openai_backend import open_backend
 from nip_core.jobs.server_calls import LmServer, version_problem
+from nip_core.jobs.services import open_backend
+from nip_core.parameters.services.providers import SelfHosted
 
 _LOOK_EVERY_S = 0.5
 _LONGEST_LOOK_S = 5.0
@@ -112,7 +113,7 @@ class LanguageModelClient(LmServer):
     async def get_training_job(self, job_id: str) -> LmTrainingJobInfo:
         """A fine-tune job. Raises TrainingJobNotFoundClientError, ServerError."""
         try:
-            async with open_backend(self.endpoint, speaks_nip=True) as backend:
+            async with open_backend(SelfHosted, self.endpoint) as backend:
                 view = await backend.retrieve_job(job_id)
         except BackendTrouble as error:
             missing = isinstance(error, Refused) and error.status == 404

@@ -28,7 +28,6 @@ from nip_core.agents.shared_model_group import PureTextSharedModelGroup
 from nip_core.agents.states import OpenAiSharedModelGroupState, PlainState
 from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.proxies import http_client
 from nip_core.redaction import redact
 from nip_core.rollouts.chat_client import Endpoint
@@ -94,7 +93,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
     @property
     def training_client_type(self) -> Literal["openai", "lm_server"]:
         """Tell the kind of server for training: an API as OpenAI's, or our lm_server."""
-        return "lm_server" if speaks_nip(self.agent_params) else "openai"
+        return "lm_server" if self.agent_params.provider.is_lm_server else "openai"
 
     @property
     def openai_client(self) -> "AsyncOpenAI":

@@ -128,8 +128,8 @@ def count_first_prompts(
             game.render(name, make_situation(problem, stance, 0), [], last) for problem in some
         ]
         texts = ["\n".join(message["content"] for message in chat) for chat in chats]
-        here = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
-        here &= parameters.lm_server.engine != "deterministic"
+        here = agent.provider.names_weights
+        here &= parameters.lm_server.capabilities.has_weights
         counts = count_tokens(locate_model(agent.model_name), texts) if here else None
         if counts is None:
             counts = [len(text.encode()) // BYTES_PER_TOKEN for text in texts]

@@ -31,10 +31,11 @@ from nip_core.fine_tuning.job_data import JobSettings
 from nip_core.fine_tuning.openai_adapter_config import OpenAITrainerAdapterConfig
 from nip_core.fine_tuning.progress_log import append_progress
 from nip_core.fine_tuning.submissions import Submissions
-from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
-from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
+from nip_core.jobs.job import Backend, BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.server_calls import LmServer, version_problem
-from nip_core.jobs.steps import find_newest_step, read_progress
+from nip_core.jobs.services import open_backend
+from nip_core.jobs.steps import look_for_steps
+from nip_core.parameters.services.providers import OpenAI, SelfHosted
 from nip_core.rollouts.chat_client import Endpoint
 from nip_lm_server.client import NipSettings
 
@@ -201,11 +202,11 @@ class OpenAITrainerAdapter(TrainerAdapter):
 
     # Inside -----------------------------------------------------------------------------------
 
-    def _backend(self) -> AbstractAsyncContextManager[OpenAIBackend]:
+    def _backend(self) -> AbstractAsyncContextManager[Backend]:
         # Connections belong to the event loop that opened them, and an adapter may be called from
         # one loop after another: each call opens its own.
         at = Endpoint(self.config.url, self.config.key())
-        return open_backend(at, speaks_nip=bool(self._nip))
+        return open_backend(SelfHosted if self._nip else OpenAI, at)
 
     def _submissions(self) -> Submissions:
         config = self.config
@@ -224,9 +225,9 @@ class OpenAITrainerAdapter(TrainerAdapter):
         except SettingsError as error:
             return str(error)
         # 1. The key must open the model and the list of jobs.
-        async with open_backend(at, speaks_nip=False, timeout_s=_HEALTH_TIMEOUT_S) as backend:
+        async with open_backend(OpenAI, at, timeout_s=_HEALTH_TIMEOUT_S) as backend:
             try:
-                described = await backend.model(config.model)
+                described = await backend.describe_model(config.model)
             except BackendTrouble as error:
                 return f"{config.url}: model {config.model!r} can't be had: {error}"
             try:
@@ -235,7 +236,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
                 return f"{config.url}: its jobs can't be listed: {error}"
         # 2. A server of ours describes its models as no other does, and must have our version.
         if config.server == "auto":
-            self._nip = isinstance(described.get("nip"), dict)
+            self._nip = described.is_lm_servers
         if not self._nip:
             return None
         server = LmServer(at, _HEALTH_TIMEOUT_S)
@@ -284,15 +285,12 @@ class OpenAITrainerAdapter(TrainerAdapter):
             raise _unknown_reference(ref, number)
         return int(number)
 
-    async def _progress(self, backend: OpenAIBackend, view: JobView) -> float | None:
+    async def _progress(self, backend: Backend, view: JobView) -> float | None:
         """Tell the share of finished steps, in percent, where the server reports it."""
-        steps = read_progress(view)
-        if steps is None and not self._nip and view.status == "running":
-            try:
-                events = await backend.job_events(view.id)
-            except BackendTrouble:
-                return None
-            steps = find_newest_step(events)
+        try:
+            steps = await look_for_steps(backend, view)
+        except BackendTrouble:
+            return None
         return None if steps is None else steps.percent
 
     def _status(

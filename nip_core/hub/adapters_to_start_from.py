@@ -21,7 +21,7 @@ from nip_core.hub.nip_json import AdapterFacts, HubDocument, TablesFacts
 from nip_core.hub.repository import list_patterns, read_sealed
 from nip_core.models import locate_model
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.derived.hosting import uses_own_server
+from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.derived.model_names import base_name
 from nip_core.parameters.services.published import Reference
 from nip_core.records.models import ServedModel
@@ -79,7 +79,7 @@ def find_published(
     agent = parameters.model_agents[name]
     assert agent.published_adapter is not None
     setting = f"agents.{name}.published_adapter"
-    if not uses_own_server(parameters, agent):
+    if not find_host(parameters, agent).takes_adapters:
         raise SettingsError(
             f"{setting}: an adapter of the Hub is served by the run's own server, and this agent's "
             "model is elsewhere; leave out its address (base_url, lm_server.url)"
@@ -96,11 +96,12 @@ def find_published(
     config = _read_config(folder, place)
     # 3. An adapter plays over the base model that it was trained on, and over no other.
     _check_base(place, facts, config, agent.model_name)
-    needs_probe = parameters.lm_server.engine == "vllm"
+    needs_probe = not parameters.lm_server.capabilities.proves_weights
     if needs_probe and not (folder / "probe.json").is_file():
         raise SettingsError(
-            f"{place} has no probe.json, by which lm_server.engine: vllm proves what it serves; "
-            "use embedded, or an adapter that `nip push` published"
+            f"{place} has no probe.json, by which lm_server.engine: "
+            f"{parameters.lm_server.engine} proves what it serves; use embedded, or "
+            "an adapter that `nip push` published"
         )
     base = base_name(parameters, agent)
     return PublishedModel(

@@ -6,7 +6,8 @@ Payload      the data of a job: bytes, or a file
 JobRecord    the document ``jobs/<group>.json`` of the run store, with an EarlierAttempt for each
              that was followed by another
 JobView      a job as the back-end reports it
-Backend      the calls that the ledger makes
+ModelView    a model as the back-end describes it
+Backend      the calls to a training service
 BackendTrouble   what goes wrong in a call: Refused, Busy or NoAnswer; the ledger treats each
              differently, so a back-end must sort its errors into them
 Clock        the time that the ledger goes by
@@ -14,10 +15,11 @@ Clock        the time that the ledger goes by
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -288,33 +290,85 @@ class JobView:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-class Backend(Protocol):
-    """Calls to a fine-tuning API. Each raises Refused, Busy or NoAnswer, and none retries."""
+@dataclass(frozen=True)
+class ModelView:
+    """What a back-end says of a model; None: it does not say."""
+
+    digest: str | None = None  # of its weights
+    kind: str | None = None  # "adapter", or "base" where every weight was trained
+    proof: dict[str, Any] | None = None  # that the weights its job saved are those that answer
+    is_served: bool | None = None
+    is_lm_servers: bool = False  # a server of nip describes it
 
     @property
-    def address(self) -> str:
-        """The address, for messages."""
+    def is_proved(self) -> bool:
+        """True if the server has found that the saved weights answer."""
+        return bool((self.proof or {}).get("matches"))
 
-    async def find_file(self, filename: str, size_bytes: int) -> str | None:
-        """Find the id of an uploaded, usable file of this name and size; None if there is none."""
 
+class Backend(ABC):
+    """Calls to a training service. Each raises Refused, Busy or NoAnswer, and none retries.
+
+    A service of your own is a subclass of it. The ledger creates a job once if `find_jobs` lists
+    each job with the key that `create_job` was given, at the latest `fine_tuning.settle_s` after
+    it was created.
+    """
+
+    proves: ClassVar[bool] = False
+    """Whether it says of each model it has trained that the saved weights are those that answer;
+    without the proof such a model does not play."""
+    tells_steps: ClassVar[bool] = False
+    """Whether a job as it is reported has its newest step, so that looking often is cheap; of
+    others the events are asked for."""
+
+    def __init__(self, address: str, key: str) -> None:
+        """`address` is the provider's API, `key` what opens it. Nothing is sent yet."""
+        self.address, self.key = address, key
+
+    @abstractmethod
     async def upload(self, filename: str, data: Payload) -> str:
         """Upload training data; returns the new file's id."""
 
+    @abstractmethod
     async def create_job(
         self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
     ) -> JobView:
         """Submit `spec` with its key as metadata and idempotency key. For the ledger alone."""
 
+    @abstractmethod
     async def find_jobs(self, key: str) -> list[JobView]:
         """List all jobs with `key` in their metadata."""
 
-    async def retrieve_job(self, job_id: str) -> JobView: ...
+    @abstractmethod
+    async def retrieve_job(self, job_id: str) -> JobView:
+        """Look at a job. Raises Refused with status 404 for one that there is not."""
 
-    async def cancel_job(self, job_id: str) -> JobView: ...
+    @abstractmethod
+    async def cancel_job(self, job_id: str) -> JobView:
+        """Ask for a job's end; one that has ended stays as it is, or is refused."""
+
+    async def find_file(self, filename: str, size_bytes: int) -> str | None:
+        """Find the id of an uploaded, usable file of this name and size; None if there is none."""
+        return None
 
     async def job_events(self, job_id: str) -> list[dict[str, JsonValue]]:
         """List the back-end's events of a job, oldest first; `steps` reads figures in them."""
+        return []
+
+    async def check_jobs(self) -> None:
+        """Learn whether the key may list jobs at all, and raise if not."""
+        await self.find_jobs("-")
+
+    async def describe_model(self, name: str) -> ModelView:
+        """Ask for what is known of a model. Raises Refused for one that there is not."""
+        return ModelView()
+
+    async def bring_model(self, name: str) -> ModelView:
+        """Describe a model, which answers again if another one had taken its place."""
+        return await self.describe_model(name)
+
+    async def aclose(self) -> None:  # noqa: B027 - most have nothing to close
+        """Close the connections."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The job ledger. It alone submits fine-tune jobs, each exactly once.
 
-open_ledger        the ledger of a run over the back-end at an address
+open_ledger        the ledger of a run over a provider's back-end
 Ledger.ensure_job  submit a job, or find the one that was submitted before, whatever was killed
 Ledger.poll        follow a job to its end
 Ledger.give_up     cancel a job whose deadline has passed
@@ -41,9 +41,10 @@ from nip_core.jobs.job import (
     Payload,
     Refused,
 )
-from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
+from nip_core.jobs.services import open_backend
 from nip_core.jobs.uploads import SENDS, ensure_file
 from nip_core.jobs.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pauses, Waiting
+from nip_core.parameters.services.providers import Provider
 from nip_core.rollouts.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
@@ -69,18 +70,18 @@ class _Look:
 @asynccontextmanager
 async def open_ledger(
     run: RunStore,
+    provider: type[Provider],
     at: Endpoint,
     *,
-    speaks_nip: bool,
     settle_s: float,
     lease: Lease | None = None,
     clock: Clock | None = None,
-) -> "AsyncIterator[tuple[Ledger, OpenAIBackend]]":
-    """Open the run's ledger and the back-end at an address; both are closed at the end.
+) -> "AsyncIterator[tuple[Ledger, Backend]]":
+    """Open the run's ledger and a provider's back-end; both are closed at the end.
 
-    `speaks_nip`: see `OpenAIBackend`; the rest: see `Ledger`.
+    The rest: see `Ledger`.
     """
-    async with open_backend(at, speaks_nip=speaks_nip) as backend:
+    async with open_backend(provider, at) as backend:
         yield Ledger(run, backend, settle_s=settle_s, lease=lease, clock=clock), backend
 
 

@@ -1,32 +1,34 @@
 """The OpenAI fine-tuning API, spoken to OpenAI and to our own lm_server alike.
 
-OpenAIBackend  files, jobs and models through the `openai` client; implements `job.Backend`
-open_backend   one at an address, closed after use
+OpenAIBackend  files, jobs and models through the `openai` client; a `job.Backend`
+NipBackend     the same at an lm_server, which takes more settings and proves its models
 
 Nothing here retries or waits: the ledger decides that, from the three kinds of errors into which
 every failure is sorted. Settings that the OpenAI API has no words for go into the body as
-``nip``, and only to servers that are said to understand it. The key is never logged, and it is
+``nip``, and only to an lm_server. The key is never logged, and it is
 taken out of whatever words of the server end in errors or records. The client costs most of a
 second to import, and playing does not need it: it is imported when a back-end is made.
 """
 
 import io
 import math
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from nip_core.jobs.job import (
     KEY_METADATA,
+    Backend,
     Busy,
     JobSpec,
     JobView,
+    ModelView,
     NoAnswer,
     Payload,
     Refused,
 )
+from nip_core.jobs.server_calls import LmServer
 from nip_core.proxies import http_client
 from nip_core.redaction import redact, redact_all
 from nip_core.rollouts.chat_client import Endpoint
@@ -82,40 +84,30 @@ class _WireJob(BaseModel):
         return settings if self.nip is None else {**settings, "nip": self.nip}
 
 
-class OpenAIBackend:
-    """A fine-tuning API with OpenAI's protocol, as a `nip_core.jobs.job.Backend`."""
+class OpenAIBackend(Backend):
+    """A fine-tuning API with OpenAI's protocol."""
 
     def __init__(
         self,
-        base_url: str,
-        api_key: str,
+        address: str,
+        key: str,
         *,
-        speaks_nip: bool = False,
         timeout_s: float = 120.0,
         client: "AsyncOpenAI | None" = None,
     ) -> None:
-        """`speaks_nip`: the server understands ``nip`` in the body of a job. OpenAI does not.
-
-        `client` replaces the one made from the other arguments; it must not retry.
-        """
+        """`client` replaces the one made from the other arguments; it must not retry."""
         from openai import AsyncOpenAI
 
         self._client = client or AsyncOpenAI(
-            base_url=base_url,
-            api_key=api_key,
+            base_url=address,
+            api_key=key,
             # What is sent again is for the ledger to say: a create that the client repeats may make
             # a second job, and be paid twice.
             max_retries=0,
             timeout=timeout_s,
-            http_client=http_client(base_url),
+            http_client=http_client(address),
         )
-        self._address = base_url
-        self._key = self._client.api_key
-        self._speaks_nip = speaks_nip
-
-    @property
-    def address(self) -> str:
-        return self._address
+        super().__init__(address, self._client.api_key)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -148,12 +140,7 @@ class OpenAIBackend:
         self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
     ) -> JobView:
         nip = spec.nip.model_dump(exclude_unset=True)
-        # Refused and not dropped: the job would be on record with settings that it never had.
-        if nip and not self._speaks_nip:
-            raise Refused(
-                f"{self._address} has no words for {sorted(nip)}; leave these "
-                "settings out, or use a server of nip"
-            )
+        self._check_words(nip)
         method = {
             "type": spec.method,
             spec.method: {"hyperparameters": dict(spec.hyper_parameters)},
@@ -178,6 +165,15 @@ class OpenAIBackend:
         )
         return self._view(job)
 
+    def _check_words(self, nip: Mapping[str, Any]) -> None:
+        """Raise Refused for settings that the API has no words for."""
+        # Refused and not dropped: the job would be on record with settings that it never had.
+        if nip:
+            raise Refused(
+                f"{self.address} has no words for {sorted(nip)}; leave these "
+                "settings out, or use a server of nip"
+            )
+
     async def find_jobs(self, key: str) -> list[JobView]:
         # A server that ignores the filter sends all jobs; the comparison here is what counts.
         async def find() -> list[JobView]:
@@ -190,7 +186,7 @@ class OpenAIBackend:
                 )
                 jobs = getattr(page, "data", None)
                 if not isinstance(jobs, list):
-                    raise NoAnswer(f"{self._address}: its list of jobs has no data")
+                    raise NoAnswer(f"{self.address}: its list of jobs has no data")
                 views += [
                     self._view(job) for job in jobs if (job.metadata or {}).get(KEY_METADATA) == key
                 ]
@@ -199,7 +195,7 @@ class OpenAIBackend:
                 if jobs[-1].id == after:
                     break
                 after = jobs[-1].id
-            raise NoAnswer(f"{self._address}: its list of jobs does not end")
+            raise NoAnswer(f"{self.address}: its list of jobs does not end")
 
         return await self._call(find())
 
@@ -219,18 +215,35 @@ class OpenAIBackend:
             pages = self._client.fine_tuning.jobs.list_events(job_id, limit=_PAGE)
             async for event in pages:
                 dumped = event.model_dump(mode="json", exclude_none=True)
-                events.append(redact_all(_finite(dumped), self._key))
+                events.append(redact_all(_finite(dumped), self.key))
                 if len(events) >= _MOST_EVENTS:
                     break
             return events[::-1]  # the API gives the newest first
 
         return await self._call(read())
 
-    async def model(self, name: str) -> dict[str, Any]:
-        """Ask for the server's description of a model, extensions (digest, proof) included."""
+    async def describe_model(self, name: str) -> ModelView:
         model = await self._call(self._client.models.retrieve(name))
-        described: dict[str, Any] = redact_all(model.model_dump(mode="json"), self._key)
-        return described
+        described: dict[str, Any] = redact_all(model.model_dump(mode="json"), self.key)
+        # What servers of nip add to a model's description.
+        extension = described.get("nip")
+        if not isinstance(extension, dict):
+            return ModelView()
+        return ModelView(
+            digest=extension.get("content_digest"),
+            kind=extension.get("kind"),
+            proof=extension.get("proof"),
+            is_served=extension.get("served"),
+            is_lm_servers=True,
+        )
+
+    async def bring_model(self, name: str) -> ModelView:
+        facts = await self.describe_model(name)
+        # A base model of the server's configuration says no kind.
+        if (facts.kind or "base") == "base" and facts.is_served is False:
+            await LmServer(Endpoint(self.address, self.key)).move_engine(name, "start")
+            facts = await self.describe_model(name)
+        return facts
 
     async def _call(self, call: Awaitable[_T]) -> _T:
         # Raised outside the handlers: the client's errors hold the server's answer as it came, and
@@ -244,15 +257,15 @@ class OpenAIBackend:
             failure = self._sorted(error)
         except APIConnectionError as error:  # timeouts included
             cause = f" ({error.__cause__!r})" if error.__cause__ else ""
-            failure = NoAnswer(redact(f"{self._address}: {error}{cause}", self._key))
+            failure = NoAnswer(redact(f"{self.address}: {error}{cause}", self.key))
         except (OpenAIError, ValueError, TypeError, AttributeError) as error:
             # Whatever the client makes of an answer that is cut off or not what the API promises.
-            failure = NoAnswer(redact(f"{self._address}: unusable answer ({error!r})", self._key))
+            failure = NoAnswer(redact(f"{self.address}: unusable answer ({error!r})", self.key))
         raise failure
 
     def _sorted(self, error: "APIStatusError") -> Refused | Busy | NoAnswer:
         status = error.status_code
-        message = f"{self._address}: HTTP {status}: {self._message(error)}"
+        message = f"{self.address}: HTTP {status}: {self._message(error)}"
         retry_after_s = _retry_after_s(error.response.headers)
         # A quota that is used up is a 429, too, but no waiting mends it.
         if status == 429 and error.code != "insufficient_quota":
@@ -269,7 +282,7 @@ class OpenAIBackend:
             said = str(error)
         elif isinstance(error.param, str) and error.param not in said:
             said = f"{error.param}: {said}"
-        return redact(said, self._key)[:1000]
+        return redact(said, self.key)[:1000]
 
     def _view(self, job: Any) -> JobView:
         """Read a job from the client's object, and check it: the client has checked nothing."""
@@ -280,7 +293,7 @@ class OpenAIBackend:
                 status=_text(wire.status, "job status"),
                 created_at=wire.created_at or 0.0,
                 fine_tuned_model=wire.fine_tuned_model or None,
-                error=redact(str(wire.error or ""), self._key) or None,
+                error=redact(str(wire.error or ""), self.key) or None,
                 estimated_finish=wire.estimated_finish,
                 finished_at=wire.finished_at,
                 trained_tokens=wire.trained_tokens,
@@ -289,20 +302,18 @@ class OpenAIBackend:
             )
         except (AttributeError, TypeError, ValueError) as failure:
             what = first_fault(failure) if isinstance(failure, ValidationError) else repr(failure)
-            reason = redact(f"unusable answer: not a job ({what})", self._key)
+            reason = redact(f"unusable answer: not a job ({what})", self.key)
         raise NoAnswer(reason)
 
 
-@asynccontextmanager
-async def open_backend(
-    at: Endpoint, *, speaks_nip: bool, timeout_s: float = 120.0
-) -> AsyncIterator[OpenAIBackend]:
-    """Open the back-end at an address; its connections are closed at the end."""
-    backend = OpenAIBackend(at.base_url, at.api_key, speaks_nip=speaks_nip, timeout_s=timeout_s)
-    try:
-        yield backend
-    finally:
-        await backend.aclose()
+class NipBackend(OpenAIBackend):
+    """An lm_server: OpenAI's protocol with additions."""
+
+    proves = True
+    tells_steps = True
+
+    def _check_words(self, nip: Mapping[str, Any]) -> None:
+        """Take them all: the server refuses what it does not know."""
 
 
 def _finite(value: Any) -> Any:

@@ -3,6 +3,7 @@
 JobSteps            the newest step that a back-end has told of
 read_progress       of a job as it is reported, where the server is ours; is_paused: by that server
 find_newest_step    of a job's events, ours or OpenAI's
+look_for_steps      of a job, wherever its back-end tells of it
 StepFigures         the figures of one step
 read_step_figures   those of all steps in a job's events
 """
@@ -15,7 +16,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, JsonValue
 
-from nip_core.jobs.job import JobView
+from nip_core.jobs.job import Backend, JobView
 
 _MESSAGE = re.compile(r"Step (\d+)/(\d+)")
 
@@ -128,6 +129,18 @@ def find_newest_step(events: Events) -> JobSteps | None:
     """Find the newest step in a job's events; None where none tells of one."""
     told = (_Event.model_validate(event).steps() for event in reversed(events))
     return next(filter(None, told), None)
+
+
+async def look_for_steps(backend: Backend, view: JobView) -> JobSteps | None:
+    """Find the newest step of a job that goes on; None where none was told of.
+
+    A server of nip says it in the job itself; elsewhere it stands in the events, which is one more
+    request. Raises what that raises.
+    """
+    steps = read_progress(view)
+    if steps is None and not backend.tells_steps and view.status == "running":
+        steps = find_newest_step(await backend.job_events(view.id))
+    return steps
 
 
 def read_step_figures(events: Events) -> dict[int, StepFigures]:

@@ -51,6 +51,7 @@ from nip_core.parameters.blocks.loop_settings import (
 from nip_core.parameters.blocks.opponents import OpponentsParameters
 from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters, Method
 from nip_core.parameters.load import load_parameters
+from nip_core.parameters.services.providers import Provider, TrainingService
 
 __all__ = [
     "DATA_NEUTRAL",
@@ -79,6 +80,7 @@ __all__ = [
     "OpponentsParameters",
     "Price",
     "PromotionParameters",
+    "Provider",
     "PureTextAgentParameters",
     "PureTextEiParameters",
     "PureTextGrpoParameters",
@@ -88,6 +90,7 @@ __all__ = [
     "RlTrainerParameters",
     "RolloutParameters",
     "TextRlParameters",
+    "TrainingService",
     "ZkProtocolParameters",
     "load_parameters",
 ]

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from nip_core.parameters.basis.update_schedule import AlternatingPeriodicUpdateSchedule
 from nip_core.parameters.blocks.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
-from nip_core.parameters.derived.hosting import is_deterministic, takes_turns, uses_own_server
+from nip_core.parameters.derived.hosting import find_host, takes_turns
 from nip_core.parameters.derived.prices import find_missing_prices, write_price_lines
 from nip_core.parameters.services.dialects import check_dialect, find_dialect
-from nip_core.parameters.services.providers import PROVIDERS
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
 from nip_core.scenarios import make_scenario
@@ -92,7 +91,7 @@ def check_agents(parameters: "HyperParameters") -> None:
         _check_published(f"agents.{name}", agent, parameters)
         _check_quantization(f"agents.{name}", agent, parameters)
         _check_full_training(f"agents.{name}", agent, parameters)
-        if agent.model_provider == "SelfHosted" and not agent.use_dummy_api:
+        if agent.provider.names_weights:
             other = quantized.setdefault(agent.model_name, agent.quantization)
             if other != agent.quantization:
                 raise ValueError(
@@ -115,7 +114,7 @@ def check_log_probs(parameters: "HyperParameters") -> None:
         agent = parameters.model_agents.get(name)
         if agent is None:
             continue  # a random one is refused by the protocol
-        if is_deterministic(parameters, agent):
+        if not find_host(parameters, agent).gives_logprobs:
             raise ValueError(
                 f"zk_protocol.similarity: agents.{name} plays with the deterministic engine, which "
                 "gives no log-probabilities; use text, or a model"
@@ -217,8 +216,8 @@ def _check_provider(place: str, agent: PureTextAgentParameters) -> None:
     if agent.use_dummy_api:
         return
     check_dialect(place, agent)
-    provider = PROVIDERS[agent.model_provider]
-    if not provider.trains and not agent.freeze_agent:
+    provider = agent.provider
+    if provider.training is None and not agent.freeze_agent:
         raise ValueError(
             f"{place}: {agent.model_provider} can't fine-tune; set freeze_agent: true or another "
             "model_provider"
@@ -229,7 +228,8 @@ def _check_provider(place: str, agent: PureTextAgentParameters) -> None:
             f"{place}.repetition_penalty is not known to the {agent.model_provider} API; unset it, "
             "or name another API with base_url"
         )
-    if agent.stack_lora_adapters and agent.model_provider != "SelfHosted":
+    is_stacked = provider.training is not None and provider.training.takes_setting("start_from")
+    if agent.stack_lora_adapters and not is_stacked:
         raise ValueError(
             f"{place}.stack_lora_adapters needs model_provider: SelfHosted (got "
             f"{agent.model_provider})"
@@ -245,11 +245,15 @@ def _check_address(
         if agent.base_url is not None or agent.moves_server:
             raise ValueError(f"{place}: use_dummy_api calls no API, so {said} can't be set")
         return
-    if agent.model_provider != "SelfHosted":
+    if not agent.provider.is_lm_server:
         if agent.moves_server:
             raise ValueError(
                 f"{place}: language_model_server_* and vllm_server_port need model_provider: "
                 f"SelfHosted (got {agent.model_provider}); for another API set base_url"
+            )
+        if agent.base_url is None and agent.provider.address is None:
+            raise ValueError(
+                f"{place}.base_url is missing; {agent.model_provider} has no address of its own"
             )
         return
     if agent.control_url is None:
@@ -294,13 +298,13 @@ def _check_published(
     """An adapter of the Hub is on the run's own server, and the only one to begin with."""
     if agent.published_adapter is None:
         return
-    reason = None
-    if not uses_own_server(parameters, agent):
+    reason, host = None, find_host(parameters, agent)
+    if not host.takes_adapters:
         reason = (
             "is served by the run's own server, and this agent's model is elsewhere; set "
             "model_provider: SelfHosted, and leave out base_url and lm_server.url"
         )
-    elif is_deterministic(parameters, agent):
+    elif not host.loads_weights:
         reason = "needs an engine with a model; set lm_server.engine: embedded or vllm"
     elif agent.load_checkpoint_and_parameters or parameters.base_run.base_run_type != "none":
         reason = (
@@ -320,12 +324,12 @@ def _check_quantization(
     if agent.quantization == "none" or agent.use_dummy_api:
         return
     server = parameters.lm_server
-    if not uses_own_server(parameters, agent):
+    if not find_host(parameters, agent).is_launched:
         raise ValueError(
             f"{place}.quantization is for the run's own server; another one is told how to hold "
             "its weights where it is started"
         )
-    if server.engine not in ("vllm", "deterministic"):  # which holds no weights at all
+    if not server.capabilities.quantizes:
         raise ValueError(f"{place}.quantization needs lm_server.engine: vllm (got {server.engine})")
     if server.options.get("quantization", agent.quantization) != agent.quantization:
         raise ValueError(
@@ -338,8 +342,7 @@ def _check_full_training(
     place: str, agent: PureTextAgentParameters, parameters: "HyperParameters"
 ) -> None:
     """Refuse full-weight training where nobody could serve its base models."""
-    hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
-    if agent.use_lora or not hosted:
+    if agent.use_lora or not agent.provider.names_weights:
         return
     if agent.stack_lora_adapters:
         raise ValueError(

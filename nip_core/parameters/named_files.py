@@ -24,8 +24,11 @@ from nip_core.parameters.basis.plain import Plain, PlainDict, PlainMapping
 from nip_core.scenarios import find_scenario
 
 _IN_PYTHON = (
-    *(("scenario",), ("interaction_protocol",)),
-    *(("attack", "by"), ("attack", "script")),
+    ("scenario",),
+    ("interaction_protocol",),
+    ("attack", "by"),
+    ("attack", "script"),
+    ("lm_server", "engine"),
 )
 """Settings that name what stands in a Python file, behind a colon."""
 _DATA_ENDINGS = (".parquet", ".jsonl", ".jsonl.gz", ".train", ".dev", ".test")
@@ -128,9 +131,7 @@ def _find_moved(run_store: str, place: Path | None) -> str | None:
 def _list_named(values: PlainMapping) -> Iterator[_NamedFile]:
     """List what names a relative path, or might; settings of a wrong form are refused later."""
     for place in _IN_PYTHON:
-        file, _, name = _text(values, *place).rpartition(":")
-        if file.endswith(".py"):
-            yield from _relative(_NamedFile(place, file, f":{name}"))
+        yield from _list_in_python(values, place)
     chats = _text(values, "attack", "start_from")
     if chats.endswith(CHATS):
         yield from _relative(_NamedFile(("attack", "start_from"), chats))
@@ -142,6 +143,8 @@ def _list_named(values: PlainMapping) -> Iterator[_NamedFile]:
     )
     agents = values.get("agents")
     for name in agents if isinstance(agents, Mapping) else ():
+        in_python = ("agents", name, "model_provider")
+        yield from _list_in_python(values, in_python)
         template = ("agents", name, "system_prompt_template_path")
         yield from _relative(_NamedFile(template, _text(values, *template)))
         model = _text(values, "agents", name, "model_name")
@@ -154,6 +157,12 @@ def _list_named(values: PlainMapping) -> Iterator[_NamedFile]:
             yield from _relative(
                 _NamedFile(keys, model, is_needed=is_path, is_published=model in KNOWN)
             )
+
+
+def _list_in_python(values: PlainMapping, place: tuple[str, ...]) -> Iterator[_NamedFile]:
+    file, _, name = _text(values, *place).rpartition(":")
+    if file.endswith(".py"):
+        yield from _relative(_NamedFile(place, file, f":{name}"))
 
 
 def _refuse_both(named: _NamedFile, found: str) -> None:

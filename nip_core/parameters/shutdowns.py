@@ -10,6 +10,7 @@ from datetime import date
 from nip_core.parameters.blocks.agents import PureTextAgentParameters
 from nip_core.parameters.hyper_parameters import HyperParameters
 from nip_core.parameters.services.dialects import dialect_name
+from nip_core.parameters.services.providers import OpenAI
 
 _DECEMBER, _JANUARY, _APRIL = date(2026, 12, 11), date(2027, 1, 14), date(2027, 4, 1)
 SHUTDOWNS: dict[str, date] = {
@@ -45,7 +46,8 @@ def list_shutdown_warnings(
 
 def is_at_openai(agent: PureTextAgentParameters) -> bool:
     """Return whether OpenAI itself serves the agent's model."""
-    return not agent.use_dummy_api and agent.base_url is None and dialect_name(agent) == "openai"
+    is_there = agent.base_url is None and agent.provider.address == OpenAI.address
+    return is_there and dialect_name(agent) == "openai"
 
 
 def _warnings(

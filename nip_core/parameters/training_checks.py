@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from nip_core.parameters.blocks.agents import OWN_DPO_SETTINGS
-from nip_core.parameters.services.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters
@@ -31,6 +30,7 @@ def check_training(parameters: "HyperParameters") -> None:
             f"(got {text_rl.verifier_guess_replacement_proportion:g}), and agents.verifier is "
             "never trained; set it to 0, or agents.verifier.freeze_agent: false"
         )
+    _check_methods(parameters)
     if parameters.trainer == "pure_text_malt":
         _check_malt(parameters)
     if parameters.trainer == "pure_text_grpo":
@@ -41,9 +41,9 @@ def check_training(parameters: "HyperParameters") -> None:
             "promotion.enabled: models would be chosen by the problems that they are tested on; "
             "set test_dataset_split: test"
         )
-    agents = parameters.model_agents.values()
+    services = [agent.provider.training for agent in parameters.model_agents.values()]
     if parameters.fine_tuning.wandb_project is not None and not any(
-        PROVIDERS[agent.model_provider].takes_wandb and not agent.use_dummy_api for agent in agents
+        service is not None and service.takes_wandb for service in services
     ):
         raise ValueError(
             "fine_tuning.wandb_project: OpenAI reports its jobs there, and no agent has "
@@ -64,6 +64,22 @@ def _check_hints(parameters: "HyperParameters", trained: Collection[str]) -> Non
             )
 
 
+def _check_methods(parameters: "HyperParameters") -> None:
+    """Refuse a method that the training service of an agent does not take."""
+    methods = {parameters.method(i) for i in range(parameters.rl.num_iterations)}
+    for group in parameters.trainable_groups:
+        name, agent = parameters.groups[group][0], parameters.group_parameters(group)
+        service = agent.provider.training
+        wrong = sorted(method for method in methods if service and not service.takes(method))
+        if service is not None and wrong:
+            raise ValueError(
+                f"agents.{name}.model_provider: trainer {parameters.trainer!r} needs training by "
+                f"{' and '.join(wrong)}, as an lm_server does it (got {agent.model_provider}, "
+                f"which takes {', '.join(service.methods) or 'none'}); set SelfHosted, or "
+                "freeze_agent: true"
+            )
+
+
 def _check_malt(parameters: "HyperParameters") -> None:
     """Answers to one prompt can differ."""
     for group in parameters.trainable_groups:
@@ -77,7 +93,8 @@ def _check_malt(parameters: "HyperParameters") -> None:
             # Refused here, as a provider would refuse the job only after the episodes are paid for.
             for setting in OWN_DPO_SETTINGS:
                 value = getattr(agent, setting)
-                if value and agent.model_provider != "SelfHosted":
+                service = agent.provider.training
+                if value and service is not None and not service.takes_setting(setting):
                     raise ValueError(
                         f"agents.{name}.{setting}: {agent.model_provider} has no such setting "
                         f"(got {value}); leave it out, or set model_provider: SelfHosted"
@@ -106,11 +123,6 @@ def _check_grpo(parameters: "HyperParameters") -> None:
     for group in parameters.trainable_groups:
         for name in parameters.groups[group]:
             agent = parameters.model_agents[name]
-            if agent.model_provider != "SelfHosted" and not agent.use_dummy_api:
-                raise ValueError(
-                    f"agents.{name}.model_provider: trainer 'pure_text_grpo' needs an lm_server "
-                    f"(got {agent.model_provider}); set SelfHosted, or freeze_agent: true"
-                )
             if agent.train_reasoning == "keep":
                 raise ValueError(
                     f"agents.{name}.train_reasoning: trainer 'pure_text_grpo' trains on the tokens "

@@ -28,7 +28,6 @@ from nip_core.errors import CorruptionError, JobError, RunConflictError, Setting
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, list_files
@@ -243,9 +242,9 @@ async def cancel_jobs(
         # Nothing to be stopped, or not at this address.
         if record.id is None or at is None:
             continue
-        hosted = speaks_nip(parameters.group_parameters(record.group))
+        provider = parameters.group_parameters(record.group).provider
         settle_s = parameters.fine_tuning.settle_s
-        opened = open_ledger(run, at, speaks_nip=hosted, settle_s=settle_s)
+        opened = open_ledger(run, provider, at, settle_s=settle_s)
         async with opened as (ledger, backend):
             try:
                 await ledger.cancel(record)

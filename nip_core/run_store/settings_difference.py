@@ -112,16 +112,22 @@ def _is_same_content(
     return bool(digests[0]) and digests[0] == digests[1]
 
 
+def _is_provider(key: str) -> bool:
+    return key.startswith("agents.") and key.endswith(".model_provider")
+
+
 def _content_of(key: str) -> str:
     """Name the digest of what a setting's path leads to; "" of a setting without a path."""
     if key.startswith("agents.") and key.endswith(".system_prompt_template_path"):
         return f"templates.{key.split('.')[1]}"
+    if _is_provider(key):
+        return f"providers.{key.split('.')[1]}"
     return _CONTENTS.get(key, "")
 
 
 def _split(key: str, path: str) -> tuple[str, str]:
     """Split ``path/to/file.py:Class``."""
-    file, _, name = path.rpartition(":") if key in _CLASSES else (path, "", "")
+    file, _, name = path.rpartition(":") if key in _CLASSES or _is_provider(key) else (path, "", "")
     return file, name
 
 

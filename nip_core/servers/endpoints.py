@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
+from nip_core.jobs.server_calls import LmServer
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.basis.addresses import check_plain_address
-from nip_core.parameters.derived.hosting import uses_own_server
-from nip_core.parameters.derived.model_names import speaks_nip
-from nip_core.parameters.services.providers import PROVIDERS
+from nip_core.parameters.derived.hosting import find_host
+from nip_core.parameters.services.providers import SelfHosted
 from nip_core.redaction import read_key
 from nip_core.rollouts.chat_client import Endpoint
 
-SERVER_KEY_VARIABLE = PROVIDERS["SelfHosted"].key_variable
+_LOOK_S = 60.0  # for what a server knows without work
+_NO_KEY = "-"
+SERVER_KEY_VARIABLE = SelfHosted.key_variable
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Endpoints:
     """Chat completions."""
     control: Endpoint
     """Files, jobs, models and their proofs."""
+
+    @property
+    def lm_server(self) -> LmServer | None:
+        """The calls that a server of nip alone answers; None where it is another's."""
+        return LmServer(self.control, timeout_s=_LOOK_S) if self.play.joins else None
 
 
 def find_remote_endpoints(
@@ -58,29 +65,29 @@ def find_group_endpoints(
     it than a place.
     """
     agent = parameters.group_parameters(group)
-    if uses_own_server(parameters, agent):
+    if find_host(parameters, agent).is_launched:
         return None
-    variable = PROVIDERS[agent.model_provider].key_variable
-    key = read_key(environment, variable)
+    variable = agent.provider.key_variable
+    key = _NO_KEY if variable is None else read_key(environment, variable)
     if not key:
         raise SettingsError(
             f"agents.{parameters.groups[group][0]}: model_provider {agent.model_provider} needs "
             f"its key in the environment variable {variable}, which is not set"
         )
     play, control = _addresses(parameters, agent, environment)
-    player = Endpoint(play, key, agent.served_as, joins=speaks_nip(agent))
+    player = Endpoint(play, key, agent.served_as, joins=agent.provider.is_lm_server)
     return Endpoints(player, Endpoint(control, key))
 
 
 def list_key_variables(parameters: HyperParameters) -> list[str]:
     """List the environment variables with the keys for `find_remote_endpoints`."""
     agents = (parameters.group_parameters(group) for group in parameters.groups)
-    needed = {
-        PROVIDERS[a.model_provider].key_variable
-        for a in agents
-        if not uses_own_server(parameters, a)
+    variables = {
+        agent.provider.key_variable
+        for agent in agents
+        if not find_host(parameters, agent).is_launched
     }
-    return sorted(needed)
+    return sorted(variable for variable in variables if variable is not None)
 
 
 def _addresses(
@@ -91,20 +98,22 @@ def _addresses(
     if agent.base_url is not None:
         url = _with_path(agent.base_url)
         return url, url
-    if agent.model_provider == "SelfHosted":
+    if agent.provider.is_lm_server:
         if agent.engine_url is not None and agent.control_url is not None:
             return _server(agent.engine_url), _server(agent.control_url)
         assert parameters.lm_server.url is not None  # or it would be the run's own server
         url = _server(parameters.lm_server.url)
         return url, url
-    provider = PROVIDERS[agent.model_provider]
+    provider = agent.provider
     variable = provider.address_variable
-    assert variable is not None and provider.address is not None  # all but SelfHosted have both
-    url = (environment.get(variable) or provider.address).rstrip("/")
+    elsewhere = environment.get(variable) if variable is not None else None
+    assert provider.address is not None  # the settings were checked
+    url = (elsewhere or provider.address).rstrip("/")
     try:
         check_plain_address(url)
     except ValueError as error:
-        raise SettingsError(f"environment variable {variable}: {error}") from None
+        place = f"environment variable {variable}" if elsewhere else agent.model_provider
+        raise SettingsError(f"{place}: {error}") from None
     return url, url
 
 

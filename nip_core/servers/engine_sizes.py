@@ -15,7 +15,7 @@ from typing import Any
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.blocks.opponents import list_opponents
-from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.derived.model_names import base_name
 from nip_lm_server.client import DEFAULT_LORA_RANK, LARGEST_LORA_RANK, served_lora_rank
 
@@ -61,8 +61,8 @@ def check_ranks(parameters: HyperParameters) -> None:
     most = served_lora_rank(largest) if server.engine == "vllm" else largest
     for group, names in parameters.groups.items():
         agent = parameters.group_parameters(group)
-        hosted = uses_own_server(parameters, agent) and not is_deterministic(parameters, agent)
-        final = _final_rank(parameters, group) if hosted else 0
+        is_loaded = find_host(parameters, agent).loads_weights
+        final = _final_rank(parameters, group) if is_loaded else 0
         if final and agent.lora_rank > most:
             raise SettingsError(
                 f"agents.{names[0]}.lora_rank is {agent.lora_rank}, but the engine takes {most} at "
@@ -87,7 +87,7 @@ def _groups_over(parameters: HyperParameters, base: str) -> Sequence[str]:
     return [
         group
         for group in parameters.groups
-        if uses_own_server(parameters, parameters.group_parameters(group))
+        if find_host(parameters, parameters.group_parameters(group)).loads_weights
         and base_name(parameters, parameters.group_parameters(group)) == base
     ]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from nip_core.distribution import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.hosting import find_host, list_loaded
 from nip_lm_server.client import VllmMissingError, find_vllm
 
 _LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")
@@ -31,17 +31,12 @@ def list_missing_packages(
 
     Nothing is imported: a package that is there and broken is found by `nip doctor`.
     """
-    hosted = [
-        agent
-        for agent in parameters.model_agents.values()
-        if uses_own_server(parameters, agent) and not is_deterministic(parameters, agent)
-    ]
-    if not hosted:
+    if not list_loaded(parameters):
         return []
     settings, lines = parameters.lm_server, []
-    plays_apart = settings.engine == "vllm"
+    plays_apart = not settings.capabilities.runs_on_torch
     trains = any(
-        uses_own_server(parameters, parameters.group_parameters(group))
+        find_host(parameters, parameters.group_parameters(group)).loads_weights
         for group in parameters.trainable_groups
     )
     missing = [name for name in _LOCAL if not is_installed(name)]
@@ -51,7 +46,7 @@ def list_missing_packages(
             f"lm_server.engine: {settings.engine} needs {', '.join(missing)} {what}, which "
             f"{'is' if len(missing) == 1 else 'are'} not installed here: {how_to_install('local')}"
         )
-    if plays_apart:
+    if settings.engine == "vllm":
         executable = settings.options.get("executable")
         try:
             find_vllm(executable if isinstance(executable, str) else None, environment)

@@ -18,11 +18,7 @@ from typing import TypeVar
 from nip_core.errors import ServerError, SettingsError
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.derived.hosting import (
-    is_deterministic,
-    serves_several_bases,
-    uses_own_server,
-)
+from nip_core.parameters.derived.hosting import find_host, list_loaded
 from nip_core.parameters.derived.model_names import base_name
 from nip_core.progress.board import Progress
 from nip_core.proxies import restore_proxies
@@ -55,7 +51,7 @@ def make_server_spec(parameters: HyperParameters) -> ServerSpec | None:
     engines = {
         base_name(parameters, agent): _engine(parameters, agent)
         for agent in parameters.model_agents.values()
-        if uses_own_server(parameters, agent)
+        if find_host(parameters, agent).is_launched
     }
     # All models are on other servers, or all agents are random.
     if not engines:
@@ -77,13 +73,13 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
             training_device="cpu",
             share_device="no",
         )
-    # The deterministic engine has no weights that could be quantized.
-    deterministic = settings.engine == "deterministic"
-    quantized = agent.quantization != "none" and not deterministic
+    # Without weights there are none that could be quantized.
+    has_weights = settings.capabilities.has_weights
+    quantized = agent.quantization != "none" and has_weights
     return EngineSpec(
         engine=settings.engine,
         # Without weights any name will do, so none is looked for.
-        model=agent.model_name if deterministic else resolve_model(agent.model_name),
+        model=resolve_model(agent.model_name) if has_weights else agent.model_name,
         served_model_name=name,
         replies=settings.replies,
         options={
@@ -106,7 +102,7 @@ def _bases_at_once(parameters: HyperParameters, base: str) -> int:
     trained = [agent for agent in playing if not agent.use_lora and not agent.freeze_agent]
     # One group without a gate needs no second place: only one of its models plays at a time.
     several = len(playing) > 1 or parameters.promotion.enabled
-    if not several or not trained or not serves_several_bases(parameters, trained[0]):
+    if not several or not trained or not find_host(parameters, trained[0]).serves_several_bases:
         return 1
     # The configured one, and of each group the model that plays and the one that is to follow.
     return 1 + 2 * len(trained)
@@ -123,18 +119,17 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
     if settings.replies is not None and not os.path.isfile(settings.replies):
         raise SettingsError(f"lm_server.replies: there is no file {settings.replies}")
     check_ranks(parameters)
+    _check_trains(parameters)
     parked = parameters.fine_tuning.park_after_s
     for group in parameters.trainable_groups if parked is not None else ():
-        if uses_own_server(parameters, parameters.group_parameters(group)):
+        if find_host(parameters, parameters.group_parameters(group)).is_launched:
             raise SettingsError(
                 f"fine_tuning.park_after_s: group {group} trains on the run's own server, which "
                 f"stops when the run lets go (got {parked:g}); start one with `nip serve` and name "
                 "it in lm_server.url, or leave the setting out"
             )
     # What needs no model, or is another server, has none of the troubles below.
-    for name, agent in parameters.model_agents.items():
-        if not uses_own_server(parameters, agent) or is_deterministic(parameters, agent):
-            continue
+    for name, agent in list_loaded(parameters).items():
         # Quantized weights are on CUDA alone: fp8 while a model plays (it trains with its weights
         # as they are), bitsandbytes while it trains, too. An adapter that is stacked has the one
         # below merged into the weights, which takes whole ones.
@@ -148,6 +143,18 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
         if reason is not None:
             raise SettingsError(
                 f"agents.{name}.quantization: {agent.quantization!r} can't be used here: {reason}"
+            )
+
+
+def _check_trains(parameters: HyperParameters) -> None:
+    """Refuse to train over an engine that loads no adapters."""
+    for group in parameters.trainable_groups:
+        host = find_host(parameters, parameters.group_parameters(group))
+        if host.is_launched and not host.takes_adapters:
+            raise SettingsError(
+                f"lm_server.engine: {parameters.lm_server.engine} loads no adapters, so group "
+                f"{group} can't be trained over it; set freeze_agent: true for its agents, or "
+                "take an engine that trains (embedded, vllm, or capabilities with trains=True)"
             )
 
 

@@ -23,14 +23,15 @@ from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.models import KNOWN, locate_model
 from nip_core.models.added_models import read_digest
-from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.hosting import find_host
+from nip_core.parameters.services.providers import Provider
 from nip_core.protocols import find_protocol
 from nip_core.scenarios import Problem, find_scenario
 from nip_core.servers.endpoints import Endpoints
 from nip_core.session.attack_files import digest_files, name_changed_files
 from nip_core.session.opponent_runs import digest_opponents
 from nip_core.session.origin import Origin
-from nip_lm_server.client import ReadError, read_text
+from nip_lm_server.client import ReadError, find_file, read_text
 
 
 def digest_contents(
@@ -66,19 +67,27 @@ def digest_contents(
         kind = find_scenario(parameters.scenario)
         source = Path(inspect.getfile(kind)).read_text(encoding="utf-8", errors="replace")
         contents["scenario"] = digest(source)
+    if providers := _list_own_providers(game):
+        contents["providers"] = {
+            agent: digest(Path(inspect.getfile(provider)).read_text(encoding="utf-8"))
+            for agent, provider in providers.items()
+        }
     contents |= digest_files(game)
     if of_opponents := digest_opponents(game):
         contents["opponents"] = of_opponents
     for agent in parameters.model_agents.values():
         path = Path(os.path.expanduser(locate_model(agent.model_name)))
-        is_hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
-        if is_hosted and agent.model_name in KNOWN:
+        names_weights = agent.provider.names_weights
+        if names_weights and agent.model_name in KNOWN:
             # Read whole when it was checked. The deterministic engine has no model, and another
             # server has its own by this name.
-            if uses_own_server(parameters, agent) and not is_deterministic(parameters, agent):
+            if find_host(parameters, agent).loads_weights:
                 contents["models"][agent.model_name] = read_digest(KNOWN[agent.model_name])
-        elif is_hosted and os.path.isdir(path):
+        elif names_weights and os.path.isdir(path):
             contents["models"][agent.model_name] = digest_directory(path)
+    engine_file = find_file(parameters.lm_server.engine)
+    if engine_file is not None:
+        contents["engine"] = digest(engine_file.read_text(encoding="utf-8", errors="replace"))
     if parameters.lm_server.replies is not None:
         contents["replies"] = digest(_text_of(Path(parameters.lm_server.replies)))
     return contents
@@ -95,10 +104,21 @@ def name_places(game: Game) -> dict[str, str]:
         places["protocol"] = _place_of(find_protocol(parameters.interaction_protocol))
     if ":" in parameters.scenario:
         places["scenario"] = _place_of(find_scenario(parameters.scenario))
+    for agent, provider in _list_own_providers(game).items():
+        places[f"providers.{agent}"] = _place_of(provider)
     places |= name_changed_files(game)
+    engine_file = find_file(parameters.lm_server.engine)
+    if engine_file is not None:
+        places["engine"] = f"{engine_file}, in which the engine of lm_server.engine stands,"
     if parameters.lm_server.replies is not None:
         places["replies"] = str(parameters.lm_server.replies)
     return places
+
+
+def _list_own_providers(game: Game) -> dict[str, type[Provider]]:
+    """List by agent the providers of the user's own."""
+    agents = game.parameters.model_agents
+    return {name: agent.provider for name, agent in agents.items() if ":" in agent.model_provider}
 
 
 def _place_of(kind: type) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from nip_core.errors import SettingsError
 from nip_core.hub.named_model import SilentHubError, find_model
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.hosting import list_loaded
 
 
 def check_models(
@@ -52,8 +52,6 @@ def list_unanswered(
 def _list_names(parameters: HyperParameters) -> dict[str, str]:
     """Return the names of the models to load, each with the setting of the first agent with it."""
     places: dict[str, str] = {}
-    for agent_name, agent in parameters.model_agents.items():
-        # The deterministic engine has no model; another server has its own by this name.
-        if uses_own_server(parameters, agent) and not is_deterministic(parameters, agent):
-            places.setdefault(agent.model_name, f"agents.{agent_name}.model_name")
+    for agent_name, agent in list_loaded(parameters).items():
+        places.setdefault(agent.model_name, f"agents.{agent_name}.model_name")
     return places

@@ -20,7 +20,7 @@ from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.blocks.opponents import RUNS, FoundOpponent, OpponentRun
 from nip_core.parameters.checks import GROUP_SETTINGS, find_attackers
-from nip_core.parameters.derived.hosting import uses_own_server
+from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.protocols import find_protocol, make_protocol
 from nip_core.records.attack_on_record import read_shown_attack
@@ -67,8 +67,8 @@ def list_adapters_there(parameters: HyperParameters) -> dict[str, dict[str, str 
     adapters: dict[str, dict[str, str | None]] = {}
     for agent, models in list_of_others(parameters).items():
         for run, model in models.items():
-            is_own = uses_own_server(parameters, parameters.model_agents[agent])
-            if is_own and model.trained_in is not None:
+            host = find_host(parameters, parameters.model_agents[agent])
+            if host.takes_adapters and model.trained_in is not None:
                 adapters.setdefault(str(run), {})[model.model] = model.digest
     return adapters
 

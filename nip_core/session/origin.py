@@ -30,7 +30,7 @@ from nip_core.errors import SettingsError
 from nip_core.hub.adapters_to_start_from import PublishedModel, bring_published, find_published
 from nip_core.hub.client import connect
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
-from nip_core.parameters.derived.hosting import uses_own_server
+from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.derived.model_names import base_name
 from nip_core.parameters.stored import complete_settings
 from nip_core.records.models import ServedModel, read_models
@@ -360,7 +360,7 @@ class ModelSearch:
             )
         if model.trained_in is None:
             return model
-        if uses_own_server(self._parameters, agent):
+        if find_host(self._parameters, agent).takes_adapters:
             if not has_model(source, model.model):
                 raise SettingsError(
                     f"{setting}: model {model.model} is not in the own server of run "

@@ -15,6 +15,7 @@ from nip_core.costs.estimate import Estimate, estimate_run
 from nip_core.costs.taken import find_experience
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, make_situation
+from nip_core.jobs.services import check_services
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.parameters.derived.model_names import check_named
 from nip_core.parameters.stored import keep_course, keep_prompts
@@ -108,6 +109,7 @@ def prepare(
     check_functions(game, problems)
     try_script(game, problems)
     check_opponent_scripts(game, problems)
+    check_services(parameters)
     endpoints = find_remote_endpoints(parameters, environment)
     check_server(parameters, environment)
     check_models(parameters, environment, _list_model_names(record))
@@ -215,6 +217,7 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
 
 def estimate_settings(parameters: HyperParameters) -> Estimate:
     """Estimate what a run with these settings takes, by runs of the same game; writes nothing."""
+    check_services(parameters)
     check_server(parameters, os.environ)
     # The Hub is asked by those who show a plan, once for all its runs.
     check_models(parameters, os.environ, {a.model_name for a in parameters.model_agents.values()})

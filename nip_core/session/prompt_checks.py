@@ -16,7 +16,6 @@ from nip_core.errors import ServerError, SettingsError
 from nip_core.game.reasons import Kind
 from nip_core.game.render import Game, Turn, make_situation
 from nip_core.jobs.server_calls import LmServer, TemplateFacts
-from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.protocols import Move
 from nip_core.proxies import proxy_for
 from nip_core.records.left_out import Facts
@@ -47,9 +46,9 @@ async def check_prompts(session: Session) -> dict[str, Facts]:
     too_long: dict[str, Facts] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
         for group, agents in session.parameters.groups.items():
-            if speaks_nip(session.parameters.group_parameters(group)):
+            if (server := session.at(group).lm_server) is not None:
                 for agent in agents:
-                    check = _AgentCheck(http, session, group, agent, ordered[-1])
+                    check = _AgentCheck(http, session, server, group, agent, ordered[-1])
                     await check.run()
                     too_long |= await check.too_long([p for p in ordered if p.id not in too_long])
     return too_long
@@ -75,11 +74,12 @@ class _AgentCheck:
         self,
         http: aiohttp.ClientSession,
         session: Session,
+        server: LmServer,
         group: str,
         agent: str,
         problem: Problem,
     ) -> None:
-        self._http, self._session = http, session
+        self._http, self._session, self._server = http, session, server
         self._group, self._agent, self._problem = group, agent, problem
         self._endpoint, self._model = session.at(group).play, session.base_model(group)
         self._conversation = sample_conversation(session.game, agent)
@@ -111,8 +111,7 @@ class _AgentCheck:
 
     async def _check_names(self) -> None:
         """Refuse chats of several speakers whose names the template leaves out."""
-        server = LmServer(self._session.at(self._group).control, timeout_s=60)
-        told = await server.engine_status(self._model)
+        told = await self._server.engine_status(self._model)
         # Our own engines know, if they have a template; others are tried.
         if told is not None:
             template = told.template_facts or TemplateFacts()

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
-from nip_core.jobs.server_calls import LmServer, TemplateFacts, version_problem
+from nip_core.jobs.server_calls import TemplateFacts, version_problem
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.derived.model_names import base_name, speaks_nip
+from nip_core.parameters.derived.model_names import base_name
 from nip_core.progress.board import Progress
 from nip_core.proxies import proxy_for
 from nip_core.redaction import show_address
@@ -89,7 +89,9 @@ async def check_served(
 
     async def check(group: str) -> None:
         agent, place = parameters.group_parameters(group), parameters.groups[group][0]
-        server = LmServer(endpoints[group].control, timeout_s=60)
+        server = endpoints[group].lm_server
+        if server is None:
+            return
         name, listed = base_name(parameters, agent), await server.list_models()
         if listed and name not in listed and not name.startswith("tinker://"):
             raise SettingsError(
@@ -99,9 +101,8 @@ async def check_served(
                 f"or start it with --served-model-name {name}"
             )
 
-    ours = [g for g in endpoints if speaks_nip(parameters.group_parameters(g))]
     with progress.doing("looking for the models at their servers"):
-        await gather_or_cancel(map(check, ours))
+        await gather_or_cancel(map(check, endpoints))
 
 
 async def check_version(session: Session) -> None:
@@ -111,17 +112,15 @@ async def check_version(session: Session) -> None:
     has no /version isn't ours and is not checked.
     """
     parameters = session.parameters
-    servers = {
-        session.at(group).control: agents[0]
-        for group, agents in parameters.groups.items()
-        if group in session.endpoints and speaks_nip(parameters.group_parameters(group))
-    }
-    for endpoint, agent in servers.items():
-        server = LmServer(endpoint, timeout_s=60)
+    agents = {at.control: parameters.groups[group][0] for group, at in session.endpoints.items()}
+    servers = {at.control: at.lm_server for at in session.endpoints.values()}
+    for endpoint, server in servers.items():
+        if server is None:
+            continue
         _, version = await server.version()
         if version is not None and (problem := version_problem(version)):
             raise SettingsError(
-                f"agents.{agent}: the server at {server.root}/version has {problem}"
+                f"agents.{agents[endpoint]}: the server at {server.root}/version has {problem}"
             )
 
 
@@ -134,10 +133,9 @@ async def check_engines(session: Session) -> None:
     """
     for group, agents in session.parameters.groups.items():
         agent = session.parameters.group_parameters(group)
-        if not speaks_nip(agent):
+        model, server = session.base_model(group), session.at(group).lm_server
+        if server is None:
             continue
-        model = session.base_model(group)
-        server = LmServer(session.at(group).control, timeout_s=60)
         # Jobs begin with the base model: such an adapter would play, and another would be trained.
         under = await server.find_base(model) if model.startswith("ft:") else None
         if under is not None and not agent.freeze_agent:

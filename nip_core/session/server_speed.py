@@ -14,8 +14,7 @@ from time import monotonic
 from typing import Any
 
 from nip_core.costs.estimate import Estimate
-from nip_core.jobs.server_calls import LmServer
-from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.hosting import find_host
 from nip_core.rollouts.call_limit import start_with
 from nip_core.rollouts.chat_client import ContextLengthError, Endpoint, RequestRefusedError
 from nip_core.session.session import Session
@@ -58,7 +57,8 @@ async def measure_speed(session: Session) -> None:
         except (RequestRefusedError, ContextLengthError):
             # It takes no chat of a user alone, or has a very short context: nothing is guessed.
             return
-        status = await LmServer(session.at(group).control, timeout_s=60).engine_status(model)
+        server = session.at(group).lm_server
+        status = None if server is None else await server.engine_status(model)
         session.progress.own_device = None if status is None else status.device
     if not speeds or session.estimate is None:
         return
@@ -70,7 +70,7 @@ async def measure_speed(session: Session) -> None:
     tokens = estimate.expected_prompt_tokens / calls, estimate.expected_completion_tokens / calls
     first = start_with(parameters.rollouts.concurrency, slowest.seconds(*tokens))
     for group in parameters.groups:
-        if uses_own_server(parameters, parameters.group_parameters(group)):
+        if find_host(parameters, parameters.group_parameters(group)).loads_weights:
             session.client.limit_at(session.at(group).play).start_with(first)
     session.tell(
         "speed",
@@ -108,7 +108,7 @@ def _models(session: Session) -> dict[str, str]:
     parameters, models = session.parameters, dict[str, str]()
     for group in parameters.groups:
         agent = parameters.group_parameters(group)
-        if uses_own_server(parameters, agent) and not is_deterministic(parameters, agent):
+        if find_host(parameters, agent).loads_weights:
             models.setdefault(session.base_model(group), group)
     return models
 

@@ -1,6 +1,7 @@
 """The user's own files that settings name, and what stands in them.
 
-find_user_files    by name: scripts, scenarios, protocols, templates, data, chats, replies, models
+find_user_files    by name: scripts, scenarios, protocols, providers, templates, data, chats,
+                   replies, models
 digest_user_files  of each the SHA-256
 
 A run's identity has digests of the same things as they were read (`contents`); these here are of
@@ -20,6 +21,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.models import BUNDLED, KNOWN
+from nip_core.parameters.services.providers import find_provider
 from nip_core.protocols import find_protocol
 from nip_core.scenarios import find_scenario
 from nip_core.session.attack_files import list_named_files
@@ -59,7 +61,7 @@ def digest_user_files(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _list_code(game: Game) -> Iterator[tuple[str, Path]]:
-    """List the Python files with a scenario or a protocol."""
+    """List the Python files with a scenario, a protocol or a provider."""
     for address, kind in _list_classes(game):
         yield _place_of(address), Path(inspect.getfile(kind))
 
@@ -71,6 +73,9 @@ def _list_classes(game: Game) -> Iterator[tuple[str, type]]:
         yield scenario, find_scenario(scenario)
     if ":" in protocol:
         yield protocol, find_protocol(protocol)
+    for agent in game.parameters.model_agents.values():
+        if ":" in agent.model_provider:
+            yield agent.model_provider, find_provider(agent.model_provider)
 
 
 def _place_of(address: str) -> str:
@@ -108,8 +113,8 @@ def _list_data(game: Game) -> Iterator[tuple[str, Path]]:
 
 def _list_models(game: Game) -> Iterator[tuple[str, Path]]:
     for agent in game.parameters.model_agents.values():
-        model, is_hosted = agent.model_name, agent.model_provider == "SelfHosted"
-        if is_hosted and not agent.use_dummy_api and model not in {*BUNDLED, *KNOWN}:
+        model = agent.model_name
+        if agent.provider.names_weights and model not in {*BUNDLED, *KNOWN}:
             yield model, Path(os.path.expanduser(model))
 
 

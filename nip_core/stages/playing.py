@@ -21,7 +21,7 @@ from nip_core.errors import RunConflictError
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.derived.hosting import is_deterministic
+from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.derived.recording import gives_logprobs, records_p_accept
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
@@ -251,7 +251,7 @@ class SplitPlay:
                     settings,
                     # Tokens are trained as they were generated.
                     record_tokens=is_recorded,
-                    record_logprobs=is_recorded and not is_deterministic(parameters, settings),
+                    record_logprobs=is_recorded and find_host(parameters, settings).gives_logprobs,
                     top_logprobs=max(recorded_top, LIKELIEST if agent in judges else 0),
                     record_p_accept=records_p_accept(parameters, settings),
                 )
@@ -288,8 +288,8 @@ class SplitPlay:
         parameters = self.session.parameters
         if not self._chooses() or not judges_by_tokens(parameters):
             return ()
-        is_scripted = is_deterministic(parameters, parameters.model_agents["verifier"])
-        return () if is_scripted else ("verifier",)
+        host = find_host(parameters, parameters.model_agents["verifier"])
+        return ("verifier",) if host.gives_logprobs else ()
 
     def _check_models(self, recorded: Mapping[str, CallRecord], path: str) -> None:
         """Raise RunConflictError for a journal with answers of other models than those of now."""

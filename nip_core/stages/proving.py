@@ -12,15 +12,13 @@ from typing import Any
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, StageError
 from nip_core.evaluation.figures_in_words import amount
-from nip_core.jobs.job import Busy, NoAnswer, Refused
-from nip_core.jobs.openai_backend import OpenAIBackend, open_backend
-from nip_core.jobs.server_calls import LmServer
+from nip_core.jobs.job import Backend, Busy, ModelView, NoAnswer, Refused
+from nip_core.jobs.services import open_backend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.hosting import takes_turns
-from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.parameters.services.dialects import find_dialect
 from nip_core.records.models import ServedModel
-from nip_core.rollouts.chat_client import ChatClient, Endpoint, RequestRefusedError
+from nip_core.rollouts.chat_client import ChatClient, RequestRefusedError
 from nip_core.servers.endpoints import Endpoints
 from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_new_models, find_opponents
@@ -95,12 +93,11 @@ async def prove(
 ) -> ServedModel:
     """Ask the model's server for a proof of its weights, and return the model with it.
 
-    It counts only if it answers under its own name; on a server of nip it also needs the server's
-    proof that the saved weights are the ones that answer. Raises StageError if it does not, or is
-    not there; ServerError if nobody answers.
+    It counts only if it answers under its own name; where the back-end proves models it also needs
+    the proof that the saved weights are the ones that answer. Raises StageError if it does not, or
+    is not there; ServerError if nobody answers.
     """
-    agent, control = parameters.group_parameters(group), at.control
-    where, hosted = control.base_url, speaks_nip(agent)
+    agent, where = parameters.group_parameters(group), at.control.base_url
 
     async def ask() -> None:
         message = {"role": "user", "content": "-"}
@@ -116,53 +113,39 @@ async def prove(
                 raise
 
     # 1. Is it there, and does its server prove it?
-    async with open_backend(control, speaks_nip=hosted) as backend:
-        extension = await _described(backend, control, model.model)
-        if hosted and not (extension.get("proof") or {}).get("matches"):
+    async with open_backend(agent.provider, at.control) as backend:
+        facts = await _describe(backend, model.model)
+        if backend.proves and not facts.is_proved:
             # An adapter that is not loaded is loaded, and proved, when it is asked for.
             await ask()
-            extension = await _described(backend, control, model.model)
-    proof = extension.get("proof")
-    if hosted and not (proof or {}).get("matches"):
+            facts = await _describe(backend, model.model)
+    if backend.proves and not facts.is_proved:
         raise StageError(
             f"{where}: model {model.model} is there, but it is not proved that it "
-            f"answers with the weights that its job saved: {proof}"
+            f"answers with the weights that its job saved: {facts.proof}"
         )
     # 2. Are its weights those on record?
-    content = extension.get("content_digest")
-    if model.digest is not None and content != model.digest:
+    if model.digest is not None and facts.digest != model.digest:
         raise StageError(
             f"{where}: model {model.model} has other weights than those on record "
-            f"(content digest {content}, on record {model.digest})"
+            f"(content digest {facts.digest}, on record {model.digest})"
         )
     # 3. Does it answer?
     await ask()
-    return replace(model, digest=content, proof=proof, kind=extension.get("kind"))
+    return replace(model, digest=facts.digest, proof=facts.proof, kind=facts.kind)
 
 
-async def _described(backend: OpenAIBackend, control: Endpoint, model: str) -> dict[str, Any]:
-    """Return what servers of nip add to a model's description; empty for others.
-
-    A base model that has lost its place to another one is started first.
-    """
-    extension = await _extension_of(backend, control, model)
-    # A base model of the server's configuration says no kind.
-    if extension.get("kind", "base") == "base" and extension.get("served") is False:
-        await LmServer(control).move_engine(model, "start")
-        extension = await _extension_of(backend, control, model)
-    return extension
-
-
-async def _extension_of(backend: OpenAIBackend, endpoint: Endpoint, model: str) -> dict[str, Any]:
+async def _describe(backend: Backend, model: str) -> ModelView:
+    """Return what is known of a model; one that has lost its place is started first."""
     try:
-        return dict((await backend.model(model)).get("nip") or {})
+        return await backend.bring_model(model)
     except Refused as error:
         raise StageError(
-            f"{endpoint.base_url}: model {model} can't be had: {error}. If the server's state was "
+            f"{backend.address}: model {model} can't be had: {error}. If the server's state was "
             "lost, --fork from an earlier run or start a new one"
         ) from error
     except (Busy, NoAnswer) as error:
-        raise ServerError(f"{endpoint.base_url}: {error}") from error
+        raise ServerError(f"{backend.address}: {error}") from error
 
 
 async def return_places(session: Session, models: Mapping[str, ServedModel]) -> None:
@@ -170,9 +153,9 @@ async def return_places(session: Session, models: Mapping[str, ServedModel]) -> 
     parameters = session.parameters
 
     async def bring_back(group: str, model: ServedModel) -> None:
-        control = session.at(group).control
-        async with open_backend(control, speaks_nip=True) as backend:
-            await _described(backend, control, model.model)
+        provider = parameters.group_parameters(group).provider
+        async with open_backend(provider, session.at(group).control) as backend:
+            await _describe(backend, model.model)
 
     async def bring_all() -> list[None]:
         return await gather_or_cancel(bring_back(*item) for item in waiting.items())

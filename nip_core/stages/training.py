@@ -18,12 +18,10 @@ from nip_core.errors import CorruptionError, DeadlineError, JobError, ParkedErro
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
-from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
+from nip_core.jobs.job import Backend, BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.ledger import Ledger, open_ledger
-from nip_core.jobs.openai_backend import OpenAIBackend
-from nip_core.jobs.steps import find_newest_step, is_paused, read_progress, read_step_figures
+from nip_core.jobs.steps import is_paused, look_for_steps, read_step_figures
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.progress.board import Activity, Progress
 from nip_core.progress.outlook import STEPS
 from nip_core.records.rewinds import number_next_attempt
@@ -134,8 +132,6 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> JobEnd:
     record = _record(session, iteration, group)
     settings = session.parameters.fine_tuning
 
-    hosted = speaks_nip(session.parameters.group_parameters(group))
-
     async def poll(activity: Activity) -> JobRecord:
         async with _ledger(session, group) as (ledger, backend):
             try:
@@ -146,9 +142,9 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> JobEnd:
                     # The run's own server stood still while the run did.
                     counted_from_s=None if group in session.endpoints else session.clock.now(),
                     park_after_s=settings.park_after_s,
-                    # A server of ours is asked for its steps as often as people want to see them.
-                    longest_pause_s=settings.poll_interval_s if hosted else None,
-                    watch=partial(_watch, session.progress, activity, backend, hosted),
+                    # Where a look shows the steps, it is as often as people want to see them.
+                    longest_pause_s=settings.poll_interval_s if backend.tells_steps else None,
+                    watch=partial(_watch, session.progress, activity, backend),
                 )
             except DeadlineError:
                 # The job goes on, so that a person can raise the deadline and have it.
@@ -190,8 +186,7 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> JobEnd:
 async def _watch(
     progress: Progress,
     activity: Activity,
-    backend: OpenAIBackend,
-    hosted: bool,
+    backend: Backend,
     view: JobView | None,
     trouble: str,
 ) -> None:
@@ -200,13 +195,11 @@ async def _watch(
         progress.count_retry(f"job {activity.job}: {trouble}")
     if view is None:
         return
-    steps = read_progress(view)
-    # Servers of nip say it in the job itself; elsewhere it stands in the events, one more request.
-    if steps is None and not hosted and view.status == "running":
-        try:
-            steps = find_newest_step(await backend.job_events(view.id))
-        except BackendTrouble as error:
-            progress.count_retry(f"events of job {activity.job}: {error}")
+    try:
+        steps = await look_for_steps(backend, view)
+    except BackendTrouble as error:
+        steps = None
+        progress.count_retry(f"events of job {activity.job}: {error}")
     now_s, status = progress.clock(), "paused" if is_paused(view) else view.status
     if steps is None:
         activity.tell(now_s, status=status)
@@ -315,16 +308,14 @@ def _reference(record: JobRecord) -> JobReference:
     return JobReference(record.group, record.id, record.key, status, record.model)
 
 
-def _ledger(
-    session: Session, group: str
-) -> AbstractAsyncContextManager[tuple[Ledger, OpenAIBackend]]:
+def _ledger(session: Session, group: str) -> AbstractAsyncContextManager[tuple[Ledger, Backend]]:
     agent = session.parameters.group_parameters(group)
     # The run's own server enforces the key itself and its list never lags.
     settle_s = session.parameters.fine_tuning.settle_s if group in session.endpoints else 0.0
     return open_ledger(
         session.run,
+        agent.provider,
         session.at(group).control,
-        speaks_nip=speaks_nip(agent),
         settle_s=settle_s,
         lease=session.lease,
         clock=session.clock,

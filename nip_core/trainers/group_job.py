@@ -5,7 +5,7 @@ The road of a hyper-parameter, say `rl.lr`: `nip_core.parameters.load` reads the
 `JobSpec` (what the API has words for) or of `NipSettings` (all else).
 `nip_core.jobs.openai_backend` sends both; in the server `nip_lm_server.jobs.settings` completes
 them, `nip_lm_server.training.job` carries them into the process that trains, and
-`nip_lm_server.training.arguments` hands them to TRL.
+`nip_lm_server.training.methods.arguments` hands them to TRL.
 
 Parent             the model that a job starts from
 group_job          the job of a group on its data
@@ -18,11 +18,10 @@ from typing import Any, Literal
 
 from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.job import JobSpec
-from nip_core.parameters import HyperParameters
+from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.blocks.agents import OWN_DPO_SETTINGS
-from nip_core.parameters.derived.hosting import is_deterministic
-from nip_core.parameters.derived.model_names import speaks_nip
-from nip_core.parameters.services.providers import PROVIDERS
+from nip_core.parameters.derived.hosting import find_host
+from nip_core.parameters.services.providers import TrainingService
 from nip_core.trainers.lines import ADVANTAGE
 from nip_lm_server.client import NipSettings
 
@@ -83,8 +82,8 @@ def integrations(parameters: HyperParameters, group: str) -> list[dict[str, Any]
     """Return who else is told of the group's jobs, in the words of OpenAI's API."""
     project = parameters.fine_tuning.wandb_project
     agent = parameters.group_parameters(group)
-    takes_it = PROVIDERS[agent.model_provider].takes_wandb
-    if project is None or agent.use_dummy_api or not takes_it:
+    service = agent.provider.training
+    if project is None or service is None or not service.takes_wandb:
         return []
     return [{"type": "wandb", "wandb": {"project": project}}]
 
@@ -97,13 +96,14 @@ def training_settings(
     can_stack: bool = True,
     method: str = "supervised",
 ) -> tuple[dict[str, Any], NipSettings]:
-    """Split the settings of a group's training: the words of its API, and the rest.
+    """Split the settings of a group's training: the words of OpenAI's API, and the rest.
 
-    The first are the hyper-parameters of the method. Only what the method and the server take is
-    in it. `from_base`: not from the model that plays; `can_stack`: that one is an adapter, so that
-    another can be trained over it.
+    The first are the hyper-parameters of the method. Only what the method and the training service
+    take is in it. `from_base`: not from the model that plays; `can_stack`: that one is an adapter,
+    so that another can be trained over it.
     """
     agent = parameters.group_parameters(group)
+    service = agent.provider.training or TrainingService()
     start_from: Literal["base", "continue", "stack"] = "base"
     if not from_base:
         start_from = "stack" if agent.stack_lora_adapters and can_stack else "continue"
@@ -117,32 +117,45 @@ def training_settings(
         if gradient.clip_high is not None:
             hyper_parameters["clip_high"] = gradient.clip_high
         hyper_parameters["kl_penalty"] = gradient.kl_penalty
-    if not speaks_nip(agent):
-        return hyper_parameters, NipSettings()
     hyper_parameters["batch_size"] = agent.per_device_train_batch_size
-    # Set is what is to be sent, as it stands here: a job's key goes by it, 8 is another than 8.0.
-    sometimes: dict[str, Any] = {}
+    nip = {
+        "learning_rate": parameters.rl.lr,
+        "lr_scheduler": parameters.fine_tuning.lr_scheduler,
+        "warmup_ratio": parameters.fine_tuning.warmup_ratio,
+        "weight_decay": parameters.fine_tuning.weight_decay,
+        "start_from": start_from,
+        **_list_further(parameters, agent, method),
+    }
+    return (
+        {name: value for name, value in hyper_parameters.items() if service.takes_setting(name)},
+        NipSettings.model_construct(
+            **{name: value for name, value in nip.items() if service.takes_setting(name)}
+        ),
+    )
+
+
+def _list_further(
+    parameters: HyperParameters, agent: PureTextAgentParameters, method: str
+) -> dict[str, Any]:
+    """List the settings that only some jobs have.
+
+    Set is what is to be sent, as it stands here: a job's key goes by it, 8 is another than 8.0.
+    """
+    further: dict[str, Any] = {}
     if parameters.rl.max_grad_norm != 1.0:  # the server's own, which earlier jobs were made with
-        sometimes["max_grad_norm"] = parameters.rl.max_grad_norm
+        further["max_grad_norm"] = parameters.rl.max_grad_norm
     if agent.use_lora:
-        sometimes["lora_rank"] = agent.lora_rank
-        sometimes["lora_alpha"] = agent.effective_lora_alpha
-        sometimes["lora_dropout"] = agent.lora_dropout
+        further["lora_rank"] = agent.lora_rank
+        further["lora_alpha"] = agent.effective_lora_alpha
+        further["lora_dropout"] = agent.lora_dropout
     else:
-        sometimes["use_lora"] = False
+        further["use_lora"] = False
     if method == "dpo":
         values = {name: getattr(agent, name) for name in OWN_DPO_SETTINGS}
-        sometimes |= {name: value for name, value in values.items() if value}
+        further |= {name: value for name, value in values.items() if value}
     for name in ("max_length", "tokens_per_pass", "gradient_checkpointing"):
         if getattr(parameters.fine_tuning, name) is not None:
-            sometimes[name] = getattr(parameters.fine_tuning, name)
-    if agent.quantization == "bitsandbytes" and not is_deterministic(parameters, agent):
-        sometimes["quantization"] = "4bit"  # as bitsandbytes holds it in the engine
-    return hyper_parameters, NipSettings.model_construct(
-        learning_rate=parameters.rl.lr,
-        lr_scheduler=parameters.fine_tuning.lr_scheduler,
-        warmup_ratio=parameters.fine_tuning.warmup_ratio,
-        weight_decay=parameters.fine_tuning.weight_decay,
-        start_from=start_from,
-        **sometimes,
-    )
+            further[name] = getattr(parameters.fine_tuning, name)
+    if agent.quantization == "bitsandbytes" and find_host(parameters, agent).loads_weights:
+        further["quantization"] = "4bit"  # as bitsandbytes holds it in the engine
+    return further

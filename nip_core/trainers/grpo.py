@@ -15,7 +15,7 @@ et al., "Asymmetric REINFORCE for off-Policy Reinforcement Learning", 2025).
 
 What is not trained: failed episodes, sides that an earlier model played, answers in an invalid form
 (the one that was asked for instead is), and episodes that taught nothing because all of a group
-paid the same. The loss is the server's, see `nip_lm_server.training.policy_gradient`.
+paid the same. The loss is the server's, see `nip_lm_server.training.methods.policy_gradient`.
 """
 
 from collections import Counter, defaultdict

@@ -9,10 +9,9 @@ from typing import Any
 
 from nip_core.errors import NipError, SettingsError
 from nip_core.jobs.document import read_job
-from nip_core.jobs.job import Busy, JobRecord, NoAnswer, Refused
-from nip_core.jobs.openai_backend import open_backend
+from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
+from nip_core.jobs.services import open_backend
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.derived.model_names import speaks_nip
 from nip_core.parameters.stored import read_settings
 from nip_core.servers.endpoints import find_group_endpoints
 from nip_core.servers.kept_models import ADAPTERS
@@ -160,9 +159,9 @@ async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -
         of_group = [(path, job) for path, job in jobs if job.group == group]
         if endpoints is None or not any(job.id for _, job in of_group):
             continue
-        hosted = speaks_nip(parameters.group_parameters(group))
+        provider = parameters.group_parameters(group).provider
         # A server that is away is no damage of the run, so it is not waited for as in a run.
-        async with open_backend(endpoints.control, speaks_nip=hosted, timeout_s=20) as backend:
+        async with open_backend(provider, endpoints.control, timeout_s=20) as backend:
             try:
                 for path, job in of_group:
                     await _ask(check, backend, path, job)
@@ -170,7 +169,7 @@ async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -
                 check.notes.append(f"jobs and models of {group}: not checked ({error})")
 
 
-async def _ask(check: Check, backend: Any, path: str, job: JobRecord) -> None:
+async def _ask(check: Check, backend: Backend, path: str, job: JobRecord) -> None:
     """Ask for one job and its model."""
     if job.id is None or job.outcome not in ENDED_STATUSES:
         return
@@ -183,7 +182,7 @@ async def _ask(check: Check, backend: Any, path: str, job: JobRecord) -> None:
             expected = f"{job.outcome}, {job.model}"
             check.add(path, f"job {job.id} at its server", expected, got, remedy)
         elif job.model is not None:
-            await backend.model(job.model)
+            await backend.describe_model(job.model)
     except Refused as error:
         what = f"job {job.id} and model {job.model} at their server"
         check.add(path, what, "to be there", error, remedy)

@@ -148,7 +148,7 @@ def check_passed_through(
 
 def check_capabilities(request: GenerationRequest, engine: Engine, *, chat: bool) -> None:
     """Raise ApiError 400 for what the engine can't do; `param` is the endpoint's name for it."""
-    if request.echo and not engine.capabilities.scores_prompts:
+    if request.echo and not engine.capabilities.scores_given_tokens:
         raise unsupported_value("echo", f"the {engine.name} engine repeats no prompt")
     # Most requests ask for none, and every engine answers them.
     if not request.logprobs:

@@ -26,8 +26,8 @@ from aiohttp import StreamReader, web
 from nip_lm_server.api.connections import OUT_OF_DESCRIPTORS, short_of_descriptors
 from nip_lm_server.api.joined import Generations
 from nip_lm_server.api.metrics import Metrics, RequestNotes
-from nip_lm_server.api.proxy import Proxy
 from nip_lm_server.api.streaming import ClientGone
+from nip_lm_server.api.upstream.proxy import Proxy
 from nip_lm_server.auth import KeyRing, is_loopback
 from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.errors import (

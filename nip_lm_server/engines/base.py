@@ -1,27 +1,44 @@
 """The small interface of every engine.
 
 An engine answers for one base model and any number of adapters over it. It knows nothing of
-HTTP, files or jobs; the server (`nip_lm_server.app`) wires it. An engine that is a server
+HTTP, files or jobs; the server (`nip_lm_server.api.app`) wires it. An engine that is a server
 itself (vLLM) says where it is (`upstream`), and requests are passed through to there.
 
-What an engine can't do it says in its `capabilities`, and refuses; nothing is ignored.
+What an engine can do it says in its `capabilities`, those of its class before it is made; all else
+it refuses, and nothing is ignored. `own_engines` checks that a class has what it promises.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from nip_lm_server.errors import EngineError
 from nip_lm_server.formats.tool_calls import ToolCall
 from nip_lm_server.proof import Proof
+from nip_lm_server.spec import Capabilities, list_engines
+
+__all__ = [
+    "COUNTED_CONTEXTS",
+    "Capabilities",
+    "Delta",
+    "Engine",
+    "EngineError",
+    "EngineRequestError",
+    "EngineState",
+    "GenerationRequest",
+    "GenerationResult",
+    "PromptScores",
+    "Proof",
+    "TopLogprob",
+    "Upstream",
+    "WorkDone",
+    "room_for_answer",
+]
 
 EngineState = Literal["stopped", "starting", "running", "sleeping", "failed"]
-
-
-class EngineError(Exception):
-    """The engine can't do what was asked; the message says what and why."""
 
 
 class EngineRequestError(EngineError, ValueError):
@@ -41,17 +58,6 @@ class EngineRequestError(EngineError, ValueError):
 COUNTED_CONTEXTS = 4
 """`Engine.tokenize` shows the tokens of prompts of at most so many times the model's context:
 enough to say by how much a prompt is too long, without encoding whatever somebody sends."""
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """The abilities of an engine. Asking for more is refused by name before it gets there."""
-
-    logprobs: bool = False
-    max_top_logprobs: int = 0
-    scores_prompts: bool = False  # gives log-probabilities of given tokens by itself
-    sleep: bool = False  # gives its device's memory back and comes back with its adapters
-    max_lora_rank: int = 512
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,7 @@ class GenerationResult:
 class Engine(ABC):
     """An engine as the server sees it. All methods are called on the server's event loop."""
 
-    name: str  # deterministic, embedded, vllm
+    name: str  # deterministic, embedded, vllm, or a word of one's own
     base_model: str  # the served name of the base model
     epoch: int = 0  # grows by one with each start of the engine
     _state: EngineState = "stopped"
@@ -204,7 +210,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """The engine's abilities, as far as they are known."""
+        """The engine's abilities, as far as they are known. A class may have them as a value."""
 
     @property
     def upstream(self) -> Upstream | None:
@@ -231,26 +237,26 @@ class Engine(ABC):
             raise
         self._state = "running"
 
-    @abstractmethod
     async def _start(self) -> None:
         """Do what a start takes."""
+        return
 
-    @abstractmethod
     async def stop(self) -> None:
         """End it, from any state. What still waits or runs fails with EngineError."""
+        self._state = "stopped"
 
-    @abstractmethod
     async def sleep(self) -> None:
         """Give the device's memory back, keep what can be kept elsewhere.
 
         An engine that sleeps is left asleep. Raises EngineError if `capabilities.sleep` is false.
         """
+        raise EngineError(f"the engine {self.name} can't sleep")
 
-    @abstractmethod
     async def wake(self) -> None:
         """Undo `sleep`; no error if it is awake. Surviving adapters are still loaded, and the
         caller proves them again.
         """
+        self._refuse_unless("running")
 
     async def wait_dead(self) -> str:
         """Return why, once a running engine has ended without being asked to."""
@@ -282,9 +288,20 @@ class Engine(ABC):
     def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Answer piece by piece. Closing the iterator abandons the request.
 
-        What is wrong with the request is raised before the first delta.
+        What is wrong with the request is raised before the first delta. By itself an answer is one
+        piece.
         """
-        raise EngineError(f"the engine {self.name} answers at its own address")
+        return self._stream_whole(request)
+
+    async def _stream_whole(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        result = await self.generate(request)
+        prompt: dict[str, Any] = {
+            "prompt_tokens": result.prompt_tokens,
+            "prompt_token_ids": result.prompt_token_ids,
+        }
+        for choice in result.choices:
+            yield replace(choice, **prompt)
+            prompt = {}  # said once
 
     async def score_prompt(self, model: str, tokens: Sequence[int], top: int) -> PromptScores:
         """Score given tokens with a model, and name the `top` likeliest at each place.
@@ -293,7 +310,7 @@ class Engine(ABC):
         """
         raise EngineRequestError(
             f"the engine {self.name} does not score given tokens by itself: serve the model with "
-            "--engine embedded",
+            f"--engine {list_engines('scores_given_tokens')}",
             "unsupported_value",
             "prompt_logprobs",
         )
@@ -310,25 +327,25 @@ class Engine(ABC):
     def max_model_len(self) -> int:
         """Longest prompt plus completion, in tokens. Raises EngineError before the first start."""
 
-    @abstractmethod
     async def load_adapter(self, name: str, path: Path) -> None:
         """Make the adapter in `path` answer to `name` without stopping anything.
 
         Loading the same weights again does nothing; other weights under a name that is in use
         raise EngineError, and so do files that aren't an adapter over this base.
         """
+        raise EngineError(f"the engine {self.name} loads no adapters")
 
-    @abstractmethod
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter; no error if it isn't loaded."""
+        return
 
-    @abstractmethod
     def loaded_adapters(self) -> tuple[str, ...]:
         """List the names of the answering adapters, in the order they were loaded."""
+        return ()
 
-    @abstractmethod
     async def prove(self, name: str, path: Path) -> Proof:
         """Compare what `name`, an adapter or the base model, answers with the weights in `path`."""
+        raise EngineError(f"the engine {self.name} loads no adapters, so it proves none")
 
     def status(self) -> dict[str, Any]:
         """JSON-encodable facts: state, epoch, requests served, device, versions."""

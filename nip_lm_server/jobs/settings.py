@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from nip_lm_server import wire
-from nip_lm_server.errors import ApiError, model_not_found
+from nip_lm_server.errors import ApiError, model_not_found, wrong_value
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.serving.training_place import TrainingPlace
+from nip_lm_server.spec import list_engines
 from nip_lm_server.state.manifest import ModelManifest
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.state.rows import ModelRow
@@ -62,6 +63,7 @@ def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: Model
     nip = request.nip
     start = _find_start(request, pool, models)
     place = pool.training_place(start.base_model)
+    _check_trains(place)
     _check_applies(nip, method, start)
     _check_device(nip, place, start)
     _check_max_length(nip, place)
@@ -222,6 +224,15 @@ def _find_configured_base(base_model: str, models: ModelStore) -> str:
 # What goes together
 
 
+def _check_trains(place: TrainingPlace) -> None:
+    if not place.capabilities.trains:
+        raise wrong_value(
+            "model",
+            f"the engine of {place.base_model!r} loads no adapters: train a model of --engine "
+            f"{list_engines('trains')}",
+        )
+
+
 def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:
     """Refuse settings without a meaning for this job."""
     chosen = {name for name in nip.model_fields_set if getattr(nip, name) is not None}
@@ -309,11 +320,12 @@ def _settle_shape(
                     "continuing keeps the adapter's shape",
                 )
             shape[name] = inherited[name] if value is None else value
-    rank: int = shape["lora_rank"] or min(wire.DEFAULT_LORA_RANK, place.max_lora_rank)
-    if rank > place.max_lora_rank:
+    largest = place.capabilities.max_lora_rank
+    rank: int = shape["lora_rank"] or min(wire.DEFAULT_LORA_RANK, largest)
+    if rank > largest:
         raise _invalid(
             "nip.lora_rank",
-            f"got {rank}, the engine of {place.base_model!r} takes at most {place.max_lora_rank}",
+            f"got {rank}, the engine of {place.base_model!r} takes at most {largest}",
         )
     dropout, targets = shape["lora_dropout"], shape["lora_target_modules"]
     full: dict[str, Any] = {
@@ -322,14 +334,14 @@ def _settle_shape(
         "lora_dropout": wire.DEFAULT_LORA_DROPOUT if dropout is None else dropout,
         "lora_target_modules": wire.DEFAULT_TARGET_MODULES if targets is None else targets,
     }
-    if start.start_from != "stack" or rank + inherited["lora_rank"] <= place.max_lora_rank:
+    if start.start_from != "stack" or rank + inherited["lora_rank"] <= largest:
         return full, "adapter"
     if nip.stack_overflow == "merge":
         return full, "base"
     raise _invalid(
         "nip.stack_overflow",
         f"it is 'refuse', and rank {rank} over rank {inherited['lora_rank']} is more than the "
-        f"{place.max_lora_rank} that the engine of {place.base_model!r} takes",
+        f"{largest} that the engine of {place.base_model!r} takes",
     )
 
 

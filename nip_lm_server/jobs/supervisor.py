@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 
 from nip_lm_server import formats
-from nip_lm_server.devices import one_queue
 from nip_lm_server.errors import ApiError
 from nip_lm_server.jobs.run import DeviceTurn, JobRunner
 from nip_lm_server.jobs.table import JobTable
-from nip_lm_server.processes import end_process
+from nip_lm_server.machine.devices import one_queue
+from nip_lm_server.machine.processes import end_process
 from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.rows import JobRow
 from nip_lm_server.wire import ACTIVE_STATUSES

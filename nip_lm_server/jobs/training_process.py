@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nip_lm_server.jobs.warm_process import ForkedChild, WarmProcess
-from nip_lm_server.processes import (
+from nip_lm_server.machine.processes import (
     count_oom_kills,
     process_identity,
     read_tail,

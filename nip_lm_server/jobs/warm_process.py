@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from nip_lm_server.processes import signal_group
+from nip_lm_server.machine.processes import signal_group
 
 IDLE_S = 600.0
 """So long after a training the process waits for another: the iterations of a small run are minutes

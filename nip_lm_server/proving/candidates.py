@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.engines.adapter_files import is_unchanged, read_adapter
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.probes import PROBE, Probe, ProbeError, parse_probe, read_probe
 from nip_lm_server.formats.bounds import ReadError, parse_json
+from nip_lm_server.lora.adapter_files import is_unchanged, read_adapter
+from nip_lm_server.lora.probes import PROBE, Probe, ProbeError, parse_probe, read_probe
 from nip_lm_server.proving.stranger import InputError
 
 CONFIG = "adapter_config.json"
@@ -147,7 +147,7 @@ def compute_probes(
                 f"{candidate.path}: it has no {PROBE}, and nothing says over which base model one "
                 "could be computed; give its directory with --base"
             )
-        from nip_lm_server.engines.embedded.public_probe import PublicProbes
+        from nip_lm_server.lora.public_probe import PublicProbes
 
         try:
             if base not in loaded:

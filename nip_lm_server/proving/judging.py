@@ -1,7 +1,7 @@
 """Whose log-probabilities an answer has: those of an adapter's files, its base's, or others'.
 
 guess_dtype    how exactly a server computes, by how far its base is from what the probe has of it
-judge_answer   whether an answer is what a probe says, by the rules of `engines.probes`
+judge_answer   whether an answer is what a probe says, by the rules of `lora.probes`
 name_answer    whose it is otherwise
 
 How far right weights may be is in `probes.LIMITS`, and how seldom that errs in
@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nip_lm_server.engines.probes import (
+from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES, PLACES
+from nip_lm_server.lora.probes import (
     LIMITS,
     Limits,
     Probe,
@@ -23,7 +24,6 @@ from nip_lm_server.engines.probes import (
     judge_probe,
     mean_difference,
 )
-from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES, PLACES
 from nip_lm_server.proving.scoring import ScoredAnswer
 
 BASE = "the base model"

@@ -15,8 +15,8 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
-from nip_lm_server.engines.probes import LIMITS, OVER_NOISE, Limits, mean_difference
 from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES, PLACES
+from nip_lm_server.lora.probes import LIMITS, OVER_NOISE, Limits, mean_difference
 from nip_lm_server.proving.scoring import NoLogprobsError, score_at
 from nip_lm_server.proving.stranger import RefusedError, Stranger
 

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nip_lm_server.engines.probes import Probe
 from nip_lm_server.engines.vllm.adapter_proof import (
     CPU_PLACES,
     CPU_RIVALS,
@@ -22,6 +21,7 @@ from nip_lm_server.engines.vllm.adapter_proof import (
     PLACES,
     RIVALS,
 )
+from nip_lm_server.lora.probes import Probe
 from nip_lm_server.proving.candidates import Candidate
 from nip_lm_server.proving.judging import (
     BASE,

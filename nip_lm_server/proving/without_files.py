@@ -7,8 +7,8 @@ from the base, too.
 import asyncio
 import time
 
-from nip_lm_server.engines.probes import LIMITS, OVER_NOISE, mean_difference
 from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES
+from nip_lm_server.lora.probes import LIMITS, OVER_NOISE, mean_difference
 from nip_lm_server.proving.judging import BASE
 from nip_lm_server.proving.prefix_cache import canary
 from nip_lm_server.proving.scoring import NoLogprobsError, ScoredAnswer, find_way, score

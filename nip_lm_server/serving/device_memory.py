@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nip_lm_server.devices import device_numbers, overlap
+from nip_lm_server.machine.devices import device_numbers, overlap
 from nip_lm_server.serving.served_base import Slot
 
 USABLE = 0.9

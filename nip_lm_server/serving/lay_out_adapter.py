@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nip_lm_server.engines.adapter_files import read_adapter
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.probes import PROBE, ProbeError, read_probe
 from nip_lm_server.formats.bounds import parse_json
+from nip_lm_server.lora.adapter_files import read_adapter
+from nip_lm_server.lora.probes import PROBE, ProbeError, read_probe
 from nip_lm_server.state.directory import MODELS
 from nip_lm_server.state.disk import hash_file, publish
 from nip_lm_server.state.manifest import CHECKSUM, MANIFEST_FORMAT, checksum_of, content_digest

@@ -249,7 +249,7 @@ class EnginePool:
             base_model_path=base.path,
             device=base.slot.training_device,
             trainer=base.slot.trainer,
-            max_lora_rank=base.engine.capabilities.max_lora_rank,
+            capabilities=base.engine.capabilities,
             max_model_len=base.max_model_len,
             chat_template_kwargs=base.slot.spec.options.get("chat_template_kwargs", {}),
         )

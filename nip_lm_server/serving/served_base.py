@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.devices import one_queue, overlap
 from nip_lm_server.engines.base import Engine, EngineError
+from nip_lm_server.machine.devices import one_queue, overlap
 from nip_lm_server.proof import Proof
 from nip_lm_server.serving.engine_lifecycle import DRAIN_POLL_S, DRAIN_S, EngineLifecycle
 from nip_lm_server.serving.training_place import Trainer

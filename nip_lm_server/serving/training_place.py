@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nip_lm_server.spec import Capabilities
 from nip_lm_server.training.job import Report, TrainingJob, TrainingResult
 
 
@@ -53,6 +54,6 @@ class TrainingPlace:
     base_model_path: str  # a directory, or a name on the model hub
     device: str  # jobs with the same device are trained one after the other
     trainer: Trainer
-    max_lora_rank: int
+    capabilities: Capabilities  # of the engine
     max_model_len: int
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)

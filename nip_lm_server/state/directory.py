@@ -19,7 +19,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nip_lm_server.processes import is_alive
+from nip_lm_server.machine.processes import is_alive
 
 LOCK = "lock"
 OWNER_LOCK = "owner.lock"

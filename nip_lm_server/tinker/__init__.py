@@ -2,13 +2,12 @@
 
 tinker_bodies     the JSON bodies, and what is refused in them
 tinker_messages   the three that are protobuf, by `protobuf`
-store, tables     sessions, models, numbered requests, checkpoints; `records` has a row of each
-folders           adapters and optimizer states on disk
+storage           sessions, models, numbered requests, checkpoints (`store`), adapters and
+                  optimizer states on disk (`folders`), the end of what is over (`upkeep`)
 executor          a model's requests in their order, by a trainer that stays; replay after a kill
 steps             what each kind of request does, by `trainers`
 samples           tokens from the engine
 service           all of it together, as the routes see it; `door` opens it when it is asked for
-upkeep            what is over and nobody's goes
 
 A training request is (model, number), a sample (sampler, number). It is on disk before it is
 answered with an id, executed in the order of its numbers, and its result is on disk before anybody

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from nip_lm_server.errors import ApiError
 from nip_lm_server.serving.pool import EnginePool
+from nip_lm_server.spec import list_engines
 from nip_lm_server.tinker.service import TinkerService
-from nip_lm_server.tinker.store import DATABASE
+from nip_lm_server.tinker.storage.store import DATABASE
 
 
 class TinkerDoor:
@@ -39,7 +40,8 @@ class TinkerDoor:
         if not self.is_served:
             raise ApiError(
                 404,
-                "Tinker's API is served by --engine embedded, and this server has none",
+                f"Tinker's API is served by --engine {list_engines('trains_resident')}, and this "
+                "server has none",
                 code="unknown_url",
             )
         if self._service is None:

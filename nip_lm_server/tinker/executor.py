@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.state.disk import is_full
-from nip_lm_server.tinker.records import Category, RequestRow, TinkerModelRow
 from nip_lm_server.tinker.steps import Failed, Steps, UnusableGradient
-from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.tinker.storage.records import Category, RequestRow, TinkerModelRow
+from nip_lm_server.tinker.storage.store import TinkerStore
 from nip_lm_server.training.resident.resident_client import ResidentDied
 
 GAP_S = 6 * 60.0

@@ -25,8 +25,8 @@ from nip_lm_server.engines.base import (
 from nip_lm_server.errors import ApiError
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.state.disk import is_full
-from nip_lm_server.tinker.records import Category, SamplerRow
-from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.tinker.storage.records import Category, SamplerRow
+from nip_lm_server.tinker.storage.store import TinkerStore
 from nip_lm_server.tinker.tinker_bodies import Refused, Sample
 from nip_lm_server.tinker.tinker_messages import Likeliest, SampledSequence, Samples, encode_samples
 

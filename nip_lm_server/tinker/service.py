@@ -21,11 +21,14 @@ from pathlib import Path
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.errors import ApiError, wrong_value
 from nip_lm_server.serving.pool import EnginePool
+from nip_lm_server.spec import list_engines
 from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.tinker.executor import Executor, explain_payloads
-from nip_lm_server.tinker.folders import Folders
-from nip_lm_server.tinker.records import (
+from nip_lm_server.tinker.samples import Sampler
+from nip_lm_server.tinker.steps import Steps
+from nip_lm_server.tinker.storage.folders import Folders
+from nip_lm_server.tinker.storage.records import (
     CheckpointRow,
     LoraShape,
     RequestRow,
@@ -33,16 +36,12 @@ from nip_lm_server.tinker.records import (
     SessionRow,
     TinkerModelRow,
 )
-from nip_lm_server.tinker.samples import Sampler
-from nip_lm_server.tinker.steps import Steps
-from nip_lm_server.tinker.store import DATABASE, TinkerStore
+from nip_lm_server.tinker.storage.store import DATABASE, TinkerStore
+from nip_lm_server.tinker.storage.upkeep import drop_rows, sweep_folders
 from nip_lm_server.tinker.tinker_bodies import unknown_model
 from nip_lm_server.tinker.trainers import TrainerProcess
-from nip_lm_server.tinker.upkeep import drop_rows, sweep_folders
 
 FOLDER = "tinker"
-ENGINE = "embedded"
-"""The engine that scores and samples given tokens in this process."""
 POLL_S = 30.0
 """So long a request for a result is held; then 408, at which the SDK asks again without a word."""
 KEEP_HOUSE_S = 60.0
@@ -220,11 +219,11 @@ class TinkerService:
                 f"There is no base model {base_model[:120]!r} here; known: {self._known_bases()}",
             )
         engine = self.pool.base(base_model).engine
-        if engine.name != ENGINE:
+        if not engine.capabilities.trains_resident:
             raise wrong_value(
                 "base_model",
                 f"{base_model!r} is served by the engine {engine.name}: Tinker's API needs "
-                f"--engine {ENGINE} for a base model",
+                f"--engine {list_engines('trains_resident')} for a base model",
             )
 
     def _known_bases(self) -> str:
@@ -389,7 +388,7 @@ class TinkerService:
             self.store,
             self.folders,
             self.pool.publish_guest,
-            place.max_lora_rank,
+            place.capabilities.max_lora_rank,
         )
         executor = Executor(self.store, steps, self._tell)
         self._trainers[base_model], self._executors[base_model] = trainer, executor

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from nip_lm_server import aside
-from nip_lm_server.engines.probes import PROBE
+from nip_lm_server.lora.probes import PROBE
 from nip_lm_server.state.models import AdapterError
-from nip_lm_server.tinker.folders import Folders
-from nip_lm_server.tinker.records import (
+from nip_lm_server.tinker.storage.folders import Folders
+from nip_lm_server.tinker.storage.records import (
     Category,
     CheckpointKind,
     CheckpointRow,
@@ -28,7 +28,7 @@ from nip_lm_server.tinker.records import (
     RequestRow,
     TinkerModelRow,
 )
-from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.tinker.storage.store import TinkerStore
 from nip_lm_server.tinker.tinker_bodies import LoadWeights, OptimStep, SaveForSampler, SaveWeights
 from nip_lm_server.tinker.tinker_messages import decode_forward_backward, encode_output
 from nip_lm_server.training.resident.resident_client import ResidentDied

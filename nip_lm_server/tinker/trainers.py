@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from nip_lm_server.auth import without_secrets
-from nip_lm_server.devices import only_on, training_memory
-from nip_lm_server.processors import count_processors, usual_threads
+from nip_lm_server.machine.devices import only_on, training_memory
+from nip_lm_server.machine.processors import count_processors, usual_threads
 from nip_lm_server.training.resident.resident_client import ResidentClient, ResidentDied
 from nip_lm_server.training.resident.types import AdamParams, Datum, LoraConfig, Output
 

@@ -12,7 +12,7 @@ import runpy
 import signal
 import sys
 
-from nip_lm_server.processes import die_with_parent_process, watch_parent
+from nip_lm_server.machine.processes import die_with_parent_process, watch_parent
 
 
 def main() -> None:

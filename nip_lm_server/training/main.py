@@ -34,10 +34,9 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nip_lm_server.devices import has_cuda
-from nip_lm_server.processes import die_with_parent_process
+from nip_lm_server.machine.devices import has_cuda
+from nip_lm_server.machine.processes import die_with_parent_process
 from nip_lm_server.terminal import say
-from nip_lm_server.training import device, loading
 from nip_lm_server.training.job import (
     Events,
     TrainingError,
@@ -45,13 +44,14 @@ from nip_lm_server.training.job import (
     TrainingStopped,
     read_job,
 )
+from nip_lm_server.training.model import device, loading
 
 STOPPED = 143
 """Exit status after SIGTERM: 128 and the signal's number, as shells have it."""
 _METHODS = {
-    "supervised": "nip_lm_server.training.sft",
-    "dpo": "nip_lm_server.training.dpo",
-    "trajectories": "nip_lm_server.training.rl",
+    "supervised": "nip_lm_server.training.methods.sft",
+    "dpo": "nip_lm_server.training.methods.dpo",
+    "trajectories": "nip_lm_server.training.methods.rl",
 }
 _NO_SPACE = (27, 28, 122)  # EFBIG, ENOSPC, EDQUOT
 
@@ -96,7 +96,7 @@ def _train(job: TrainingJob, events: Events) -> int:
     device.take(job)
     text = loading.load_text(job)
     if not job.settings.use_lora:
-        from nip_lm_server.training.memory import check_full_training
+        from nip_lm_server.training.model.memory import check_full_training
 
         check_full_training(job)
     # 2. The method loads the model and builds its trainer.

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, TrainerCallback
 
-from nip_lm_server.processors import Threads, count_processors, usual_threads
-from nip_lm_server.training import checkpoints, loading, output
-from nip_lm_server.training.arguments import effective_arguments
-from nip_lm_server.training.device import choose_device
+from nip_lm_server.machine.processors import Threads, count_processors, usual_threads
 from nip_lm_server.training.job import Events, TrainingError, TrainingJob, TrainingStopped
+from nip_lm_server.training.methods import checkpoints
+from nip_lm_server.training.methods.arguments import effective_arguments
+from nip_lm_server.training.model import loading, output
+from nip_lm_server.training.model.device import choose_device
 
 _PASSED_ON = ("rewards/", "logps/", "policy/", "kl", "mean_token_accuracy", "entropy")
 """Beginnings of the names of a method's own figures that go into progress events."""

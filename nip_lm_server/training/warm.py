@@ -26,21 +26,27 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nip_lm_server.processes import die_with_parent_process, watch_parent
+from nip_lm_server.machine.processes import die_with_parent_process, watch_parent
 from nip_lm_server.training.job import TrainingJob, read_job
 
 _MODULES = (
     *("torch", "transformers.trainer", "peft", "datasets"),
     *(
         f"nip_lm_server.training.{name}"
-        for name in ("main", "loading", "runner", "arguments", "checkpoints", "memory", "output")
+        for name in (
+            *("main", "runner", "methods.arguments", "methods.checkpoints"),
+            *("model.loading", "model.memory", "model.output"),
+        )
     ),
-    "nip_lm_server.engines.embedded.prove_weights",
+    "nip_lm_server.lora.prove_weights",
 )
 _OF_METHODS = {
-    "supervised": ("nip_lm_server.training.sft", "trl.trainer.sft_trainer"),
-    "dpo": ("nip_lm_server.training.dpo", "trl.trainer.dpo_trainer"),
-    "trajectories": ("nip_lm_server.training.rl", "nip_lm_server.training.policy_trainer"),
+    "supervised": ("nip_lm_server.training.methods.sft", "trl.trainer.sft_trainer"),
+    "dpo": ("nip_lm_server.training.methods.dpo", "trl.trainer.dpo_trainer"),
+    "trajectories": (
+        "nip_lm_server.training.methods.rl",
+        "nip_lm_server.training.methods.policy_trainer",
+    ),
 }
 
 
@@ -77,7 +83,7 @@ def _prepare(job: TrainingJob) -> None:
         importlib.import_module(name)
     from transformers import AutoModelForCausalLM
 
-    from nip_lm_server.training.loading import read_config
+    from nip_lm_server.training.model.loading import read_config
 
     # The module of the model's architecture is imported as it is looked up.
     AutoModelForCausalLM._model_mapping[type(read_config(job))]

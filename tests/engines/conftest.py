@@ -87,7 +87,7 @@ def adapters(base_path, tmp_path_factory) -> Callable[..., Path]:
     from tiny_model import make_adapter, peft_logprobs
     from transformers import AutoTokenizer
 
-    from nip_lm_server.engines.embedded.prove_weights import probe_tokens
+    from nip_lm_server.lora.prove_weights import probe_tokens
 
     tokens = probe_tokens(AutoTokenizer.from_pretrained(base_path), 1024)
     base_logprobs = peft_logprobs(base_path, None, tokens)

@@ -27,12 +27,13 @@ from training_jobs import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from nip_lm_server.training import head, loading, memory
 from nip_lm_server.training import job as job_module
-from nip_lm_server.training.device import take
 from nip_lm_server.training.job import Events, read_job
 from nip_lm_server.training.main import _METHODS, main
-from nip_lm_server.training.policy_gradient import token_logprobs
+from nip_lm_server.training.methods import head
+from nip_lm_server.training.methods.policy_gradient import token_logprobs
+from nip_lm_server.training.model import loading, memory
+from nip_lm_server.training.model.device import take
 
 pytestmark = pytest.mark.gpu
 GB = 1e9

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from tiny_model import make_adapter
 
-from nip_lm_server.engines.embedded.prove_weights import probe_tokens
 from nip_lm_server.engines.vllm.vllm_engine import VllmEngine
+from nip_lm_server.lora.prove_weights import probe_tokens
 
 pytestmark = [
     pytest.mark.gpu,

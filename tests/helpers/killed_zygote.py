@@ -38,7 +38,7 @@ _FIRST = {
         "nip_prefect.flows.train",
         "nip_core.jobs.openai_backend",
     ],
-    "server": ["nip_lm_server.__main__", "nip_lm_server.app"],
+    "server": ["nip_lm_server.__main__", "nip_lm_server.api.app"],
     "worker": ["prefect.cli", "prefect.cli.worker", "prefect.workers.process"],
 }
 _libc = ctypes.CDLL(None)

@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from nip_lm_server.api.app import close_server, make_app, open_server
 from nip_lm_server.api.connections import make_runner
 from nip_lm_server.api.plumbing import Services
-from nip_lm_server.app import close_server, make_app, open_server
 from nip_lm_server.auth import KeyRing
 from nip_lm_server.engines.base import Capabilities, Delta, GenerationRequest, Upstream
 from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine

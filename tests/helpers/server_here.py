@@ -18,8 +18,8 @@ from unittest import mock
 
 from aiohttp import web
 
+from nip_lm_server.api.app import close_server, make_app, open_server
 from nip_lm_server.api.connections import make_runner
-from nip_lm_server.app import close_server, make_app, open_server
 from nip_lm_server.auth import KeyRing, make_key_file
 from nip_lm_server.client import OwnerError, ServerHandle, ServerSpec
 from nip_lm_server.engines.base import EngineError

@@ -44,7 +44,7 @@ BROKEN = {
         ("nip_core/stages/playing.py", "nip_core.stages.agenda"),
     ),
     "The floors of lm_server": (
-        ("nip_lm_server/engines/embedded/kv_cache.py", "nip_lm_server.training.job"),
+        ("nip_lm_server/engines/embedded/decoding/kv_cache.py", "nip_lm_server.training.job"),
         ("nip_lm_server/version.py", "nip_lm_server.serving.pool"),
         ("nip_lm_server/state/disk.py", "nip_lm_server.engines.base"),
     ),

@@ -22,7 +22,7 @@ from nip_core.errors import (
 )
 from nip_core.jobs.job import Backend, JobRecord, JobSpec, JobView, job_key
 from nip_core.jobs.ledger import Ledger
-from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
@@ -54,7 +54,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 async def backend(wire: WireServer) -> AsyncIterator[OpenAIBackend]:
-    backend = OpenAIBackend(wire.url, "sk-secret", speaks_nip=True, timeout_s=5)
+    backend = NipBackend(wire.url, "sk-secret", timeout_s=5)
     yield backend
     await backend.aclose()
 
@@ -201,7 +201,7 @@ async def test_no_order_of_faults_makes_two_jobs(
     wire = WireServer(time, lag_s, on_create=creates, on_list=lists, on_upload=uploads)
     server = TestServer(wire.app())
     await server.start_server()
-    backend = OpenAIBackend(str(server.make_url("/v1")), "k", speaks_nip=True, timeout_s=5)
+    backend = NipBackend(str(server.make_url("/v1")), "k", timeout_s=5)
     run = RunStore(LocalStore(tmp_path_factory.mktemp("run")), "quick")
     try:
         for _ in range(10):

@@ -15,7 +15,7 @@ from job_server import FakeTime, WireServer
 from nip_core.errors import JobError, NipError
 from nip_core.jobs.job import Busy, JobSpec, NoAnswer, Refused
 from nip_core.jobs.ledger import Ledger
-from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
 from nip_lm_server import launch as owner
@@ -54,7 +54,7 @@ def dataset(examples: int = 12, marker: str = "") -> bytes:
 
 @pytest.fixture
 async def backend(wire: WireServer) -> AsyncIterator[OpenAIBackend]:
-    backend = OpenAIBackend(wire.url, KEY, speaks_nip=True, timeout_s=5)
+    backend = NipBackend(wire.url, KEY, timeout_s=5)
     yield backend
     await backend.aclose()
 
@@ -171,7 +171,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerHandle]:
 
 @pytest.fixture
 async def own(server: ServerHandle) -> AsyncIterator[OpenAIBackend]:
-    backend = OpenAIBackend(f"{server.url}/v1", server.api_key, speaks_nip=True, timeout_s=20)
+    backend = NipBackend(f"{server.url}/v1", server.api_key, timeout_s=20)
     yield backend
     await backend.aclose()
 
@@ -189,8 +189,8 @@ async def test_our_server_trains_what_was_asked_for_and_the_model_can_be_looked_
     assert record.effective["n_epochs"] == 2
     assert record.effective["nip"]["learning_rate"] == 1.23e-5
     assert record.effective["nip"]["lora_rank"] == 8
-    model = await own.model(str(record.model))
-    assert model["id"] == record.model
+    facts = await own.describe_model(str(record.model))
+    assert facts.is_lm_servers and facts.kind == "adapter"
     assert record.backend_events
     assert len(await own.find_jobs(SPEC.key)) == 1
 
@@ -248,9 +248,7 @@ async def test_a_server_that_sends_the_key_back_can_not_make_us_print_it(
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    backend = OpenAIBackend(
-        f"http://127.0.0.1:{runner.addresses[0][1]}/v1", KEY, speaks_nip=True, timeout_s=5
-    )
+    backend = NipBackend(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", KEY, timeout_s=5)
     try:
         with pytest.raises(NipError) as caught:
             await backend.create_job(SPEC, "file-0")

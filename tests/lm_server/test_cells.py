@@ -13,8 +13,8 @@ import pytest
 from served_here import KEY, serve, until
 
 from nip_lm_server import formats
-from nip_lm_server.state.examine import examine
-from nip_lm_server.state.import_models import import_models
+from nip_lm_server.state.at_rest.examine import examine
+from nip_lm_server.state.at_rest.import_models import import_models
 
 LINE = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
 

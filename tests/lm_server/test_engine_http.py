@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from served_here import until
 
-from nip_lm_server.api import engine_http
-from nip_lm_server.api.engine_http import EngineConnections, EngineLost
+from nip_lm_server.api.upstream import engine_http
+from nip_lm_server.api.upstream.engine_http import EngineConnections, EngineLost
 
 CHUNKED = (
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -18,6 +18,7 @@ from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.jobs.training_process import SubprocessTrainer
 from nip_lm_server.proof import Proof
 from nip_lm_server.serving.training_place import TrainingPlace
+from nip_lm_server.spec import Capabilities
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
@@ -34,8 +35,9 @@ class Workshop:
 
     def __init__(self, directory: Path, device: str = "cpu", max_lora_rank: int = 32):
         self.directory = directory
+        can = Capabilities(trains=True, max_lora_rank=max_lora_rank)
         self._place = TrainingPlace(
-            "sim", "/base", device, SubprocessTrainer({}), max_lora_rank, max_model_len=512
+            "sim", "/base", device, SubprocessTrainer({}), can, max_model_len=512
         )
         self.database = Database(directory / "jobs.sqlite3")
         self.files = FileStore(directory / "files", self.database, 10**6)

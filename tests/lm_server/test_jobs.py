@@ -14,7 +14,7 @@ import pytest
 
 from nip_lm_server import formats
 from nip_lm_server import launch as owner
-from nip_lm_server.processes import process_identity
+from nip_lm_server.machine.processes import process_identity
 
 SLOW = "training: {seconds: 1.5}\n"
 

@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from nip_lm_server.engines.embedded import kv_cache
-from nip_lm_server.engines.embedded.kept_prefixes import KeptPrefixes
-from nip_lm_server.engines.embedded.kv_cache import ScarceMemory, find_cache_room
+from nip_lm_server.engines.embedded.decoding import kv_cache
+from nip_lm_server.engines.embedded.decoding.kept_prefixes import KeptPrefixes
+from nip_lm_server.engines.embedded.decoding.kv_cache import ScarceMemory, find_cache_room
 
 TOKEN_BYTES = 2 * 2 * 1 * 1 * 8
 SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=12)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_lm_server.engines.probes import Probe, ProbeError, Scores, judge_probe, read_probe
+from nip_lm_server.lora.probes import Probe, ProbeError, Scores, judge_probe, read_probe
 
 BASE = (-1.0, -2.0, -3.0)
 OWN = (-1.5, -2.5, -2.0)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_here import CHAT, KEY, ChosenEngine, Here, serve, until
 
-from nip_lm_server.api import proxy
-from nip_lm_server.api.relay import WholeEvents
+from nip_lm_server.api.upstream import proxy
+from nip_lm_server.api.upstream.relay import WholeEvents
 from nip_lm_server.engines.base import Upstream
 
 STREAM = {**CHAT, "stream": True}

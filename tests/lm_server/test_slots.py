@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import pytest
 
-from nip_lm_server import devices
 from nip_lm_server.__main__ import main
 from nip_lm_server.auth import without_secrets
-from nip_lm_server.devices import has_cuda, only_on, overlap
 from nip_lm_server.engines.vllm.vllm_engine import VllmEngine
 from nip_lm_server.jobs.training_process import SubprocessTrainer
+from nip_lm_server.machine import devices
+from nip_lm_server.machine.devices import has_cuda, only_on, overlap
 from nip_lm_server.placement import make_slots
 from nip_lm_server.serving.served_base import Slot
 from nip_lm_server.spec import EngineSpec, ServerSpec, Start, base_served_name
@@ -94,7 +94,7 @@ def test_a_wrong_option_of_the_command_is_named(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"engine": "other", "model": "m"}, "unknown engine 'other'"),
+        ({"engine": "other", "model": "m"}, "there is no engine 'other'"),
         ({"engine": "vllm", "model": "m", "training_device": "gpu"}, "training_device is 'gpu'"),
         ({"engine": "vllm", "model": "m", "share_device": "no way"}, "share_device is 'no way'"),
         ({"engine": "vllm", "model": "m", "bases_at_once": 0}, "bases_at_once is 0"),

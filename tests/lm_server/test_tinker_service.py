@@ -12,8 +12,8 @@ from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import ModelStore
-from nip_lm_server.tinker.records import CheckpointRow, LoraShape
 from nip_lm_server.tinker.service import TinkerService
+from nip_lm_server.tinker.storage.records import CheckpointRow, LoraShape
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from nip_lm_server.state.directory import StateError
-from nip_lm_server.tinker import upkeep
-from nip_lm_server.tinker.records import LoraShape
-from nip_lm_server.tinker.store import KEPT_S, UNFETCHED_S, TinkerStore
+from nip_lm_server.tinker.storage import upkeep
+from nip_lm_server.tinker.storage.records import LoraShape
+from nip_lm_server.tinker.storage.store import KEPT_S, UNFETCHED_S, TinkerStore
 
 
 class Clock:

@@ -15,7 +15,7 @@ import pytest
 from training_jobs import SETTINGS
 
 from nip_lm_server.jobs.training_process import SubprocessTrainer
-from nip_lm_server.processes import count_oom_kills, end_process, is_alive, process_identity
+from nip_lm_server.machine.processes import count_oom_kills, end_process, is_alive, process_identity
 from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
 from nip_lm_server.wire import EffectiveSettings
 

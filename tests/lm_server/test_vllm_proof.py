@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nip_lm_server.engines.adapter_files import ServedAdapter
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.probes import LIMITS
 from nip_lm_server.engines.vllm.adapter_proof import (
     CPU_RIVALS,
     PLACES,
@@ -18,6 +16,8 @@ from nip_lm_server.engines.vllm.adapter_proof import (
     SCORINGS,
     VllmProver,
 )
+from nip_lm_server.lora.adapter_files import ServedAdapter
+from nip_lm_server.lora.probes import LIMITS
 
 TOKENS = tuple(range(100, 181))
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "proof_noise.py"

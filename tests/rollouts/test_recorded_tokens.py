@@ -33,9 +33,9 @@ from nip_core.trainers.grpo import choose_trajectories
 from nip_lm_server import formats
 from nip_lm_server.formats import chat_template
 from nip_lm_server.spec import ServerSpec
-from nip_lm_server.training import loading
 from nip_lm_server.training.job import read_job
-from nip_lm_server.training.rl import read_episodes
+from nip_lm_server.training.methods.rl import read_episodes
+from nip_lm_server.training.model import loading
 
 TINY = resolve_model("tiny")
 pytestmark = [

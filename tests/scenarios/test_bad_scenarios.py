@@ -7,7 +7,6 @@ import pytest
 from handmade import Rollouts
 from stored_rows import typed_episode, typed_generations
 
-from nip_core import importing
 from nip_core.agents import CodeValidationProtocolHandler
 from nip_core.errors import DatasetError, RunConflictError, SettingsError
 from nip_core.evaluation.episode_transcripts import _remarks
@@ -17,6 +16,7 @@ from nip_core.protocols import Move, Turn
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.datasets import load_problems
 from nip_core.session.prepare import plan_run, prepare
+from nip_lm_server import importing
 
 HEAD = """
 from pathlib import Path

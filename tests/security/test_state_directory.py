@@ -11,9 +11,9 @@ from nip_lm_server import launch as owner
 from nip_lm_server.__main__ import main
 from nip_lm_server.launch import OwnerError
 from nip_lm_server.spec import ServerSpec
+from nip_lm_server.state.at_rest.import_models import import_models
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.directory import StateError
-from nip_lm_server.state.import_models import import_models
 from nip_lm_server.state.models import AdapterError, ModelStore
 
 SPEC = ServerSpec("deterministic", "sim")

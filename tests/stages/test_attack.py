@@ -624,7 +624,7 @@ async def _until_swapped(stage, session, *arguments):
 
 def test_sneaky_needs_provers_that_can_be_trained(on_record):
     way = {"by": "sneaky", "iteration": 0}
-    with pytest.raises(SettingsError, match="'pure_text_grpo' needs an lm_server"):
+    with pytest.raises(SettingsError, match="'pure_text_grpo' needs training by trajectories"):
         attack_settings(str(on_record), "scripted", way)
     imitates = attack_settings(
         str(on_record), "scripted", way, steps=3, overrides=["trainer=pure_text_ei"]

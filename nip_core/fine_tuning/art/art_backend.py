@@ -67,7 +67,7 @@ from nip_core.fine_tuning.job_data import JobSettings
 from nip_core.fine_tuning.submissions import LiveSubmission, Submissions
 from nip_core.hashing import derive_seed
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
-from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.jobs.openai_backend import NipBackend
 from nip_core.proxies import http_client
 from nip_core.redaction import read_key, redact
 
@@ -120,7 +120,7 @@ class LmServerBackend:
             timeout=120.0,
             http_client=http_client(self._address),
         )
-        self._server = OpenAIBackend(self._address, key, speaks_nip=True, client=self._client)
+        self._server = NipBackend(self._address, key, client=self._client)
         # An lm_server lists a job as soon as it has created it, so there is nothing to wait for.
         self._submissions = Submissions(self._state_dir, _GROUP, settle_s=0.0)
         self._records = StepRecords(self._state_dir)

@@ -15,8 +15,7 @@ from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 from pydantic import BaseModel
 
 from nip_core.errors import SettingsError
-from nip_core.jobs.job import Refused
-from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.jobs.job import Backend, Refused
 from nip_core.proxies import http_client, proxy_for
 from nip_core.redaction import redact
 
@@ -86,23 +85,22 @@ async def delete_model(client: AsyncOpenAI, name: str) -> str | None:
     return None
 
 
-async def check_base_model(server: OpenAIBackend, root: str, base_model: str) -> None:
+async def check_base_model(server: Backend, root: str, base_model: str) -> None:
     """Raise SettingsError unless the lm_server at `root` can train this model.
 
     Raises Refused or NoAnswer if the server refuses or doesn't answer.
     """
     try:
-        described = await server.model(base_model)
+        facts = await server.describe_model(base_model)
     except Refused as error:
         if error.status != _NOT_FOUND:
             raise
         raise SettingsError(
             f"base_model: {root} has no model {base_model!r}; name one that it serves"
         ) from None
-    ours = described.get("nip")
-    if not isinstance(ours, dict):
+    if not facts.is_lm_servers:
         raise SettingsError(f"{root} is no lm_server: it says nothing of how it trains")
-    if ours.get("kind", "base") != "base":
+    if (facts.kind or "base") != "base":
         raise SettingsError(f"base_model: {base_model!r} is a fine-tune on {root}")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from nip_core.parameters.basis.addresses import Address, SchemeAndHost
 from nip_core.parameters.basis.base import Parameters, group_for
@@ -11,7 +11,12 @@ from nip_core.parameters.basis.plain import Plain, PlainDict, PlainMapping
 from nip_core.parameters.basis.update_schedule import ConstantUpdateSchedule, UpdateSchedule
 from nip_core.parameters.blocks.base_run import RunName
 from nip_core.parameters.services.dialects import ApiDialect, ReasoningEffort, describe_dialects
-from nip_core.parameters.services.providers import ProviderName, describe_providers
+from nip_core.parameters.services.providers import (
+    Provider,
+    Scripted,
+    describe_providers,
+    find_provider,
+)
 from nip_core.parameters.services.published import PublishedAdapter
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -37,6 +42,11 @@ OWN_DPO_SETTINGS = ("dpo_sft_weight", "dpo_label_smoothing")
 """Settings of training by DPO that only an lm_server knows, by the same names. One that is not 0 is
 sent with the job."""
 LORA_ALPHA_MAX = 4096  # what an lm_server takes
+
+
+def _check_provider(name: str) -> str:
+    find_provider(name)
+    return name
 
 
 def _number_as_text(value: Any) -> Any:
@@ -135,7 +145,9 @@ class PureTextAgentParameters(AgentParameters):
     """Keeps its default: of networks trained from nothing."""
     orthogonal_initialisation_gain: float = 1.0
     """Keeps its default: of networks trained from nothing."""
-    model_provider: Annotated[ProviderName, Field(description=describe_providers())] = "OpenAI"
+    model_provider: Annotated[
+        str, AfterValidator(_check_provider), Field(description=describe_providers())
+    ] = "OpenAI"
     model_name: Annotated[str, Field(min_length=1)] = "gpt-4o-mini-2024-07-18"
     """The base model; a run's settings name it, none is played by default. SelfHosted: "tiny",
     "tiny-arithmetic", "tiny-arithmetic-turns", "tiny-reading" or "tiny-bags" (bundled), "smollm2"
@@ -356,6 +368,11 @@ class PureTextAgentParameters(AgentParameters):
             for name, default in _ADDRESS_DEFAULTS.items()
             if name in self.model_fields_set and getattr(self, name) == default
         )
+
+    @property
+    def provider(self) -> type[Provider]:
+        """Return who serves and trains the agent's model."""
+        return Scripted if self.use_dummy_api else find_provider(self.model_provider)
 
     @property
     def moves_server(self) -> bool:

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from nip_core.parameters.basis.addresses import Address
 from nip_core.parameters.basis.base import Parameters
+from nip_lm_server.client import Capabilities, check_engine_name, find_capabilities
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -293,14 +294,20 @@ def _yes_or_no(value: Any) -> Any:
     return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
 
 
+def _check_engine(engine: str) -> str:
+    # One of a user's own is imported here, so that each command says what is wrong with it.
+    find_capabilities(check_engine_name(engine))
+    return engine
+
+
 class LmServerParameters(Parameters):
     """The language-model server of SelfHosted agents."""
 
     url: Address = None
     """Address of a running server (its key: NIP_API_KEY). None: the run starts one of its own."""
-    engine: Literal["embedded", "vllm", "deterministic"] = "embedded"
-    """Engine of the run's own server: "embedded", a real model in one process; "vllm"; or
-    "deterministic", scripted replies."""
+    engine: Annotated[str, AfterValidator(_check_engine)] = "embedded"
+    """Engine of the run's own server: "embedded", a real model in one process; "vllm";
+    "deterministic", scripted replies; or a class of your own, path/to/file.py:Class."""
     options: dict[str, EngineOption] = Field(default_factory=dict)
     """Arguments of the engine, for example max_model_len, or executable for vLLM's command.
     chat_template_kwargs has variables of the models' chat template, in play and in training, such
@@ -314,6 +321,11 @@ class LmServerParameters(Parameters):
     """The deterministic engine's replies file. None: the bundled one."""
     start_timeout_s: Seconds = 900.0
     """Longest wait for the run's own server to answer, in seconds, above 0."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return the abilities of the engine, before it is started."""
+        return find_capabilities(self.engine)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

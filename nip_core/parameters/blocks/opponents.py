@@ -256,7 +256,7 @@ def _check_runs(parameters: "HyperParameters") -> None:
 def _check_adapters(parameters: "HyperParameters", name: str) -> None:
     """Refuse models that could not answer at the same time as the present ones."""
     agent = parameters.model_agents[name]
-    if agent.model_provider == "SelfHosted" and not agent.use_dummy_api and not agent.use_lora:
+    if agent.provider.names_weights and not agent.use_lora:
         raise ValueError(
             f"opponents: agents.{name}.use_lora: false makes a new base model, which takes the "
             "place of the one before, so that no earlier one can answer; set use_lora: true, "

@@ -1,53 +1,81 @@
 """Where an agent's model is served, and what there is room for, as the settings alone say it.
 
-uses_own_server       whether by the server that the run starts
-has_own_model         whether that server has a model with weights
-is_deterministic      whether it is answered by the deterministic engine
-serves_several_bases  whether there is room for several base models at once
-takes_turns           whether its base model and the one made of it can't answer at once
+Host           what a server can do for an agent: one of three
+find_host      the host of an agent
+list_loaded    the agents whose models' weights this run loads
+has_own_model  whether there is one
+takes_turns    whether an agent's base model and the one made of it can't answer at once
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nip_core.parameters.blocks.agents import PureTextAgentParameters
+from nip_lm_server.client import ENGINES, Capabilities
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters
 
 
-def uses_own_server(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
-    """Tell whether the run's own server serves the agent's model."""
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What the server of an agent's model can do. Of another one than the run's own nothing is
+    known here, so it is taken to do the least.
+    """
+
+    is_launched: bool = False
+    """The run starts it, with an address and a key of its own, and stops it."""
+    loads_weights: bool = False
+    """The run has it load the model, so that one must be there, with what loading takes."""
+    takes_adapters: bool = False
+    """Adapters of other runs and of the Hub can be laid into it."""
+    gives_logprobs: bool = True
+    """It may give log-probabilities."""
+    takes_every_request: bool = False
+    """No request is refused for what it asks beside the answer."""
+    serves_several_bases: bool = False
+    """It has room for several base models at once."""
+
+
+_ELSEWHERE = Host()
+
+
+def find_host(parameters: "HyperParameters", agent: PureTextAgentParameters) -> Host:
+    """Return the host of the agent's model."""
+    if agent.use_dummy_api:
+        return _launch("deterministic", ENGINES["deterministic"])
     addresses = (agent.base_url, agent.control_url, parameters.lm_server.url)
-    is_elsewhere = agent.model_provider != "SelfHosted" or any(addresses)
-    return agent.use_dummy_api or not is_elsewhere
+    if not agent.provider.starts_server or any(addresses):
+        return _ELSEWHERE
+    return _launch(parameters.lm_server.engine, parameters.lm_server.capabilities)
+
+
+def _launch(engine: str, can: Capabilities) -> Host:
+    return Host(
+        is_launched=True,
+        loads_weights=can.has_weights,
+        takes_adapters=can.trains,
+        gives_logprobs=can.has_weights,
+        takes_every_request=can.has_weights and engine in ENGINES,
+        serves_several_bases=can.serves_several_bases,
+    )
+
+
+def list_loaded(parameters: "HyperParameters") -> dict[str, PureTextAgentParameters]:
+    """List by name the agents whose models the run's own server loads."""
+    return {
+        name: agent
+        for name, agent in parameters.model_agents.items()
+        if find_host(parameters, agent).loads_weights
+    }
 
 
 def has_own_model(parameters: "HyperParameters") -> bool:
     """Tell whether the run's own server serves a model that computes."""
-    agents = parameters.model_agents.values()
-    return any(
-        uses_own_server(parameters, agent) and not is_deterministic(parameters, agent)
-        for agent in agents
-    )
-
-
-def is_deterministic(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
-    """Return whether the run's own server answers for the agent without a model."""
-    return uses_own_server(parameters, agent) and (
-        agent.use_dummy_api or parameters.lm_server.engine == "deterministic"
-    )
-
-
-def serves_several_bases(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
-    """Return whether the agent's server has room for several base models at once.
-
-    The run's own does, except for vLLM, whose engine takes the device for itself. Of another one
-    nobody knows here.
-    """
-    return uses_own_server(parameters, agent) and parameters.lm_server.engine != "vllm"
+    return bool(list_loaded(parameters))
 
 
 def takes_turns(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
     """Return whether the agent's base model and the one made of it can't answer at once."""
-    hosted = agent.model_provider == "SelfHosted" and not agent.use_dummy_api
-    return hosted and not agent.use_lora and not serves_several_bases(parameters, agent)
+    is_replaced = agent.provider.names_weights and not agent.use_lora
+    return is_replaced and not find_host(parameters, agent).serves_several_bases

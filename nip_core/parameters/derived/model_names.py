@@ -1,6 +1,5 @@
-"""What settings alone say of an agent's provider: its wire, and the names of its models.
+"""What settings alone say of the names of models.
 
-speaks_nip   whether its server is an lm_server, with proofs and settings of its own
 base_name    the name under which an agent's base model answers
 dummy_name   the name of the deterministic engine that stands for a model
 check_named  raise for a run that would play with the default model
@@ -10,7 +9,7 @@ import re
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
-from nip_core.parameters.derived.hosting import uses_own_server
+from nip_core.parameters.derived.hosting import find_host
 from nip_lm_server.client import base_served_name
 
 
@@ -25,16 +24,11 @@ def check_named(parameters: HyperParameters) -> None:
             )
 
 
-def speaks_nip(agent: PureTextAgentParameters) -> bool:
-    """Return whether its server takes the settings ``nip`` of a job and proves what it serves."""
-    return agent.use_dummy_api or agent.model_provider == "SelfHosted"
-
-
 def base_name(parameters: HyperParameters, agent: PureTextAgentParameters) -> str:
     """Return the name the agent's base model answers by."""
     if agent.use_dummy_api:
         return dummy_name(agent.model_name)
-    if uses_own_server(parameters, agent):
+    if find_host(parameters, agent).is_launched:
         return base_served_name(agent.model_name)
     return agent.model_name
 

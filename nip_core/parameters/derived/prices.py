@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from nip_core.parameters.blocks.agents import PureTextAgentParameters
 from nip_core.parameters.blocks.loop_settings import Price
-from nip_core.parameters.services.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters
@@ -20,7 +19,7 @@ _FREE = Price()
 
 def is_paid(agent: PureTextAgentParameters) -> bool:
     """Return whether somebody sends a bill for the agent's calls."""
-    return not agent.use_dummy_api and PROVIDERS[agent.model_provider].sends_bills
+    return agent.provider.sends_bills
 
 
 def find_missing_prices(parameters: "HyperParameters") -> tuple[str, ...]:

@@ -8,7 +8,7 @@ check_recording   refuses to record what an API does not give
 from typing import TYPE_CHECKING
 
 from nip_core.parameters.blocks.agents import PureTextAgentParameters
-from nip_core.parameters.derived.hosting import is_deterministic, uses_own_server
+from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.services.dialects import dialect_name, find_dialect
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _TWO_ANSWERS = "accept_reject"
 
 def gives_logprobs(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
     """Tell whether the agent's API may give log-probabilities; of many servers nobody knows."""
-    return not is_deterministic(parameters, agent) and find_dialect(agent).takes_logprobs
+    return find_host(parameters, agent).gives_logprobs and find_dialect(agent).takes_logprobs
 
 
 def records_p_accept(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
@@ -30,7 +30,7 @@ def records_p_accept(parameters: "HyperParameters", agent: PureTextAgentParamete
     if not gives_logprobs(parameters, agent):
         return False
     asked = parameters.rollouts.record_p_accept
-    return uses_own_server(parameters, agent) if asked is None else asked
+    return find_host(parameters, agent).takes_every_request if asked is None else asked
 
 
 def check_recording(parameters: "HyperParameters") -> None:

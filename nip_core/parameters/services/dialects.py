@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from nip_core.parameters.services.providers import PROVIDERS
-
 if TYPE_CHECKING:
     from nip_core.parameters.blocks.agents import PureTextAgentParameters
 
@@ -116,7 +114,7 @@ def dialect_name(agent: "PureTextAgentParameters") -> str:
     for name, dialect in DIALECTS.items():
         if host in dialect.hosts:
             return name
-    return PROVIDERS[agent.model_provider].dialect
+    return agent.provider.dialect
 
 
 def find_dialect(agent: "PureTextAgentParameters") -> Dialect:
@@ -126,7 +124,13 @@ def find_dialect(agent: "PureTextAgentParameters") -> Dialect:
 
 def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
     """Raise ValueError for a setting the agent's API would refuse, or drop without a word."""
-    name, dialect = dialect_name(agent), find_dialect(agent)
+    name = dialect_name(agent)
+    if name not in DIALECTS:
+        raise ValueError(
+            f"{place}.model_provider: the dialect of {agent.model_provider} is one of "
+            f"{', '.join(DIALECTS)} (got {name!r})"
+        )
+    dialect = find_dialect(agent)
     # Named is what the user has set: the provider alone may have led to a dialect of its own.
     by_provider = agent.api_dialect == "auto" and agent.base_url is None
     api = f"model_provider {agent.model_provider}" if by_provider else f"api_dialect {name}"
@@ -154,8 +158,8 @@ def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
             f"{place}.temperature: {api} takes at most {dialect.max_temperature:g} "
             f"(got {agent.temperature:g})"
         )
-    keeps = agent.train_reasoning == "keep" and not agent.freeze_agent
-    if keeps and agent.model_provider != "SelfHosted":
+    keeps, training = agent.train_reasoning == "keep", agent.provider.training
+    if keeps and not agent.freeze_agent and not (training and training.takes_thoughts):
         raise ValueError(
             f"{place}.train_reasoning: fine-tuning at {agent.model_provider} takes no thoughts "
             "(got keep); leave it out, or set model_provider: SelfHosted"

@@ -32,9 +32,8 @@ from nip_lm_server.engines.base import (
     WorkDone,
     room_for_answer,
 )
-from nip_lm_server.engines.embedded.loaded_model import EmbeddedOptions
-from nip_lm_server.engines.embedded.lora import LoraAdapter, read_lora
-from nip_lm_server.engines.embedded.prove_weights import prove, prove_base
+from nip_lm_server.engines.embedded.decoding.loaded_model import EmbeddedOptions
+from nip_lm_server.engines.embedded.decoding.sampling import MAX_TOP_LOGPROBS
 from nip_lm_server.engines.embedded.requests import (
     RowReader,
     abandon,
@@ -49,11 +48,12 @@ from nip_lm_server.engines.embedded.requests import (
     score_prompt,
     with_calls,
 )
-from nip_lm_server.engines.embedded.sampling import MAX_TOP_LOGPROBS
 from nip_lm_server.engines.embedded.worker import ModelWorker, Pending
-from nip_lm_server.engines.probes import MAX_RIVALS
+from nip_lm_server.lora.probes import MAX_RIVALS
+from nip_lm_server.lora.prove_weights import prove, prove_base
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, read_lora
 from nip_lm_server.proof import Proof
-from nip_lm_server.spec import base_served_name
+from nip_lm_server.spec import ENGINES, base_served_name
 
 SLEEP_TIMEOUT_S = 60.0
 """Time that running requests have to end when the engine is put to sleep. A rule of thumb: with
@@ -273,11 +273,10 @@ class EmbeddedEngine(Engine):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
+        return replace(
+            ENGINES[self.name],
             logprobs=True,
             max_top_logprobs=MAX_TOP_LOGPROBS,
-            scores_prompts=True,
-            sleep=True,
             max_lora_rank=self._options.max_lora_rank,
         )
 

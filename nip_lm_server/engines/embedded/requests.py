@@ -27,10 +27,9 @@ from nip_lm_server.engines.base import (
     TopLogprob,
     room_for_answer,
 )
-from nip_lm_server.engines.embedded.answers import AnswerText
-from nip_lm_server.engines.embedded.batching import Decoder, Row
-from nip_lm_server.engines.embedded.lora import LoraAdapter
-from nip_lm_server.engines.embedded.sampling import (
+from nip_lm_server.engines.embedded.decoding.answers import AnswerText
+from nip_lm_server.engines.embedded.decoding.batching import Decoder, Row
+from nip_lm_server.engines.embedded.decoding.sampling import (
     MAX_TOP_LOGPROBS,
     Settings,
     row_random,
@@ -43,6 +42,7 @@ from nip_lm_server.engines.guided import (
     write_json_grammar,
     write_lark_grammar,
 )
+from nip_lm_server.lora.rowwise_lora import LoraAdapter
 
 MAX_SCORED_TOP = 256
 """Likeliest tokens at each place of a prompt. A rule of thumb: who distills takes twenty."""

@@ -25,10 +25,10 @@ from typing import Any, TypeVar
 import torch
 
 from nip_lm_server.engines.base import EngineError, EngineState
-from nip_lm_server.engines.embedded.answers import tell
-from nip_lm_server.engines.embedded.batching import Decoder, Row
-from nip_lm_server.engines.embedded.kv_cache import find_cache_room
-from nip_lm_server.engines.embedded.loaded_model import (
+from nip_lm_server.engines.embedded.decoding.answers import tell
+from nip_lm_server.engines.embedded.decoding.batching import Decoder, Row
+from nip_lm_server.engines.embedded.decoding.kv_cache import find_cache_room
+from nip_lm_server.engines.embedded.decoding.loaded_model import (
     EmbeddedOptions,
     LoadedModel,
     check_batching,
@@ -36,10 +36,10 @@ from nip_lm_server.engines.embedded.loaded_model import (
     is_out_of_memory,
     load_engine_model,
 )
-from nip_lm_server.engines.embedded.lora import LoraAdapter, RowwiseLora
+from nip_lm_server.engines.embedded.decoding.slot_decoder import make_decoder
 from nip_lm_server.engines.embedded.prompt_tokens import PromptEncoder
-from nip_lm_server.engines.embedded.slot_decoder import make_decoder
 from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, RowwiseLora
 
 JOIN_EVERY_STEPS = 8
 """Requests join a running batch at most this often: joining copies the cache. A rule of thumb: with

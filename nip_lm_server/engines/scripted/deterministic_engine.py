@@ -45,6 +45,7 @@ from nip_lm_server.engines.scripted.pseudo_tokens import (
 from nip_lm_server.engines.scripted.reply_rules import Reply, ReplyFile, Rule, Template
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.proof import Proof
+from nip_lm_server.spec import ENGINES
 
 ADAPTER_FILE = "adapter.json"
 BASE_FILE = "base.json"
@@ -137,7 +138,7 @@ class DeterministicEngine(Engine):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(sleep=True, max_lora_rank=self._replies.max_lora_rank)
+        return replace(ENGINES[self.name], max_lora_rank=self._replies.max_lora_rank)
 
     @property
     def max_model_len(self) -> int:

@@ -3,7 +3,7 @@
 VllmProver   of one vLLM child: scores models, remembers what they gave, and proves one
 
 A place of a probe is a request of one token whose answer can be no other. What is compared with
-what, and how far it may be, is in `engines.probes`.
+what, and how far it may be, is in `lora.probes`.
 
 A model that does not pass is scored again, with all that it is compared with: kernels round
 otherwise in another batch. Only what fails SCORINGS times in a row is not proved.
@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.engines.adapter_files import ServedAdapter, is_unchanged
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.probes import (
+from nip_lm_server.lora.adapter_files import ServedAdapter, is_unchanged
+from nip_lm_server.lora.probes import (
     ProbeError,
     Scores,
     judge_probe,

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from nip_lm_server.processes import signal_group, watch_parent
+from nip_lm_server.machine.processes import signal_group, watch_parent
 
 GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL. A rule of thumb: with much less vLLM is killed before it has

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nip_lm_server.auth import without_secrets
-from nip_lm_server.devices import OLDEST_DRIVERS, driver_version
 from nip_lm_server.engines.base import EngineError
+from nip_lm_server.machine.devices import OLDEST_DRIVERS, driver_version
 
 EXECUTABLE_VARIABLE = "NIP_VLLM"
 INSPECT_TIMEOUT_S = 120.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.devices import DEVICE, device_numbers
 from nip_lm_server.formats.bounds import parse_json
+from nip_lm_server.machine.devices import DEVICE, device_numbers
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes for its largest rank."""
@@ -180,7 +180,7 @@ def find_wide_vocabulary(model: str) -> str | None:
         return None
     return (
         f"The model {model} has a vocabulary of {size} tokens, and vLLM takes LoRA adapters for an "
-        f"output layer of {WIDEST_VOCABULARY} at most: take another model, the engine `embedded`, "
+        f"output layer of {WIDEST_VOCABULARY} at most: take another model, another engine, "
         "or extra_arguments --lora-target-modules without lm_head"
     )
 

@@ -23,13 +23,13 @@ from typing import Any, Literal
 
 import aiohttp
 
-from nip_lm_server.devices import compile_caches
 from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.engines.vllm.guard import GRACE_S, end_recorded
 from nip_lm_server.engines.vllm.installation import without_ours
 from nip_lm_server.engines.vllm.threads import share_processors
-from nip_lm_server.processes import read_tail, working_environment
-from nip_lm_server.processors import count_processors
+from nip_lm_server.machine.devices import compile_caches
+from nip_lm_server.machine.processes import read_tail, working_environment
+from nip_lm_server.machine.processors import count_processors
 
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 5.0

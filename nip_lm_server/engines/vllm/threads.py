@@ -11,7 +11,7 @@ worker of two threads that is not bound waits for one of them in every operation
 from collections.abc import Mapping
 from pathlib import Path
 
-from nip_lm_server.processors import SMALL_BYTES
+from nip_lm_server.machine.processors import SMALL_BYTES
 
 FEW_PROCESSORS = 4
 """Up to here. Measured on two; with more, a bound worker leaves room for the process that polls."""

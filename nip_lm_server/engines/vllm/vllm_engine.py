@@ -24,11 +24,10 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nip_lm_server.devices import has_cuda, only_on
-from nip_lm_server.engines.adapter_files import ServedAdapter, read_adapter
 from nip_lm_server.engines.base import (
     Capabilities,
     Engine,
@@ -44,7 +43,10 @@ from nip_lm_server.engines.vllm.process import (
     VllmProcess,
     child_environment,
 )
+from nip_lm_server.lora.adapter_files import ServedAdapter, read_adapter
+from nip_lm_server.machine.devices import has_cuda, only_on
 from nip_lm_server.proof import Proof
+from nip_lm_server.spec import ENGINES
 
 MAX_TOP_LOGPROBS = 20  # vLLM's own limit, unless an argument raises it
 UNRESPONSIVE_S = 60.0
@@ -380,7 +382,8 @@ class VllmEngine(Engine):
     def capabilities(self) -> Capabilities:
         """Its abilities. Whether it can sleep is known once it has been started."""
         cuda = self._installation is not None and self._installation.has_cuda
-        return Capabilities(
+        return replace(
+            ENGINES[self.name],
             logprobs=True,
             max_top_logprobs=MAX_TOP_LOGPROBS,
             sleep=cuda and self._options.enable_sleep_mode is not False,

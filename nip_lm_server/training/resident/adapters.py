@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from nip_lm_server.engines.embedded.lora import linear_shape
+from nip_lm_server.lora.rowwise_lora import linear_shape
 from nip_lm_server.training.resident.checks import LARGEST, refuse
 from nip_lm_server.training.resident.types import (
     UNUSABLE_GRADIENT,

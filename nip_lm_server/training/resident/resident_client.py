@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nip_lm_server import aside
-from nip_lm_server.processes import (
+from nip_lm_server.machine.processes import (
     process_identity,
     read_tail,
     signal_group,

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.embedded.lora import (
+from nip_lm_server.formats.bounds import parse_json
+from nip_lm_server.lora.rowwise_lora import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     LoraFiles,
     linear_shape,
     read_lora,
 )
-from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.state.disk import MANIFEST, find_damage, seal_directory
 from nip_lm_server.training.resident.adapters import Adapter, LoraLayers, make_adapter
 from nip_lm_server.training.resident.types import LoraConfig, ResidentError

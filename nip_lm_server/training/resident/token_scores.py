@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from nip_lm_server.training.head import chunk_size, output_layer
+from nip_lm_server.training.methods.head import chunk_size, output_layer
 
 
 def score_targets(model: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

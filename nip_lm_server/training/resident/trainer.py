@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from nip_lm_server.allowed_memory import allowed_bytes, free_bytes
 from nip_lm_server.formats import chat_template
-from nip_lm_server.training.memory import (
+from nip_lm_server.machine.allowed_memory import allowed_bytes, free_bytes
+from nip_lm_server.training.methods.micro_batches import split
+from nip_lm_server.training.model.memory import (
     ENOUGH_ON_PROCESSORS,
     ENOUGH_TOKENS,
     measure_kept_bytes,
 )
-from nip_lm_server.training.micro_batches import split
 from nip_lm_server.training.resident.adapters import KINDS, Adapter, LoraLayers, new_adapter
 from nip_lm_server.training.resident.checks import (
     Checked,

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from tiny_model import make_tokenizer
 
-from nip_lm_server.engines.embedded.answers import AnswerText
+from nip_lm_server.engines.embedded.decoding.answers import AnswerText
 
 
 def byte_level() -> Any:

@@ -27,8 +27,8 @@ from training_jobs import (
 )
 
 from nip_lm_server.state import disk
-from nip_lm_server.training import checkpoints
 from nip_lm_server.training.main import STOPPED, main
+from nip_lm_server.training.methods import checkpoints
 
 # Dropout makes the random generators matter; 5 epochs of 4 steps.
 SETTINGS = {"n_epochs": 5, "lora_dropout": 0.25, "checkpoint_steps": 1}

@@ -23,9 +23,10 @@ from training_jobs import (
 )
 
 from nip_lm_server.state import disk
-from nip_lm_server.training import dpo, loading
 from nip_lm_server.training.job import TrainingError, read_job
 from nip_lm_server.training.main import main
+from nip_lm_server.training.methods import dpo
+from nip_lm_server.training.model import loading
 
 LN2 = math.log(2)
 # One step over all pairs, which changes nothing: its loss is that of the start.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from nip_lm_server.engines.embedded.sampling import BatchSampler, Settings  # noqa: E402
+from nip_lm_server.engines.embedded.decoding.sampling import BatchSampler, Settings  # noqa: E402
 
 NEVER = -float("inf")
 

@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 from tiny_model import TEMPLATE, make_tokenizer
 
 from nip_lm_server.formats import chat_template
-from nip_lm_server.training.encoding import IGNORED, ExampleError, encode_example
+from nip_lm_server.training.methods.encoding import IGNORED, ExampleError, encode_example
 
 
 def encode(tokenizer, *turns, max_length=500):

@@ -18,8 +18,8 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from nip_lm_server.training import head
-from nip_lm_server.training.policy_gradient import token_logprobs
+from nip_lm_server.training.methods import head
+from nip_lm_server.training.methods.policy_gradient import token_logprobs
 
 WORDS = 97
 SIZES = {

@@ -15,9 +15,9 @@ from tiny_model import make_model
 from training_jobs import DEADLINE_S, make_job, messages, progress, run_here, wait_for
 
 from nip_lm_server.training import job as job_module
-from nip_lm_server.training.device import process_count
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import STOPPED, launch_command
+from nip_lm_server.training.model.device import process_count
 
 SETTINGS = {"lr_scheduler": "constant", "learning_rate": 0.001, "checkpoint_steps": 5}
 

@@ -12,7 +12,7 @@ import pytest
 
 from nip_lm_server import launch as owner
 from nip_lm_server.launch import OwnerError, ServerConflictError
-from nip_lm_server.processes import is_alive, process_identity
+from nip_lm_server.machine.processes import is_alive, process_identity
 from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.directory import ServerCard, read_card, write_card
 

@@ -15,10 +15,10 @@ from tiny_model import make_model
 from training_jobs import make_job, progress, result, run_here, write_lines
 
 from nip_lm_server.training import job as job_module
-from nip_lm_server.training import loading
 from nip_lm_server.training.job import Events, read_job
 from nip_lm_server.training.main import _METHODS
-from nip_lm_server.training.micro_batches import split
+from nip_lm_server.training.methods.micro_batches import split
+from nip_lm_server.training.model import loading
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_a_job_learns_the_same_whatever_goes_through_the_model_at_a_time(
 
 
 def test_processes_go_through_the_model_equally_often(base, tmp_path, monkeypatch):
-    from nip_lm_server.training import micro_batches
+    from nip_lm_server.training.methods import micro_batches
 
     trainer = prepared(base, tmp_path / "job", "supervised", batch_size=8)
     trainer.tokens_per_pass = 10**6

@@ -7,9 +7,11 @@ pytest.importorskip("trl")
 from tiny_model import make_model
 from training_jobs import make_job, messages, progress, read_events, run_here, weights, write_lines
 
-from nip_lm_server.training import job, loading, sft
+from nip_lm_server.training import job
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import main
+from nip_lm_server.training.methods import sft
+from nip_lm_server.training.model import loading
 
 
 @pytest.fixture(scope="module")

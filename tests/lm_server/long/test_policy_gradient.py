@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 
 from nip_lm_server.formats.advantages import group_advantages
-from nip_lm_server.training.policy_gradient import (
+from nip_lm_server.training.methods.policy_gradient import (
     MAX_LOG_RATIO,
     clipped_loss,
     join_figures,

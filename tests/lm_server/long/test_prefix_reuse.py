@@ -14,17 +14,17 @@ pytest.importorskip("peft")
 from tiny_model import make_adapter, make_model, peft_logprobs
 
 from nip_lm_server.engines.base import EngineError, GenerationRequest
-from nip_lm_server.engines.embedded import slot_decoder
-from nip_lm_server.engines.embedded.batching import Decoder, Row
-from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
-from nip_lm_server.engines.embedded.lora import RowwiseLora
-from nip_lm_server.engines.embedded.plain_llama import (
+from nip_lm_server.engines.embedded.decoding import slot_decoder
+from nip_lm_server.engines.embedded.decoding.batching import Decoder, Row
+from nip_lm_server.engines.embedded.decoding.plain_llama import (
     computes_the_same,
     may_pack,
     read_plain_llama,
 )
-from nip_lm_server.engines.embedded.sampling import Settings, row_random
-from nip_lm_server.engines.embedded.slot_decoder import SlotDecoder
+from nip_lm_server.engines.embedded.decoding.sampling import Settings, row_random
+from nip_lm_server.engines.embedded.decoding.slot_decoder import SlotDecoder
+from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
+from nip_lm_server.lora.rowwise_lora import RowwiseLora
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 IS_X86 = platform.machine() in ("x86_64", "AMD64")

@@ -13,11 +13,11 @@ pytest.importorskip("peft")
 
 from tiny_model import make_adapter, make_model, peft_logprobs
 
-from nip_lm_server.engines import probes as proof
 from nip_lm_server.engines.base import EngineError
-from nip_lm_server.engines.embedded import prove_weights as probe
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
-from nip_lm_server.engines.embedded.lora import read_lora
+from nip_lm_server.lora import probes as proof
+from nip_lm_server.lora import prove_weights as probe
+from nip_lm_server.lora.rowwise_lora import read_lora
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -287,10 +287,10 @@ async def test_swapped_cut_and_absent_adapters_are_caught(base, tmp_path, dtype)
     """Probes as the training writes them, served with the low-rank product in low precision."""
     import torch
 
-    from nip_lm_server.engines.adapter_files import read_adapter
     from nip_lm_server.engines.vllm.adapter_proof import SCORINGS, VllmProver
     from nip_lm_server.formats.chat_template import load_model, load_tokenizer
-    from nip_lm_server.training.output import _logprobs
+    from nip_lm_server.lora.adapter_files import read_adapter
+    from nip_lm_server.training.model.output import _logprobs
 
     model = load_model(base, getattr(torch, dtype)).eval()
     tokens = probe.probe_tokens(load_tokenizer(str(base)), 256)

@@ -10,9 +10,9 @@ import torch
 from tiny_model import make_adapter, make_model, peft_logprobs
 from training_jobs import make_job, progress, result, run_here
 
-from nip_lm_server.engines.embedded.lora import read_lora
-from nip_lm_server.training import loading, output
+from nip_lm_server.lora.rowwise_lora import read_lora
 from nip_lm_server.training.job import read_job
+from nip_lm_server.training.model import loading, output
 
 PARENT = {"rank": 3, "lora_alpha": 12, "target_modules": ["q_proj", "v_proj"]}
 FULL = {"use_lora": False, "result": "base", "lora_rank": None, "lora_alpha": None}

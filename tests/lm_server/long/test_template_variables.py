@@ -13,9 +13,9 @@ from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 from nip_lm_server.engines.vllm.options import VllmOptions
 from nip_lm_server.formats import chat_template
-from nip_lm_server.training.encoding import IGNORED, encode_example
 from nip_lm_server.training.job import TrainingJob
-from nip_lm_server.training.loading import load_text
+from nip_lm_server.training.methods.encoding import IGNORED, encode_example
+from nip_lm_server.training.model.loading import load_text
 from nip_lm_server.vllm_keys.nip_control_tokens import (
     BreakControlTokens,
     set_template_kwargs,

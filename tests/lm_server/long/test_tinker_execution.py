@@ -20,11 +20,11 @@ from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.tinker import executor as execution
 from nip_lm_server.tinker.executor import Executor
-from nip_lm_server.tinker.folders import Folders
-from nip_lm_server.tinker.records import LoraShape
 from nip_lm_server.tinker.service import TinkerService
 from nip_lm_server.tinker.steps import Steps
-from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.tinker.storage.folders import Folders
+from nip_lm_server.tinker.storage.records import LoraShape
+from nip_lm_server.tinker.storage.store import TinkerStore
 from nip_lm_server.tinker.tinker_messages import MOST_TARGETS, decode_forward_backward
 from nip_lm_server.training.resident.resident_client import ResidentDied
 from nip_lm_server.training.resident.trainer import ResidentTrainer

@@ -17,7 +17,7 @@ from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.tinker import samples
 from nip_lm_server.tinker.samples import Sampler
-from nip_lm_server.tinker.store import TinkerStore
+from nip_lm_server.tinker.storage.store import TinkerStore
 
 PAYLOAD = (
     b'{"prompt": {"chunks": [{"tokens": [5, 6]}]}, "num_samples": 16,'

@@ -13,9 +13,9 @@ from nip_lm_server import formats
 from nip_lm_server.formats import chat_template
 from nip_lm_server.formats.messages import parse_message
 from nip_lm_server.formats.preferences import PreferenceExample
-from nip_lm_server.training.dpo import encode_pair
-from nip_lm_server.training.encoding import IGNORED, ExampleError, encode_example
-from nip_lm_server.training.loading import Text
+from nip_lm_server.training.methods.dpo import encode_pair
+from nip_lm_server.training.methods.encoding import IGNORED, ExampleError, encode_example
+from nip_lm_server.training.model.loading import Text
 from nip_lm_server.vllm_keys.nip_control_tokens import set_template_kwargs, thought_form
 
 CHAT = [

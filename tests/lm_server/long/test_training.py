@@ -25,10 +25,10 @@ from training_jobs import (
     write_examples,
 )
 
-from nip_lm_server.training import loading
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import main
-from nip_lm_server.training.sft import encode_file
+from nip_lm_server.training.methods.sft import encode_file
+from nip_lm_server.training.model import loading
 
 
 @pytest.fixture(scope="module")

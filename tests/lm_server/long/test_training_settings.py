@@ -19,7 +19,7 @@ from nip_core.fine_tuning import (
 )
 from nip_core.jobs.job import JobSpec
 from nip_core.jobs.ledger import Ledger
-from nip_core.jobs.openai_backend import OpenAIBackend
+from nip_core.jobs.openai_backend import NipBackend
 from nip_core.parameters import load_parameters
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
@@ -27,7 +27,7 @@ from nip_core.trainers.dataset import FILES, Dataset, write_examples
 from nip_core.trainers.group_job import training_settings
 from nip_core.trainers.lines import read_held_out, write_payloads
 from nip_lm_server import placement as slots
-from nip_lm_server.devices import has_cuda
+from nip_lm_server.machine.devices import has_cuda
 
 RATE = 1.23e-5
 CONFIGURATION = {
@@ -102,7 +102,7 @@ async def test_the_configured_hyper_parameters_are_those_of_the_trainer(
     run = RunStore(LocalStore(tmp_path / "runs"), "rate")
     async with (
         serve(tmp_path / "server", spec=tiny()) as here,
-        aclosing(OpenAIBackend(f"{here.url}/v1", KEY, speaks_nip=True)) as backend,
+        aclosing(NipBackend(f"{here.url}/v1", KEY)) as backend,
     ):
         ledger = Ledger(run, backend, settle_s=0)
         record = await ledger.ensure_job(spec, training, validation)

@@ -23,10 +23,10 @@ from training_jobs import (
 )
 
 from nip_lm_server.formats import to_jsonl
-from nip_lm_server.training import loading
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import main
-from nip_lm_server.training.rl import add_advantages, read_episodes
+from nip_lm_server.training.methods.rl import add_advantages, read_episodes
+from nip_lm_server.training.model import loading
 
 SETTINGS = {"method": "trajectories", "learning_rate": 0.003, "n_epochs": 1}
 

@@ -1,0 +1,87 @@
+"""The back-ends of providers: who is called where their models are trained and described.
+
+open_backend    the back-end of a provider at an address, closed after use
+check_services  whether a user's own can do what the settings ask of it, before anything is sent
+"""
+
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from nip_core.errors import SettingsError
+from nip_core.jobs.job import Backend
+from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
+from nip_core.parameters import HyperParameters
+from nip_core.parameters.services.providers import Provider, TrainingService
+from nip_core.rollouts.chat_client import Endpoint
+from nip_lm_server.client import NipSettings
+
+_OURS: dict[str, type[OpenAIBackend]] = {"openai": OpenAIBackend, "nip": NipBackend}
+_WORDS = ("n_epochs", "batch_size", "beta", "advantage", "clip_low", "clip_high", "kl_penalty")
+"""The settings that stand in `JobSpec.hyper_parameters`; all others are in `NipSettings`."""
+
+
+@asynccontextmanager
+async def open_backend(
+    provider: type[Provider], at: Endpoint, *, timeout_s: float = 120.0
+) -> AsyncIterator[Backend]:
+    """Open the back-end of a provider at an address; its connections are closed at the end.
+
+    One that trains nothing describes its models, by OpenAI's protocol.
+    """
+    service = provider.training or TrainingService()
+    backend: Backend
+    if isinstance(service.backend, str):
+        backend = _OURS[service.backend](at.base_url, at.api_key, timeout_s=timeout_s)
+    else:
+        backend = _find_own(service)(at.base_url, at.api_key)
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+def check_services(parameters: HyperParameters) -> None:
+    """Raise SettingsError for a training service that can't be called, or has unknown words."""
+    for name, agent in parameters.model_agents.items():
+        service, place = agent.provider.training, f"agents.{name}.model_provider"
+        if service is None:
+            continue
+        known_words = {*_WORDS, *NipSettings.model_fields}
+        unknown = sorted({*(service.settings or ())} - known_words)
+        if unknown:
+            raise SettingsError(
+                f"{place}: {agent.model_provider} takes settings that no job has "
+                f"({', '.join(unknown)}); there are {', '.join(sorted(known_words))}"
+            )
+        if isinstance(service.backend, str):
+            if service.backend not in _OURS:
+                raise SettingsError(
+                    f"{place}: the backend of {agent.model_provider} is {' or '.join(_OURS)}, or a "
+                    f"subclass of nip_core.jobs.job.Backend (got {service.backend!r})"
+                )
+            continue
+        try:
+            _find_own(service)
+        except TypeError as error:
+            raise SettingsError(f"{place}: {agent.model_provider} can't train: {error}") from None
+        if agent.provider.starts_server:
+            raise SettingsError(
+                f"{place}: the run starts a server for {agent.model_provider}, which trains its "
+                "models, too; for a backend of your own derive from Provider, with an address"
+            )
+
+
+def _find_own(service: TrainingService) -> type[Backend]:
+    """Return a user's class. Raises TypeError for one that misses a call."""
+    kind = service.backend
+    if not (isinstance(kind, type) and issubclass(kind, Backend)):
+        raise TypeError(f"its backend is no subclass of nip_core.jobs.job.Backend (got {kind!r})")
+    missing = sorted(kind.__abstractmethods__)
+    if missing:
+        raise TypeError(f"{kind.__name__} has no method {' and no method '.join(missing)}")
+    for call, function in vars(Backend).items():
+        is_awaited = inspect.iscoroutinefunction(function)
+        if is_awaited and not inspect.iscoroutinefunction(getattr(kind, call)):
+            raise TypeError(f"{kind.__name__}.{call} is no async function")
+    return kind

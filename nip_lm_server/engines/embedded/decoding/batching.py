@@ -1,0 +1,387 @@
+"""Decoding many requests at once. Synchronous: no threads, no clock.
+
+Row        one answer being generated, with everything that decides what it becomes
+Decoder    the running batch: `admit` rows, `step` all of them by one token, `score` given tokens
+
+A row joins a running batch after its prompt was run in a batch of prompts of like length; rows
+that name the same adapter lie next to each other. A finished row is reported at once and leaves
+the cache when a quarter of the rows are finished or when others join, since that copies the cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+
+from nip_lm_server.engines.embedded.decoding.answers import AnswerText
+from nip_lm_server.engines.embedded.decoding.kv_cache import ROOM, Part, assemble, new_cache
+from nip_lm_server.engines.embedded.decoding.sampling import (
+    Allowed,
+    BatchSampler,
+    Settings,
+    widen_scores,
+)
+from nip_lm_server.engines.guided import Guide
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, RowwiseLora
+
+PREFILL_TOKENS = 2048
+"""Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache. A
+rule of thumb: much more and one pass of prompts holds up all that run, much less and each is run
+alone."""
+
+
+@dataclass(eq=False)
+class Row:
+    """One answer. `finish_reason` is None while it is being generated.
+
+    Another thread may read it meanwhile: a token's log-probabilities are added before the token
+    itself, and the finish reason after the last token.
+    """
+
+    prompt: Sequence[int]
+    adapter: LoraAdapter | None
+    max_tokens: int
+    settings: Settings
+    random: Random
+    wants_logprobs: bool = False
+    wants_top: int = 0  # alternatives per token, likeliest first
+    generated: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # id, logprob
+    text: AnswerText | None = None  # of a row with stop strings
+    stop_tokens: frozenset[int] | None = None  # instead of the model's
+    guide: Guide | None = None  # of a row whose answer has a grammar
+    finish_reason: str | None = None
+    cancelled: bool = False
+    broken: bool = False
+    """The model's scores for it were no finite numbers: it has no next token, and nothing of it is
+    kept."""
+
+    @property
+    def history(self) -> list[int]:
+        """Prompt and answer so far."""
+        return [*self.prompt, *self.generated]
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose keys and values are in the cache: all but the last one chosen."""
+        return len(self.prompt) + len(self.generated) - 1
+
+
+def is_live(row: Row) -> bool:
+    """Say whether a row is still being generated, for somebody."""
+    return row.finish_reason is None and not row.cancelled
+
+
+class Decoder:
+    """The running batch of one model.
+
+    All methods must be called from one thread, under ``torch.inference_mode()``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        lora: RowwiseLora,
+        stop_tokens: frozenset[int],
+    ):
+        self._model, self._lora = model, lora
+        self._stop_tokens = stop_tokens
+        self._device: torch.device = model.device
+        self._rows: list[Row] = []
+        self._cache: Any = None
+        self._length = 0  # positions in the cache
+        self._mask: torch.Tensor | None = None
+        self._positions: torch.Tensor | None = None
+        self._sampler: BatchSampler | None = None
+        # They only grow: what advances is told by them from what hangs.
+        self.prompt_tokens_done = self.generated_tokens = 0
+        self.prompt_tokens_asked = self.prompt_tokens_reused = 0
+        self.most_bytes = 0
+        """For keys and values: those of the batch, and those that a decoder keeps beside it."""
+
+    def _all_rows(self) -> Sequence[Row]:
+        """All rows, those that wait for their prompts to be read as well."""
+        return self._rows
+
+    @property
+    def rows(self) -> int:
+        """Rows still being generated."""
+        return sum(map(is_live, self._all_rows()))
+
+    @property
+    def longest(self) -> int:
+        """Return the largest number of positions a running row may come to need."""
+        return max(
+            (len(r.prompt) + r.max_tokens for r in self._all_rows() if is_live(r)), default=0
+        )
+
+    def forget(self, adapter: LoraAdapter) -> None:
+        """Drop what is kept of an adapter that answers no more."""
+
+    def heed_memory(self) -> None:
+        """Keep less where other programs need the memory."""
+
+    def leave_model(self) -> None:
+        """Let go of the model's weights, which move."""
+
+    def return_to_model(self) -> None:
+        """Take the model's weights up again."""
+
+    def clear(self) -> None:
+        """Forget all rows, as after an error."""
+        self._rows, self._cache, self._length = [], None, 0
+        self._mask = self._positions = self._sampler = None
+
+    def admit(self, groups: Sequence[Sequence[Row]]) -> list[Row]:
+        """Run the prompts, choose every row's first token and let the rows join the batch.
+
+        The rows of a group share one prompt and adapter, which is run once. Returns the rows that
+        are finished already.
+        """
+        parts: list[tuple[Any, list[Row], list[int]]] = []
+        finished: list[Row] = []
+        for chunk in self._chunks(groups):
+            # 1. One pass over the chunk's prompts, a row for each group.
+            cache, logits = self.prefill([group[0] for group in chunk])
+            # 2. The first token of every row of each group, from its group's logits.
+            rows = [row for group in chunk for row in group]
+            sources = [index for index, group in enumerate(chunk) for _ in group]
+            self._choose(rows, self._sampler_for(rows), logits[sources])
+            finished += [row for row in rows if row.finish_reason]
+            parts.append((cache, rows, sources))
+            self.prompt_tokens_asked += sum(len(group[0].prompt) for group in chunk)
+        # 3. Those that go on join the batch.
+        self._assemble(parts)
+        return finished
+
+    def step(self) -> list[Row]:
+        """Add one token to every row; returns the rows finished by it."""
+        # 1. Leave finished rows out once they are a quarter: rebuilding copies the cache, and until
+        #    then they cost a share of each pass. A quarter is a rule of thumb between the two.
+        if 4 * sum(map(is_live, self._rows)) <= 3 * len(self._rows):
+            self._assemble([])
+        if not self._rows:
+            return []
+        assert self._mask is not None and self._positions is not None and self._sampler is not None
+        running = [row for row in self._rows if is_live(row)]
+        # 2. One more position for everybody.
+        self._length += 1
+        # In pieces, as the cache grows: a mask that grows by one would be copied at every token.
+        if self._length > self._mask.shape[1]:
+            grown = self._mask.new_ones(len(self._rows), ROOM)
+            self._mask = torch.cat([self._mask, grown], 1)
+        # 3. One pass over the last token of each row, through the row's own adapter.
+        ids = torch.tensor([[row.generated[-1]] for row in self._rows], device=self._device)
+        with self._lora.rows([row.adapter for row in self._rows]):
+            logits = self._model(
+                input_ids=ids,
+                attention_mask=self._mask[:, : self._length],
+                position_ids=self._positions[:, None],
+                past_key_values=self._cache,
+                use_cache=True,
+            ).logits[:, -1]
+        self._positions = self._positions + 1
+        # 4. Choose.
+        self._choose(self._rows, self._sampler, logits)
+        return [row for row in running if row.finish_reason]
+
+    def prefill(self, rows: Sequence[Row]) -> tuple[Any, torch.Tensor]:
+        """Run the rows' prompts: their cache, and the logits [rows, vocabulary] after them."""
+        ids, mask, positions = self._pad([row.prompt for row in rows])
+        cache = new_cache()
+        with self._lora.rows([row.adapter for row in rows]):
+            # Of a prompt only the last logits are read; all of them would take a vocabulary's width
+            # for each token.
+            output = self._model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        self.prompt_tokens_done += sum(len(row.prompt) for row in rows)
+        return cache, output.logits[:, -1]
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
+    ) -> list[list[float]]:
+        """Log-probability of each token but the first, given those before it, of each sequence.
+
+        As play computes it; `score_by_library` may compute it another way.
+        """
+        return self.score_by_library(sequences, adapters)
+
+    def score_by_library(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
+    ) -> list[list[float]]:
+        """The same by the model's own modules, whose hooks are heeded."""
+        # As in play, where the rows of one adapter are one slice.
+        order = sorted(range(len(sequences)), key=lambda i: adapter_key(adapters[i]))
+        ids, mask, positions = self._pad([sequences[i] for i in order])
+        with self._lora.rows([adapters[i] for i in order]):
+            logits = self._model(
+                input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+            ).logits
+        # In float32: the digits that proofs compare would be lost in half precision.
+        wide = widen_scores(logits[:, :-1])
+        scores = wide.log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0].float()
+        results: list[list[float]] = [[] for _ in sequences]
+        for row, index in enumerate(order):
+            count = len(sequences[index]) - 1
+            results[index] = scores[row, scores.shape[1] - count :].tolist()
+        return results
+
+    def logits_after(self, tokens: Sequence[int], adapter: LoraAdapter | None) -> torch.Tensor:
+        """The logits [tokens, vocabulary] after each of some tokens."""
+        ids = torch.tensor([[*tokens]], device=self._device)
+        with self._lora.rows([adapter]):
+            logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        return logits
+
+    def _chunks(self, groups: Sequence[Sequence[Row]]) -> list[list[Sequence[Row]]]:
+        """Groups of like prompt length, few enough tokens to a chunk, adapters together."""
+        chunks: list[list[Sequence[Row]]] = []
+        # By length, so that little of a pass is padding.
+        for group in sorted(groups, key=lambda g: -len(g[0].prompt)):
+            width = len(chunks[-1][0][0].prompt) if chunks else 0
+            if not chunks or (len(chunks[-1]) + 1) * width > PREFILL_TOKENS:
+                chunks.append([])
+            chunks[-1].append(group)
+        for chunk in chunks:
+            chunk.sort(key=lambda g: adapter_key(g[0].adapter))
+        return chunks
+
+    def _pad(
+        self, sequences: Sequence[Sequence[int]]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Left-padded ids, mask and positions, each of shape [rows, longest]."""
+        width = max(map(len, sequences))
+        pads = [width - len(sequence) for sequence in sequences]
+        ids = torch.tensor(
+            [[0] * pad + [*sequence] for pad, sequence in zip(pads, sequences, strict=True)],
+            device=self._device,
+        )
+        offsets = torch.arange(width, device=self._device)[None]
+        starts = torch.tensor(pads, device=self._device)[:, None]
+        # Left-padded, so that the newest token of every row is in the last place.
+        return ids, (offsets >= starts).long(), (offsets - starts).clamp(min=0)
+
+    def _assemble(self, joining: Sequence[tuple[Any, list[Row], list[int]]]) -> None:
+        """Rebuild the batch from its running rows and the joining ones."""
+        # 1. All rows with the cache that they are in: number 0 is the batch so far.
+        members: list[tuple[Row, int, int]] = []  # row, its cache, its place there
+        caches = []
+        if self._rows:
+            caches.append(self._cache)
+            members += [(row, 0, i) for i, row in enumerate(self._rows)]
+        for cache, rows, sources in joining:
+            members += [(row, len(caches), i) for row, i in zip(rows, sources, strict=True)]
+            caches.append(cache)
+        # 2. Only those that go on, those of an adapter next to each other.
+        members = [member for member in members if is_live(member[0])]
+        members.sort(key=lambda member: adapter_key(member[0].adapter))
+        self.clear()
+        if not members:
+            return
+        # 3. One new cache, as long as its longest row, right-aligned.
+        self._rows = [row for row, _, _ in members]
+        lengths = torch.tensor([row.cached for row in self._rows], device=self._device)
+        self._length = max(row.cached for row in self._rows)
+        parts = []
+        for number, cache in enumerate(caches):
+            chosen = [(t, source) for t, (_, part, source) in enumerate(members) if part == number]
+            if chosen:
+                parts.append(Part(cache, [s for _, s in chosen], [t for t, _ in chosen]))
+        self._cache = assemble(parts, self._length)
+        # 4. What a row does not fill is masked; the mask has room for tokens to come.
+        offsets = torch.arange(self._length + ROOM, device=self._device)
+        self._mask = (offsets[None] >= (self._length - lengths)[:, None]).long()
+        self._positions = lengths
+        self._sampler = self._sampler_for(self._rows)
+
+    def _sampler_for(self, rows: Sequence[Row]) -> BatchSampler:
+        return BatchSampler(
+            [row.settings for row in rows],
+            [row.random for row in rows],
+            [row.history if row.settings.repetition_penalty != 1.0 else () for row in rows],
+            self._model.config.get_text_config().vocab_size,
+            self._device,
+        )
+
+    def _choose(self, rows: Sequence[Row], sampler: BatchSampler, logits: torch.Tensor) -> None:
+        logits = self._break_off(rows, logits)
+        asking = [i for i, row in enumerate(rows) if row.wants_logprobs or row.wants_top]
+        chosen = sampler.choose(
+            logits,
+            self._mask_allowed(rows, logits.shape[1]),
+            logprobs=bool(asking),
+            top=max((row.wants_top for row in rows), default=0),
+            asking=asking,
+        )
+        places = {index: place for place, index in enumerate(asking)}
+        for index, row in enumerate(rows):
+            # Finished rows stay in the batch for a while: what is chosen for them is nobody's.
+            if not is_live(row):
+                continue
+            # Who reads the row meanwhile counts tokens: all else of a token comes before it.
+            if chosen.logprobs is not None and row.wants_logprobs:
+                row.logprobs.append(chosen.logprobs[places[index]])
+            if chosen.top is not None and row.wants_top:
+                row.top_logprobs.append(chosen.top[places[index]][: row.wants_top])
+            if row.guide is not None:
+                row.guide.push(chosen.ids[index])
+            row.generated.append(chosen.ids[index])
+            self.generated_tokens += 1
+            row.finish_reason = self._finish_reason(row)
+
+    def _break_off(self, rows: Sequence[Row], logits: torch.Tensor) -> torch.Tensor:
+        """End the rows whose scores are not finite, and give scores of which all can be sampled."""
+        # The largest tells of all: a NaN or an infinity is larger, and one less is no score.
+        finite = logits.amax(-1).isfinite()
+        if bool(finite.all()):
+            return logits
+        for row, is_finite in zip(rows, finite.tolist(), strict=True):
+            if not is_finite and is_live(row):
+                row.broken = True
+                row.finish_reason = "length"  # who reads the row tells why
+        return torch.where(finite[:, None], logits, torch.zeros_like(logits))
+
+    def _mask_allowed(self, rows: Sequence[Row], width: int) -> Allowed | None:
+        """Mask the tokens allowed next, for the rows with a grammar."""
+        guided = [i for i, row in enumerate(rows) if row.guide is not None and is_live(row)]
+        if not guided:
+            return None
+        # llguidance writes a bit for each token of the vocabulary, 32 to a word.
+        words = torch.full((len(guided), -(-width // 32)), -1, dtype=torch.int32)
+        for place, index in enumerate(guided):
+            guide = rows[index].guide
+            assert guide is not None
+            guide.fill(words[place])
+        bits = words.to(self._device)[:, :, None] >> torch.arange(32, device=self._device)
+        allowed = (bits & 1).bool().flatten(1)[:, :width]
+        return Allowed(torch.tensor(guided, device=self._device), allowed)
+
+    def _finish_reason(self, row: Row) -> str | None:
+        token, is_last = row.generated[-1], len(row.generated) >= row.max_tokens
+        # Before the stop tokens: whatever was chosen, the answer is outside of its grammar.
+        if row.guide is not None and row.guide.failure:
+            return "length"  # who reads the row tells why
+        # Before the limit: an answer that ends with its last token is whole.
+        if token in (self._stop_tokens if row.stop_tokens is None else row.stop_tokens):
+            return "stop"
+        if row.text is not None:
+            row.text.push(token)
+            if is_last:
+                row.text.finish()
+            if row.text.stopped:
+                return "stop"
+        return "length" if is_last else None
+
+
+def adapter_key(adapter: LoraAdapter | None) -> str:
+    """Give what rows are sorted by, so that those of an adapter lie next to each other."""
+    return "" if adapter is None else f"{adapter.name} {adapter.digest}"

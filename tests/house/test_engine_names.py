@@ -1,0 +1,42 @@
+"""Who asks whether an engine can do something asks its capabilities, and not for its name."""
+
+import ast
+import re
+from pathlib import Path
+
+SERVER = Path(__file__).parents[2] / "nip_lm_server"
+MAY_NAME = {"spec.py", "placement.py"}
+"""Files with the table of our engines, and with the way in which each is made."""
+NAME = re.compile(r"\bembedded\b")
+
+
+def list_texts(source):
+    """The texts of a source that are no docstrings and no comments."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented)]
+    statements = [statement for body in bodies for statement in body]
+    said = {id(s.value) for s in statements if isinstance(s, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return [
+        node.value for node in constants if isinstance(node.value, str) and id(node) not in said
+    ]
+
+
+def find_names(source):
+    return [text for text in list_texts(source) if NAME.search(text)]
+
+
+def test_a_name_is_found_in_code_and_not_in_a_docstring():
+    assert find_names('"""An embedded one."""\nx = engine == "embedded"') == ["embedded"]
+    assert find_names('def f():\n    return f"--engine embedded {x}"') == ["--engine embedded "]
+
+
+def test_the_server_names_the_embedded_engine_where_it_is_made_and_nowhere_else():
+    named = {
+        path.relative_to(SERVER).as_posix()
+        for path in SERVER.rglob("*.py")
+        if SERVER / "engines" / "embedded" not in path.parents
+        and find_names(path.read_text(encoding="utf-8"))
+    }
+    assert named <= MAY_NAME
