@@ -6,6 +6,7 @@ sentences, and that word never.
 
 import random
 from collections import Counter, defaultdict
+from contextlib import nullcontext
 
 import pytest
 from scripted_game import scripted_run, settings
@@ -14,7 +15,7 @@ from stored_rows import rows_by_episode
 from nip_cli.commands.attack import attack as attack_command
 from nip_cli.printing.plans_and_runs import show_plan, show_run
 from nip_core import loop
-from nip_core.errors import RunConflictError, SettingsError, StageError
+from nip_core.errors import RunConflictError, ServerError, SettingsError, StageError
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.tables import StoredRollouts, read_rollouts
 from nip_core.run_store.run import RunStore
@@ -169,6 +170,31 @@ async def test_one_that_fails_is_named_and_one_that_is_changed_is_another(
         (tmp_path / "own.py").write_text(f"{OWN}\n")
         with pytest.raises(RunConflictError, match=r"own\.py, in which class Longest stands"):
             await loop.train(few)
+
+
+@pytest.mark.long
+async def test_one_that_was_stopped_goes_on_and_gives_the_same(tmp_path, monkeypatch, own):
+    left, digests, paid = {"answers": 10**9}, [], []
+
+    def limited(body):
+        left["answers"] -= 1
+        return answers(body) if left["answers"] >= 0 else {"model": "another"}
+
+    small = ("attack.problems=1", "attack.options.n=2", "rollouts.concurrency=1")
+    for stops in ((), (1, 2, 3)):
+        store = tmp_path / str(len(stops))
+        async with scripted_run(store, monkeypatch, limited) as server:
+            paid.append(0)
+            server.bodies.clear()
+            for answered in (*stops, None):
+                left["answers"] = 10**9 if answered is None else answered
+                with nullcontext() if answered is None else pytest.raises(ServerError):
+                    await loop.train(attacking(store, own("Likeliest"), *small))
+                paid[-1] += len(server.bodies[:answered])
+                server.bodies.clear()
+        run, *_ = read(store, "scripted-likeliest-0")
+        digests.append(run.read_json(f"{run.rollouts(0, 'attack')}/manifest.json")["extra"])
+    assert digests[0] == digests[1] and paid[0] == paid[1]
 
 
 @pytest.mark.parametrize(
