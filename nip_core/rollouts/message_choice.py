@@ -114,7 +114,7 @@ class ChoicePlay:
         self, state: EpisodeState, counts: Mapping[int, _WeighedMessage]
     ) -> list[Played]:
         """Play a round in which attackers move, and go on with the messages chosen for each."""
-        turn = PlayedTurn(self, state, tuple(counts))
+        turn = ChoiceTurn(self, state, tuple(counts))
         # 1. The attack asks, judges and chooses.
         winners: dict[int, dict[int, _WeighedMessage]] = {}
         for n, number in (await self._ask_attack(turn)).items():
@@ -134,7 +134,7 @@ class ChoicePlay:
                 parts.append(_join(judging, message.records))
         return parts
 
-    async def _ask_attack(self, turn: "PlayedTurn") -> dict[int, int]:
+    async def _ask_attack(self, turn: "ChoiceTurn") -> dict[int, int]:
         """Ask the attack for its choice; give by number of messages that of the message.
 
         Raises StageError that names the attack, the question and the remedy for whatever a class of
@@ -214,7 +214,7 @@ def make_choice_play(parameters: HyperParameters) -> PlaySpec:
     ).play
 
 
-class PlayedTurn:
+class ChoiceTurn:
     """A turn of the attackers while it is played; an `AttackTurn`."""
 
     def __init__(self, play: ChoicePlay, state: EpisodeState, counts: tuple[int, ...]) -> None:
