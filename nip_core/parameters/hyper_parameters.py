@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from nip_core.attacks import Attack
 from nip_core.parameters.basis.base import Parameters
 from nip_core.parameters.basis.not_for_text import UNAVAILABLE
 from nip_core.parameters.blocks.agents import (
@@ -14,7 +13,7 @@ from nip_core.parameters.blocks.agents import (
     is_random,
     lay_over,
 )
-from nip_core.parameters.blocks.attack import AttackParameters
+from nip_core.parameters.blocks.attack import AttackParameters, AttackQuestions
 from nip_core.parameters.blocks.base_run import BaseRunParameters, RunName
 from nip_core.parameters.blocks.budget import BudgetParameters
 from nip_core.parameters.blocks.game import (
@@ -95,7 +94,7 @@ Method = Literal["supervised", "dpo", "trajectories"]
 _REASONING_TOKENS = 1000
 
 
-class HyperParameters(Parameters):
+class HyperParameters(AttackQuestions, Parameters):
     """Every setting of a run. A run name means one configuration."""
 
     run_name: RunName
@@ -341,30 +340,9 @@ class HyperParameters(Parameters):
         )
 
     @property
-    def target_run(self) -> str | None:
-        """Return the run whose verifier this one attacks; None for one that attacks none."""
-        return self.attack.run
-
-    @property
-    def choice(self) -> Attack | None:
-        """Return the attack by whose choice of messages the run is played; None for any other."""
-        way = self.attack.way if self.attack.run is not None else None
-        return None if way is None or way.trains else way
-
-    @property
     def choosing_provers(self) -> tuple[str, ...]:
         """Return the provers whose messages an attack chooses, writes or trains."""
         return find_attackers(self)
-
-    @property
-    def tests_apart(self) -> bool:
-        """Tell whether tests by step are on validation problems, and those that count apart."""
-        return self.attack.tests_worst
-
-    @property
-    def may_end_early(self) -> bool:
-        """Tell whether a verdict on its tests may end the run before its last iteration."""
-        return self.attack.may_end_early
 
     @property
     def names_run(self) -> bool:
@@ -373,25 +351,6 @@ class HyperParameters(Parameters):
         is_based |= bool(self.opponents.runs)
         agents = self.model_agents.values()
         return is_based or any(agent.load_checkpoint_and_parameters for agent in agents)
-
-    @property
-    def imitated(self) -> str | None:
-        """Return the run, or the file of chats, that agents imitate first; None: nothing."""
-        return self.attack.start_from
-
-    @property
-    def most_imitated(self) -> int:
-        """Return how many messages, or chats, are imitated at most for each prover."""
-        return self.attack.imitate
-
-    @property
-    def imitation_epochs(self) -> int:
-        """Return how often what is imitated is read."""
-        return self.attack.imitation_epochs
-
-    def imitates(self, iteration: int) -> bool:
-        """Tell whether the run begins with imitation in this iteration, and plays nothing."""
-        return iteration == 0 and self.imitated is not None
 
     def method(self, iteration: int) -> Method:
         """Return how the groups are trained in this iteration."""

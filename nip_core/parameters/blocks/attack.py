@@ -1,6 +1,6 @@
 """Another run whose verifier this one attacks."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -132,3 +132,50 @@ class AttackParameters(Parameters):
         if not self.options:
             del values[_OPTIONS]
         return values
+
+
+class AttackQuestions:
+    """What code asks of a run's settings that need not know what an attack is."""
+
+    if TYPE_CHECKING:
+        attack: AttackParameters
+
+    @property
+    def target_run(self) -> str | None:
+        """Return the run whose verifier this one attacks; None for one that attacks none."""
+        return self.attack.run
+
+    @property
+    def choice(self) -> Attack | None:
+        """Return the attack by whose choice of messages the run is played; None for any other."""
+        way = self.attack.way if self.attack.run is not None else None
+        return None if way is None or way.trains else way
+
+    @property
+    def tests_apart(self) -> bool:
+        """Tell whether tests by step are on validation problems, and those that count apart."""
+        return self.attack.tests_worst
+
+    @property
+    def may_end_early(self) -> bool:
+        """Tell whether a verdict on its tests may end the run before its last iteration."""
+        return self.attack.may_end_early
+
+    @property
+    def imitated(self) -> str | None:
+        """Return the run, or the file of chats, that agents imitate first; None: nothing."""
+        return self.attack.start_from
+
+    @property
+    def most_imitated(self) -> int:
+        """Return how many messages, or chats, are imitated at most for each prover."""
+        return self.attack.imitate
+
+    @property
+    def imitation_epochs(self) -> int:
+        """Return how often what is imitated is read."""
+        return self.attack.imitation_epochs
+
+    def imitates(self, iteration: int) -> bool:
+        """Tell whether the run begins with imitation in this iteration, and plays nothing."""
+        return iteration == 0 and self.imitated is not None
