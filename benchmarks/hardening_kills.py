@@ -27,7 +27,7 @@ from typing import Any
 from killed_commands import list_differing, list_digests, run_killed, run_whole
 from measured_commit import ROOT, describe_commit, describe_machine
 
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 

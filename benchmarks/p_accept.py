@@ -34,12 +34,12 @@ from nip_core.models import BUNDLED
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
 from nip_core.rollouts import model_call
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import play_episodes
-from nip_core.rollouts.episode import ShardContext
-from nip_core.rollouts.journal_segments import open_journal
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.journal_segments import open_journal
 from nip_core.run_store.store import open_store
 from nip_core.scenarios.datasets import load_problems
 from nip_lm_server import launch as owner

@@ -78,7 +78,7 @@ def run_name(seed: int) -> str:
 def measure(seed: int, store: Path, threads: int) -> dict[str, Any]:
     """One run, and what its tests say."""
     from nip_core.evaluation.metrics import paired_difference
-    from nip_core.rollouts.tables import read_rollouts
+    from nip_core.rollouts.storage.tables import read_rollouts
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
 

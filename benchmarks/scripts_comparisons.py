@@ -21,7 +21,7 @@ from typing import Any
 
 from measured_commit import describe_commit
 
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store, open_store
 from nip_core.scenarios.bags.challenges import read_coins, read_names

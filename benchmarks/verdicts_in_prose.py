@@ -5,9 +5,9 @@
 
 RUN is the directory of a run. `--play` first trains bundled configurations, at a small size and
 without Prefect, in `--store`. Each answer that may decide is read three times: as nip reads it,
-without verdicts in other words (`nip_core.game.other_words`), and without the second look in
-plainer words (`nip_core.game.plainer`). A way of reading alone decides where the verdict is gone
-without it. Counted too is what it makes invalid, which is asked for again.
+without verdicts in other words (`nip_core.game.answers.other_words`), and without the second look
+in plainer words (`nip_core.game.answers.plainer`). A way of reading alone decides where the verdict
+is gone without it. Counted too is what it makes invalid, which is asked for again.
 
 What is covered: the words in which models answered these runs' prompts. What is not: other models.
 """
@@ -25,14 +25,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from nip_core.game import parsing
-from nip_core.game.decisions import InvalidResponse
-from nip_core.game.parsing import AnswerForm, parse_response
+from nip_core.game.answers import parsing
+from nip_core.game.answers.decisions import InvalidResponse
+from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.game.render import Game
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import NO_DECISION
-from nip_core.rollouts.table_rows import Episode, Generation, read_rows
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.table_rows import Episode, Generation, read_rows
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore

@@ -104,7 +104,7 @@ def settings(place: Path) -> dict[str, Any]:
 
 def multiply(place: Path, episodes: int) -> None:
     """Replace the tests of the run, whose problems are the same in each iteration, by so many."""
-    from nip_core.rollouts.tables import StoredRollouts
+    from nip_core.rollouts.storage.tables import StoredRollouts
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
 
@@ -122,7 +122,7 @@ def multiply(place: Path, episodes: int) -> None:
 
 def write_shards(store: Any, directory: str, shards: int, whole: Any, timings: pa.Table) -> None:
     """Commit a split of so many shards, each made of the rows of `whole`."""
-    from nip_core.rollouts.parquet import parquet_bytes
+    from nip_core.rollouts.storage.parquet import parquet_bytes
     from nip_core.run_store.manifest import commit
 
     digests = {}

@@ -36,12 +36,13 @@ from inspect_ai.model import (
 from inspect_ai.scorer import Score
 
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
-from nip_core.game.reasons import Kind
+from nip_core.game.answer_rows import AnswerPlace, place_of, place_of_move
+from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.protocols import Turn
 from nip_core.rollouts.model_call import RANDOM_MODEL
-from nip_core.rollouts.table_rows import Episode, Generation, Timing, stored_row
-from nip_core.rollouts.tables import agent_order
+from nip_core.rollouts.storage.table_rows import Episode, Generation, Timing, stored_row
+from nip_core.rollouts.storage.tables import agent_order
 from nip_core.scenarios import NO_LABEL
 from nip_core.session.outside_game import join_problem_text
 from nip_inspect.scoring import QUESTION, reward_score, verdict_score
@@ -89,7 +90,7 @@ def sample_of(
 ) -> EvalSample:
     """The episode with this number, whose generations are `rows`."""
     place = agent_order(episode.rewards)
-    rows.sort(key=lambda row: (row.round, place(row.agent), row.attempt))
+    rows.sort(key=lambda row: place_of(row).order(place))
     game = split.game
     if game is not None and game.protocol.name != episode.protocol:
         game = None
@@ -100,7 +101,7 @@ def sample_of(
             turns = game.turns(rows, episode.seed)
         except InvalidResponse:  # taken for valid by another version
             game = None
-    moves = {(turn.round, turn.agent): turn.move for turn in turns}
+    moves = {place_of_move(turn): turn.move for turn in turns}
     # 2. The sample as a dataset has it.
     columns = parse_columns(episode.columns)
     texts = {"question": episode.question, "solution": episode.solution, **columns}
@@ -229,7 +230,7 @@ class _Calls:
     moves: Moves
     clock: _Clock
 
-    hints: Mapping[tuple[int, str, int], Kind]  # with which answers were asked for again
+    hints: Mapping[AnswerPlace, Kind]  # with which answers were asked for again
 
     def __post_init__(self) -> None:
         self._messages: dict[tuple[str, str, str | None], ChatMessage] = {}
@@ -314,11 +315,9 @@ class _Calls:
         """Render the chat of the call; [] where its prompts are not here any more."""
         if self.game is None:
             return []
-        agent, round_ = row.agent, row.round
-        before = [turn for turn in self.turns if turn.round < round_]
-        wrong = self.hints.get((round_, agent, row.attempt))
-        asking = self.game.asking(agent, self.episode)
-        chat = asking.render(agent, self.situation, before, round_, wrong)
+        place = place_of(row)
+        asking = self.game.asking(row.agent, self.episode)
+        chat = asking.render_at(place, self.situation, self.turns, self.hints.get(place))
         return [self._message(message) for message in chat]
 
     def _message(self, message: Mapping[str, str]) -> ChatMessage:

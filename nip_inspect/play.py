@@ -24,13 +24,15 @@ import nip_core
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.evaluation.spread import shared_text
+from nip_core.game.answer_rows import place_of
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
-from nip_core.rollouts.chat_client import Endpoint
-from nip_core.rollouts.episode import ShardContext, play_episode
+from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import Generation, recorded_calls, stored_row
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.table_rows import Generation, recorded_calls, stored_row
 from nip_core.scenarios import NO_LABEL
 from nip_core.session.outside_game import join_problem_text
 from nip_inspect.model_calls import RoleModels
@@ -164,6 +166,6 @@ class SampleTranscript:
                 transcript().info(remark.data, source=remark.source)
 
     def in_order(self) -> list[Generation]:
-        """The generations in the order of play: by round, agent and attempt."""
+        """The generations in the order of play."""
         place = {name: k for k, name in enumerate(self._game.protocol.agent_names)}
-        return sorted(self._rows, key=lambda r: (r.round, place[r.agent], r.attempt))
+        return sorted(self._rows, key=lambda row: place_of(row).order(place.__getitem__))

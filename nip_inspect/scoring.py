@@ -29,7 +29,7 @@ from inspect_ai.solver import TaskState
 
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.evaluation.statistics.clustered import clustered_mean
-from nip_core.rollouts.table_rows import Generation
+from nip_core.rollouts.storage.table_rows import Generation
 from nip_inspect.transcript import explanation
 
 Row = Mapping[str, Any]

@@ -14,12 +14,13 @@ from typing import Any
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput
 
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
+from nip_core.game.answer_rows import AnswerPlace, place_of, place_of_move
 from nip_core.game.render import Game
 from nip_core.protocols import NO_DECISION, Move
-from nip_core.rollouts.table_rows import Generation
+from nip_core.rollouts.storage.table_rows import Generation
 
-Moves = Mapping[tuple[int, str], Move]
-"""By round and agent."""
+Moves = Mapping[AnswerPlace, Move]
+"""By the exchange that has the move."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def moves_of(game: Game, seed: int, rows: Sequence[Generation]) -> Moves:
     """Read the moves in generations of an episode. Raises InvalidResponse for an answer of another
     version of nip with another reading.
     """
-    return {(turn.round, turn.agent): turn.move for turn in game.turns(rows, seed)}
+    return {place_of_move(turn): turn.move for turn in game.turns(rows, seed)}
 
 
 def remarks(game: Game | None, row: Generation, moves: Moves) -> list[Remark]:
@@ -51,7 +52,7 @@ def remarks(game: Game | None, row: Generation, moves: Moves) -> list[Remark]:
         value = row.decision_value
         more = {} if value is None or abs(value) in (0, 1) else {"value": value}
         return [Remark(source, {"decision": DECISION_WORDS[row.decision], **more})]
-    move = moves.get((row.round, agent), Move())
+    move = moves.get(place_of(row).first, Move())
     return [
         Remark(source, {"read by": readers(game, agent, channel), "message": message}, channel)
         for channel, message in move.messages.items()

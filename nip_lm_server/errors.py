@@ -2,7 +2,7 @@
 
 EngineError              an engine, or what it was given, can't do what was asked
 ApiError                 raised anywhere below a route, it becomes the response
-error_body               the shape of that response
+ErrorBody                the object of that response, which `error_body` builds
 Places                   directories of this machine, of which no answer tells
 abbreviate               a value as it stands in a message
 unknown_parameter ...    the errors that many places raise
@@ -13,11 +13,27 @@ import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 MAX_MESSAGE_CHARACTERS = 4000
 MAX_PARAM_CHARACTERS = 500
 MAX_NAMES = 8
+
+
+class ErrorFacts(TypedDict):
+    """An error, and the parameter at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    """OpenAI's error object. `category` stands in answers of Tinker's API."""
+
+    error: ErrorFacts
+    category: NotRequired[Literal["user", "server"]]
 
 
 class EngineError(Exception):
@@ -44,7 +60,7 @@ class ApiError(Exception):
         )
         self.headers = headers or {}
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> ErrorBody:
         """The JSON object of the response."""
         return error_body(self.message, self.type, self.code, self.param)
 
@@ -57,7 +73,7 @@ _TYPES = {
 
 def error_body(
     message: str, type: str, code: str | None = None, param: str | None = None
-) -> dict[str, Any]:
+) -> ErrorBody:
     """Build OpenAI's error object. Broken text of a client is escaped in it."""
     # Long or broken text of a client would make an answer that others can't read.
     param = None if param is None else _sayable(param[:MAX_PARAM_CHARACTERS])

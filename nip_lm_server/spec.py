@@ -38,7 +38,7 @@ class Capabilities:
     """Tinker's API is served over it: it samples given tokens from adapters that are in training
     step by step over the same base."""
     scores_given_tokens: bool = False
-    """It gives log-probabilities of given tokens by itself."""
+    """It gives log-probabilities of given tokens by itself, and repeats a prompt (`echo`)."""
     proves_weights: bool = False
     """It compares the weights in memory with saved ones, so an adapter without a probe is proved,
     too."""

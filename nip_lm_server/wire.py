@@ -3,13 +3,13 @@
 CreateJobRequest   body of POST /v1/fine_tuning/jobs; unknown keys are refused by name
 NipSettings        the one extension object in it (``nip``, by ``extra_body`` of a stock client)
 EffectiveSettings  what a job really trains with, every "auto" and default filled in
-list_object ...    shapes of the response objects that several routes have, as plain dicts
+Page               a page of a list, as several routes answer it; PageWithEnds names its ends
 
 Requests for generation are checked by hand in `generation_parameters`, the hot path.
 """
 
 import contextlib
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -218,6 +218,18 @@ class CreateJobRequest(_Strict):
     nip: NipSettings = NipSettings()
 
 
+class JobHyperparameters(TypedDict):
+    """OpenAI's three settings as a job shows them, every default filled in."""
+
+    n_epochs: int
+    batch_size: int
+    learning_rate_multiplier: float
+
+
+MethodHyperparameters = dict[str, float | str | None]
+"""A method's settings as a job shows them: numbers, and the word that says how rewards count."""
+
+
 class EffectiveSettings(TrainerSettings):
     """What a job trains with, every default filled in; a job's row, file and trainer hold it.
 
@@ -278,12 +290,16 @@ class EffectiveSettings(TrainerSettings):
                 del settings[name]
         return settings
 
-    def openai_hyperparameters(self) -> dict[str, Any]:
-        """Show what the deprecated `hyperparameters` of a job have."""
-        return self.model_dump(include=set(Hyperparameters.model_fields))
+    def openai_hyperparameters(self) -> JobHyperparameters:
+        """Show the deprecated `hyperparameters` of a job."""
+        return {
+            "n_epochs": self.n_epochs,
+            "batch_size": self.batch_size,
+            "learning_rate_multiplier": self.learning_rate_multiplier,
+        }
 
-    def method_hyperparameters(self, method: str) -> dict[str, Any]:
-        """Show what `method.<type>.hyperparameters` of a job has."""
+    def method_hyperparameters(self, method: str) -> MethodHyperparameters:
+        """Show `method.<type>.hyperparameters` of a job, which are those of its method."""
         known = METHOD_HYPERPARAMETERS[method].model_fields
         return self.model_dump(include=set(known))
 
@@ -301,6 +317,28 @@ class EffectiveSettings(TrainerSettings):
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+class _Identified(TypedDict):
+    id: str
+
+
+_Object = TypeVar("_Object", bound=_Identified)
+
+
+class Page(TypedDict, Generic[_Object]):
+    """A page of a list."""
+
+    object: str
+    data: list[_Object]
+    has_more: bool
+
+
+class PageWithEnds(Page[_Object]):
+    """A page with the ids of its first and last object."""
+
+    first_id: str | None
+    last_id: str | None
 
 
 def parse_object(model: type[_Model], plain: dict[str, Any]) -> tuple[_Model, dict[str, Any]]:
@@ -357,8 +395,8 @@ def _param(location: tuple[int | str, ...], plain: Any, *, missing: bool) -> str
     return ".".join(path) or None
 
 
-def list_object(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """A page of a list."""
+def list_object(data: list[_Object], has_more: bool) -> Page[_Object]:
+    """Build a page."""
     return {
         "object": "list",
         "data": data,
@@ -367,11 +405,8 @@ def list_object(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 
 
 def list_with_ends(
-    data: list[dict[str, Any]], has_more: bool, *, none: str | None
-) -> dict[str, Any]:
-    """Build a page with the ids of its first and last object, or `none` when it is empty."""
-    return {
-        **list_object(data, has_more),
-        "first_id": data[0]["id"] if data else none,
-        "last_id": data[-1]["id"] if data else none,
-    }
+    data: list[_Object], has_more: bool, *, none: str | None
+) -> PageWithEnds[_Object]:
+    """Build a page with the ids of its ends, or `none` for both when it is empty."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (none, none)
+    return {**list_object(data, has_more), "first_id": first, "last_id": last}

@@ -19,11 +19,12 @@ from verifiers.v1.configs.agent import agent_config_fields
 from nip_core.errors import NipError, ServerError
 from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.progress.board import Progress
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
-from nip_core.rollouts.episode import ShardContext, play_episode
+from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
-from nip_core.rollouts.table_rows import stored_row
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.table_rows import stored_row
 from nip_verifiers.scoring import record
 from nip_verifiers.seats import SeatCalls
 from nip_verifiers.taskset import EpisodeData, EpisodeTask, GameConfig

@@ -19,7 +19,12 @@ import verifiers.v1 as vf
 from pydantic import ConfigDict, Field
 
 from nip_core.errors import NipError, ServerError, StageError
-from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint, RequestRefusedError
+from nip_core.rollouts.client.chat_client import (
+    ChatAnswer,
+    ChatClient,
+    Endpoint,
+    RequestRefusedError,
+)
 
 _SEEDS = ("seed", "random_seed")  # as dialects call it
 

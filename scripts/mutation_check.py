@@ -51,7 +51,7 @@ MODULES = {
         5,
     ),
     "journal": Module(
-        ("nip_core/rollouts/journal.py", "nip_core/rollouts/journal_segments.py"),
+        ("nip_core/rollouts/storage/journal.py", "nip_core/rollouts/storage/journal_segments.py"),
         ("test_journal.py",),
         4,
     ),

@@ -51,8 +51,8 @@ from nip_core.game.answer_rows import RecordedToken
 from nip_core.game.render import Game, InvalidResponse, Situation
 from nip_core.hashing import digest
 from nip_core.protocols import Turn
-from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.table_rows import Episode, read_rows
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.storage.table_rows import Episode, read_rows
 from nip_core.rollouts.trees import generation_numbers, generations_by_episode, parse_path
 from nip_core.tolerance import TOLERANCE
 
@@ -133,7 +133,8 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
     """Turn a batch of size (N, T) back into its tables of episodes and generations.
 
     Read from the keys under "episode" and "generation" (and "round"), which say everything.
-    Episodes keep their order; generations are in that of `nip_core.rollouts.tables.build_tables`.
+    Episodes keep their order; generations are in that of
+    `nip_core.rollouts.storage.tables.build_tables`.
     A part of the episodes gives these episodes, a part of the rounds only their generations.
 
     Raises ValueError for a batch of another size.
@@ -188,6 +189,7 @@ class _Said(NamedTuple):
     branch_path: str
     round: int
     agent: str
+    exchange: int
     text: str
     invalid_reason: str | None
     token_logprobs: list[RecordedToken] | None

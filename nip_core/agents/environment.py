@@ -25,6 +25,7 @@ from nip_core.agents.history import (
 from nip_core.agents.nested_array_dict import STRING, NestedArrayDict
 from nip_core.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_core.errors import SettingsError
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters
@@ -76,7 +77,7 @@ class PureTextEnvironment:
         """Sampling seed of a call in the episode of this seed: the loop's, if it is known here."""
         base = self.hyper_params.seed
         if seed in self._specs:
-            return self._specs[seed].generation_seed(base, round_, agent, attempt)
+            return self._specs[seed].generation_seed(base, AnswerPlace(round_, agent, attempt))
         return derive_seed("generation", base, seed, round_, agent, attempt)
 
     def reset(self, problems: Sequence[Problem | EpisodeSpec]) -> NestedArrayDict:

@@ -18,7 +18,7 @@ from nip_core.jobs.job import Backend, JobRecord, JobSpec, Refused
 from nip_core.jobs.ledger import Ledger, open_ledger
 from nip_core.parameters import HyperParameters
 from nip_core.records.models import ServedModel
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.servers.endpoints import Endpoints

@@ -16,7 +16,7 @@ import numpy as np
 
 from nip_core.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.agents.protocol_handler import ProtocolHandler
-from nip_core.game.decisions import InvalidResponse
+from nip_core.game.answers.decisions import InvalidResponse
 from nip_core.game.render import Situation, Turn
 from nip_core.protocols import NO_DECISION, Move
 

@@ -32,15 +32,15 @@ from nip_core.agents.states import AgentState, OpenAiWholeAgentState, PlainState
 from nip_core.agents.synchronous import synchronous
 from nip_core.agents.whole_agent import Seeds, _ParsedChatCompletion
 from nip_core.errors import SettingsError
-from nip_core.game.decisions import InvalidDecision, InvalidResponse, MissingPart
-from nip_core.game.parsing import AnswerForm
-from nip_core.game.reasons import Kind
+from nip_core.game.answers.decisions import InvalidDecision, InvalidResponse, MissingPart
+from nip_core.game.answers.parsing import AnswerForm
+from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.derived.model_names import base_name
 from nip_core.proxies import blocking_http_client
-from nip_core.rollouts.chat_client import ChatAnswer, ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatAnswer, ChatClient, Endpoint
 from nip_core.rollouts.model_call import judge_answer, random_answer, request_body
 from nip_core.servers.endpoints import Endpoints, find_group_endpoints
 
@@ -110,7 +110,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
     def client(self) -> "OpenAI":
         """The OpenAI SDK's client for the agent's provider, made when first asked for.
 
-        For your own calls: the agent's own go through `nip_core.rollouts.chat_client`.
+        For your own calls: the agent's own go through `nip_core.rollouts.client.chat_client`.
         """
         if self._client is None:
             from openai import OpenAI

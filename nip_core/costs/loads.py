@@ -21,8 +21,8 @@ from statistics import fmean
 from nip_core.game.render import Game, make_situation
 from nip_core.models import locate_model
 from nip_core.parameters import HyperParameters, Method
+from nip_core.rollouts.branching import Branching
 from nip_core.rollouts.plan import episode_spec
-from nip_core.rollouts.trees import Branching
 from nip_core.scenarios import Problem
 from nip_lm_server.client import count_tokens
 

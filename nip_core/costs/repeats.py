@@ -13,7 +13,7 @@ from typing import Any
 
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 
 _TESTS = 6  # of the run, the newest

@@ -146,13 +146,14 @@ def _replaced(episodes: pa.Table, **columns: list[Any]) -> pa.Table:
 
 def _spoken(generations: pa.Table, provers: Collection[str]) -> pa.Table:
     """Filter the valid messages of the `provers`, in the order of rounds."""
-    spoken = generations.select(["episode", "agent", "round", "attempt", "text", "invalid_reason"])
+    names = ["episode", "agent", "round", "exchange", "attempt", "text", "invalid_reason"]
+    spoken = generations.select(names)
     return spoken.filter(
         pc.and_(
             pc.is_in(spoken["agent"], value_set=pa.array(sorted(provers), pa.string())),
             pc.is_null(spoken["invalid_reason"]),
         )
-    ).sort_by([("round", "ascending"), ("attempt", "ascending")])
+    ).sort_by([(name, "ascending") for name in ("round", "exchange", "attempt")])
 
 
 def _decided(spoken: pa.Table, patterns: list[tuple[re.Pattern[str], int]]) -> dict[str, int]:

@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 
 from nip_core.errors import NipError
 from nip_core.evaluation.figures_in_words import true_minus
+from nip_core.game.answer_rows import place_of, take_moves
 from nip_core.game.render import Game, Situation, parse_columns
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
-from nip_core.rollouts.table_rows import Episode, Generation, read_rows, row_columns
-from nip_core.rollouts.tables import agent_order
+from nip_core.rollouts.storage.table_rows import Episode, Generation, read_rows, row_columns
+from nip_core.rollouts.storage.tables import agent_order
 from nip_core.rollouts.trees import Leaf, generations_by_episode, tree_of
 from nip_core.scenarios import NO_LABEL, Scenario
 from nip_core.scenarios.checked import call_for_text, draw_columns
@@ -64,12 +65,13 @@ class Message:
     text: str
     model: str  # the model that really answered
     decision: int  # 0 reject, 1 accept, 2 none, 3 neither
-    attempt: int  # invalid answers before this one
+    attempt: int  # invalid answers before this one in its exchange
     invalid_reason: str | None  # None: valid, and part of the conversation
     told: str | None = None  # what the agent was told before this call; only with a `Game`
     decision_value: float | None = None  # on the decision scale, from -1 to 1
     channels: tuple[str, ...] = ()  # that it was sent to; none for a decision
     remark: str = ""  # the scenario's, on what the others read; only with a `Game`
+    exchange: int = 0  # valid answers before this one in its turn
 
 
 @dataclass(frozen=True)
@@ -268,9 +270,7 @@ def _rows_by_episode(
     rows_of = generations_by_episode(family, read_rows(own, Generation))
     for episode in chosen:
         place = agent_order(episode.rewards)
-        rows_of[episode.key].sort(
-            key=lambda row: (row.round, place(row.agent), row.attempt, row.key)
-        )
+        rows_of[episode.key].sort(key=lambda row: (*place_of(row).order(place), row.key))
     return rows_of
 
 
@@ -281,12 +281,14 @@ def _messages(
     game: Game | None,
 ) -> tuple[Message, ...]:
     valid = [row for row in rows if row.invalid_reason is None]
-    turns = [Turn(row.round, row.agent, row.text, Move(decision=row.decision)) for row in valid]
+    moves = take_moves(valid)
+    ended = {row.key for row in moves}
+    turns = [Turn(row.round, row.agent, row.text, Move(decision=row.decision)) for row in moves]
 
     def channels(row: Generation) -> tuple[str, ...]:
         if protocol is None or protocol.name != episode.protocol:
             return ()
-        if row.invalid_reason is not None or row.decision != NO_DECISION:
+        if row.key not in ended or row.decision != NO_DECISION:
             return ()
         before = [turn for turn in turns if turn.round < row.round]
         movers = protocol.movers(row.round, episode.seed, before)
@@ -304,11 +306,11 @@ def _messages(
             or row.agent not in game.parameters.model_agents
         ):
             return None
-        agent, round_, attempt = row.agent, row.round, row.attempt
+        agent, round_ = row.agent, row.round
         before = [turn for turn in said if turn.round < round_]
-        if attempt == 0:
+        if (row.attempt, row.exchange) == (0, 0):
             return game.asking(agent, episode).told(agent, situation, before, round_)[1]
-        wrong = hints.get((round_, agent, attempt))
+        wrong = hints.get(place_of(row))
         return wrong and game.hint(agent, round_, episode.seed, before, wrong)
 
     remarks = _remarks(episode, valid, game)
@@ -325,6 +327,7 @@ def _messages(
             channels=channels(row),
             told=told(row),
             remark=remarks.get((row.round, row.agent, row.text), ""),
+            exchange=row.exchange,
         )
         for row in rows
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.split_metrics import InvalidAnswers, InvalidCounts
-from nip_core.game.reasons import KINDS, is_about_decision, sort_reason
+from nip_core.game.answers.reasons import KINDS, is_about_decision, sort_reason
 from nip_core.progress.outlook import MANY_INVALID, propose_guide
 
 if TYPE_CHECKING:  # Arrow counts, and what was counted is put into words without it

@@ -51,7 +51,7 @@ from nip_core.evaluation.spread import (
 from nip_core.evaluation.statistics.clustered import difference_interval
 from nip_core.evaluation.statistics.paired import compare_pairs
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
-from nip_core.rollouts.table_rows import read_rows
+from nip_core.rollouts.storage.table_rows import read_rows
 from nip_core.rollouts.trees import Leaf, Tree, leaf_weights, parse_path, tree_of
 
 _Figures = dict[str, float | Interval | None]

@@ -176,7 +176,7 @@ class InvalidCounts(Figures):
     invalid: StrictInt
     """Of these, the invalid ones."""
     by_reason: dict[str, int]
-    """The invalid first answers, by the kinds of `nip_core.game.reasons`."""
+    """The invalid first answers, by the kinds of `nip_core.game.answers.reasons`."""
     invalid_in_all: StrictInt
     """Invalid answers, retries included."""
 

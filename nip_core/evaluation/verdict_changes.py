@@ -30,7 +30,7 @@ JUDGED = ("key", "problem", "sample", "branch_path", "y", "decision", "outcome",
 EPISODE_COLUMNS = tuple(dict.fromkeys((*JUDGED, "question_id", "columns", *TREE_COLUMNS)))
 """What `read_judged` needs of the episodes."""
 GENERATION_COLUMNS = (
-    *("episode", "branch_path", "round", "agent", "attempt"),
+    *("episode", "branch_path", "round", "agent", "exchange", "attempt"),
     *("text", "invalid_reason"),
 )
 """What it needs of the generations."""

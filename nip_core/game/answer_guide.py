@@ -12,7 +12,7 @@ take (docs/decisions/0037-guided-turns.md).
 
 import json
 
-from nip_core.game.parsing import AnswerForm
+from nip_core.game.answers.parsing import AnswerForm
 
 GUIDE_FIELD = "structured_outputs"
 """The field of a request, by vLLM's name. OpenAI's own API has none for texts."""

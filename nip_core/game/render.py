@@ -8,19 +8,29 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from nip_core.errors import SettingsError
-from nip_core.game.answer_rows import Attempted, Spoken, read_tokens
+from nip_core.game.answer_rows import AnswerPlace, Attempted, Spoken, place_of, read_tokens
+from nip_core.game.answers.decisions import InvalidResponse
+from nip_core.game.answers.parsing import AnswerForm
+from nip_core.game.answers.reasons import Kind, sort_reason
 from nip_core.game.chat_format import format_chat
-from nip_core.game.decisions import InvalidResponse
-from nip_core.game.parsing import AnswerForm
-from nip_core.game.reasons import Kind, sort_reason
 from nip_core.game.retry_hints import hint
 from nip_core.game.rules import Rules
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.blocks.opponents import asked_as_there, split_agents
-from nip_core.protocols import Move, Protocol, RoundResult, TokenChoice, Turn, make_protocol
+from nip_core.protocols import (
+    Exchange,
+    Move,
+    Protocol,
+    RoundResult,
+    TokenChoice,
+    Turn,
+    make_protocol,
+)
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, check_own_words, make_scenario
 from nip_core.scenarios.base import PROVER
@@ -33,8 +43,16 @@ from nip_core.scenarios.checked import (
 from nip_core.scenarios.prompts import SystemPrompts
 
 ChatMessage = dict[str, str]
-Answer = tuple[int, str, str, tuple[TokenChoice, ...] | None]
-"""Round, agent, text and, where they were recorded, tokens."""
+
+
+class ValidAnswer(typing.NamedTuple):
+    """A valid answer of an episode, with its place and, where they were recorded, its tokens."""
+
+    round: int
+    agent: str
+    text: str
+    tokens: tuple[TokenChoice, ...] | None = None
+    exchange: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,9 @@ class Met(typing.Protocol):
 
 class Game:
     """A protocol on a scenario, with its prompts: everything needed to render and to judge."""
+
+    exchanges: typing.ClassVar[int] = 1
+    """Of a turn: how often an agent answers before the round goes on."""
 
     def __init__(self, parameters: HyperParameters):
         """Raises SettingsError for a scenario's words or templates that make no prompts."""
@@ -117,18 +138,19 @@ class Game:
         turns: Sequence[Turn],
         round_: int,
         wrong: Kind | None = None,
+        exchanges: Sequence[Exchange] = (),
     ) -> list[ChatMessage]:
         """Render the chat of `agent` when it is asked in `round_`, after `turns` (in round order).
 
-        With `wrong`, what was wrong with its answer before in this very round, the chat ends with
-        a hint. Neither that answer nor the hint stands in any later chat.
+        Where its turn goes on, `exchanges` are those that it has had in it. With `wrong`, the
+        mistake of its answer before in this very exchange, the chat ends with a hint. Neither that
+        answer nor the hint stands in any later chat.
 
         In each round come first what the agent is told before its turn (what the scenario
-        announces, that it is its last, or the supervisor's message), then its own answer as it was
-        generated, then what the others wrote in channels that it sees. A longer history has the
-        chat of a shorter one as its beginning. Messages have role and content, those of others
-        also a name; the setting
-        `chat_format` decides in which form they leave.
+        announces, that it is its last, or the supervisor's message), then its own answers as they
+        were generated, then what the others wrote in channels that it sees. A longer history has
+        the chat of a shorter one as its beginning. Messages have role and content, those of others
+        also a name; the setting `chat_format` decides in which form they leave.
         """
         rules, seed, stance = self._rules, situation.seed, situation.stance
         prompt = rules.system_prompt(agent, stance, seed)
@@ -152,7 +174,7 @@ class Game:
             from_others = []
             for turn in now:
                 if turn.agent == agent:
-                    chat.append({"role": "assistant", "content": turn.text})
+                    chat += _show_exchanges(turn.exchanges)
                 else:
                     from_others.append(turn)
             for channel in seen.channels if from_others else ():
@@ -166,12 +188,29 @@ class Game:
                         if name is not None:
                             message["name"] = name
                         chat.append(message)
+        chat += _show_exchanges(exchanges)
         if wrong is not None:
             chat.append(self._make_hint(agent, round_, seed, turns, wrong))
         # 3. In the form that its model takes.
         spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
         asked = rounds[-1].moves and not spoke
         return format_chat(chat, self._formats[agent], asked=asked)
+
+    def render_at(
+        self,
+        place: AnswerPlace,
+        situation: Situation,
+        turns: Sequence[Turn],
+        wrong: Kind | None = None,
+    ) -> list[ChatMessage]:
+        """Render the chat to which the answer at `place` was given.
+
+        `turns` are all of its episode. With `wrong` it ends with a hint, see `render`.
+        """
+        before = [turn for turn in turns if turn.round < place.round]
+        own = (t for t in turns if (t.round, t.agent) == (place.round, place.agent))
+        exchanges = [exchange for turn in own for exchange in turn.exchanges[: place.exchange]]
+        return self.render(place.agent, situation, before, place.round, wrong, exchanges)
 
     def told(
         self, agent: str, situation: Situation, turns: Sequence[Turn] = (), round_: int = 0
@@ -231,17 +270,13 @@ class Game:
             return None
         return sort_reason(invalid_reason, finish_reason, text)
 
-    def find_mistakes(self, generations: Iterable[Attempted]) -> dict[tuple[int, str, int], Kind]:
-        """Find the mistakes of an episode's answers, by round, agent and the next attempt."""
+    def find_mistakes(self, generations: Iterable[Attempted]) -> dict[AnswerPlace, Kind]:
+        """Find the mistakes of an episode's answers, by the place of the next attempt."""
         asked = (
             (row, self.find_mistake(row.agent, row.text, row.finish_reason, row.invalid_reason))
             for row in generations
         )
-        return {
-            (row.round, row.agent, row.attempt + 1): wrong
-            for row, wrong in asked
-            if wrong is not None
-        }
+        return {place_of(row).next: wrong for row, wrong in asked if wrong is not None}
 
     def hint(self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind) -> str:
         """Word the hint for the agent's next try in `round_`, after `turns`."""
@@ -298,27 +333,37 @@ class Game:
         """
         return self.parse_turns(
             (
-                (row.round, row.agent, row.text, read_tokens(row.token_logprobs))
+                ValidAnswer(
+                    row.round, row.agent, row.text, read_tokens(row.token_logprobs), row.exchange
+                )
                 for row in generations
                 if row.invalid_reason is None
             ),
             seed,
         )
 
-    def parse_turns(self, answers: Iterable[Answer], seed: int) -> list[Turn]:
-        """Read the turns of an episode's valid answers, in the order of play. Raises
-        InvalidResponse."""
+    def parse_turns(self, answers: Iterable[ValidAnswer], seed: int) -> list[Turn]:
+        """Read the turns of an episode's valid answers, in the order of play.
+
+        The last exchange of a turn has its move. Raises InvalidResponse.
+        """
         rules, order = self._rules, self._rules.order
         turns: list[Turn] = []
         before: list[Turn] = []
-        for round_, agent, text, tokens in sorted(
-            answers, key=lambda a: a[0] * len(order) + order[a[1]]
-        ):
+        ordered = sorted(answers, key=lambda a: (a.round * len(order) + order[a.agent], a.exchange))
+        for (round_, agent), exchanges in groupby(ordered, attrgetter("round", "agent")):
+            *earlier, last = exchanges
             if rules.moves_by_turns and turns and turns[-1].round < round_:
                 before = turns.copy()
-            move = rules.parse(agent, round_, seed, text, before)
-            turns.append(Turn(round_, agent, text, move, tokens))
+            move = rules.parse(agent, round_, seed, last.text, before)
+            shown = tuple(Exchange(answer.text, answer.tokens) for answer in earlier)
+            turns.append(Turn(round_, agent, last.text, move, last.tokens, shown))
         return turns
+
+
+def _show_exchanges(exchanges: Iterable[Exchange]) -> list[ChatMessage]:
+    """Show an agent what it answered itself."""
+    return [{"role": "assistant", "content": exchange.text} for exchange in exchanges]
 
 
 def _list_texts(situation: Situation) -> Mapping[str, str]:

@@ -7,8 +7,8 @@ another one. Small models repeat what stands in their chat, and so would repeat 
 by no more than the hint, whatever was said; and no invalid answer is ever in a history.
 """
 
-from nip_core.game.parsing import AnswerForm
-from nip_core.game.reasons import Kind, is_about_decision
+from nip_core.game.answers.parsing import AnswerForm
+from nip_core.game.answers.reasons import Kind, is_about_decision
 from nip_core.scenarios.prompt_phrases import decision_line, join_words
 
 _UNUSABLE = "Your answer to this, which is not shown here, could not be used"

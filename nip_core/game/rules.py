@@ -11,7 +11,7 @@ depends on what was said in an episode.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from nip_core.game.parsing import AnswerForm, parse_response
+from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, Turn
 from nip_core.scenarios.prompt_versions import reasons_first

@@ -20,9 +20,9 @@ from nip_core.hub.cards import dataset_card
 from nip_core.hub.nip_json import Lineage, TableFacts, TablesFacts, TableSplit
 from nip_core.hub.privacy import hide_lineage, hide_places
 from nip_core.hub.repository import CARD, new_directory, seal
-from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS
-from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
+from nip_core.rollouts.storage.parquet import parquet_bytes, parquet_table
+from nip_core.rollouts.storage.schema import CHOICES, EPISODES, GENERATIONS
+from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
 from nip_core.run_store.manifest import is_committed, read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore

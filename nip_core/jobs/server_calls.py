@@ -12,7 +12,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from nip_core.errors import ServerError
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
-from nip_core.rollouts.chat_client import Endpoint
+from nip_core.rollouts.client.chat_client import Endpoint
 from nip_lm_server.client import SERVER_VERSION, compatible
 
 EngineAction = Literal["start", "stop", "sleep", "wake"]

@@ -13,7 +13,7 @@ from nip_core.jobs.job import Backend
 from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.services.providers import Provider, TrainingService
-from nip_core.rollouts.chat_client import Endpoint
+from nip_core.rollouts.client.chat_client import Endpoint
 from nip_lm_server.client import NipSettings
 
 _OURS: dict[str, type[OpenAIBackend]] = {"openai": OpenAIBackend, "nip": NipBackend}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.evaluation.figures_in_words import amount
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.model_names import base_name
 from nip_core.problems import difficulty, written_bugs
@@ -51,7 +52,7 @@ from nip_core.problems.known_reports import KnownReports
 from nip_core.problems.sources import Source, read_source
 from nip_core.problems.tested import LeftOut, TestRunner
 from nip_core.problems.written_bugs import STYLES, Record
-from nip_core.rollouts.journal import Journal
+from nip_core.rollouts.storage.journal import Journal
 from nip_core.sandbox.sandbox import SandboxError
 from nip_core.scenarios.rows import Row
 
@@ -325,7 +326,7 @@ def _estimate(
             for spec in difficulty.plan_episodes_on_bugs(
                 game, [r for part in rows.values() for r in part]
             )
-            if spec.generation_key(0, AGENT, 0) not in verdicts
+            if spec.generation_key(AnswerPlace(0, AGENT)) not in verdicts
         ]
         # Bugs that are still to be written may fill every place.
         most = len(specs)

@@ -22,11 +22,11 @@ from nip_core.problems.asked_model import (
 )
 from nip_core.progress.board import Progress
 from nip_core.rollouts.engine import play_episodes
-from nip_core.rollouts.episode import ShardContext
-from nip_core.rollouts.journal import GroupCommits
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
-from nip_core.rollouts.table_rows import recorded_calls
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.journal import GroupCommits
+from nip_core.rollouts.storage.table_rows import recorded_calls
 from nip_core.scenarios import Problem
 from nip_core.scenarios.rows import Row
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from nip_core.errors import CorruptionError, DatasetError, StoreError
-from nip_core.rollouts.journal import Journal
+from nip_core.rollouts.storage.journal import Journal
 from nip_core.sandbox.sandbox import Isolation, TestReport
 
 _DERIVED = ("passed", "failed", "errors", "wall_s")

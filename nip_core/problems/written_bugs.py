@@ -24,9 +24,9 @@ from nip_core.problems.asked_model import OpenModel, find_agent
 from nip_core.problems.from_tests import Examined, WrittenVariants
 from nip_core.problems.tested import Tested, find_defined_names, write_plainly
 from nip_core.problems.variants import is_buggy, is_killed
-from nip_core.rollouts.chat_client import ChatAnswer, RequestRefusedError
-from nip_core.rollouts.journal import GroupCommits
+from nip_core.rollouts.client.chat_client import ChatAnswer, RequestRefusedError
 from nip_core.rollouts.model_call import request_body
+from nip_core.rollouts.storage.journal import GroupCommits
 from nip_core.sandbox.sandbox import TestReport
 
 KIND = "language_model"

@@ -1,7 +1,7 @@
 """What a protocol is: data and pure functions about who speaks, sees, decides and is paid.
 
 AgentSpec, Protocol   a protocol's data; subclasses state it and override what differs
-Turn, TokenChoice     what an agent wrote in a round, and
+Turn, Exchange        what an agent wrote in a round, in one answer or several; TokenChoice: a token
 Move                  what the game took it for
 RoundResult           what follows from the moves of a round
 
@@ -65,14 +65,31 @@ class TokenChoice:
     top: Mapping[str, float]
 
 
+class Exchange(NamedTuple):
+    """An answer that an agent gave within its turn."""
+
+    text: str
+    tokens: Sequence[TokenChoice] | None = None  # what was generated, if it was asked for
+
+
 class Turn(NamedTuple):
-    """What one agent wrote in one round, as the model gave it and as the game took it."""
+    """The answers of one agent in one round, as its model gave them and as the game took them.
+
+    A turn is a list of exchanges. The game takes the last one for the agent's move; `text` and
+    `tokens` belong to it.
+    """
 
     round: int
     agent: str
     text: str
     move: Move
-    tokens: Sequence[TokenChoice] | None = None  # what was generated, if it was asked for
+    tokens: Sequence[TokenChoice] | None = None
+    earlier: Sequence[Exchange] = ()
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """List all exchanges, in order."""
+        return (*self.earlier, Exchange(self.text, self.tokens))
 
 
 @dataclass(frozen=True)

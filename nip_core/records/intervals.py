@@ -34,7 +34,7 @@ from nip_core.scenarios import find_scenario, make_scenario
 if TYPE_CHECKING:  # Arrow and NumPy: a run that has its documents is shown without them
     import pyarrow as pa
 
-    from nip_core.rollouts.tables import RolloutTables
+    from nip_core.rollouts.storage.tables import RolloutTables
 
 
 def read_shown_metrics(
@@ -57,7 +57,7 @@ def read_shown_metrics(
             if is_committed(run.store, directory):
                 # Whatever version wrote the settings, they are read as they stand.
                 seed, split_by = int(parameters.get("seed") or 0), find_split_columns(parameters)
-                from nip_core.rollouts.tables import read_rollouts
+                from nip_core.rollouts.storage.tables import read_rollouts
 
                 rollouts = read_rollouts(run.store, directory)
                 document = document or measure_intervals(rollouts, metrics, seed, split_by)

@@ -372,8 +372,8 @@ class Records:
         """The test episodes of an iteration; those of the first test are kept."""
         if iteration in self._test_episodes:
             return self._test_episodes[iteration]
-        from nip_core.rollouts.schema import EPISODES
-        from nip_core.rollouts.tables import StoredRollouts
+        from nip_core.rollouts.storage.schema import EPISODES
+        from nip_core.rollouts.storage.tables import StoredRollouts
 
         stored = StoredRollouts(self.run.store, [self.run.rollouts(iteration, TEST)])
         episodes = stored.episodes(EPISODES.names)

@@ -34,7 +34,7 @@ from nip_core.run_store.store import MissingFileError, list_files
 from nip_lm_server.client import ENDED_STATUSES
 
 if TYPE_CHECKING:
-    from nip_core.rollouts.chat_client import Endpoint
+    from nip_core.rollouts.client.chat_client import Endpoint
 
 Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

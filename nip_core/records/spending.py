@@ -23,17 +23,17 @@ from nip_core.attack_figures.metrics_document import AnyMetrics
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.prices import price_calls, price_training
-from nip_core.rollouts.journal import Record
-from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.rollouts.shard_manifests import committed_shards
+from nip_core.rollouts.storage.journal import Record
+from nip_core.rollouts.storage.journal_segments import read_journal
+from nip_core.rollouts.storage.shard_manifests import committed_shards
 from nip_core.run_store.facts import DatasetFacts, ShardFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 
 if TYPE_CHECKING:  # what is measured is added up without Arrow
-    from nip_core.rollouts.table_rows import Generation, Timing
+    from nip_core.rollouts.storage.table_rows import Generation, Timing
 
 STAGE_BY_SPLIT = {
     TEST: "test",
@@ -179,7 +179,7 @@ class PlayedTables:
 
     def player(self, split: str) -> str | None:
         """Name the run behind the split, by its first shard; None: it has none committed."""
-        from nip_core.rollouts.tables import StoredRollouts
+        from nip_core.rollouts.storage.tables import StoredRollouts
 
         # All episodes of a split have one: the first that is found tells.
         for manifest in committed_shards(self._store, f"{self._rollouts}/{split}").values():
@@ -227,8 +227,8 @@ class PlayedTables:
 
 
 def _of_shard(store: Store, manifest: Manifest) -> Spent:
-    from nip_core.rollouts.table_rows import read_rows
-    from nip_core.rollouts.tables import StoredRollouts
+    from nip_core.rollouts.storage.table_rows import read_rows
+    from nip_core.rollouts.storage.tables import StoredRollouts
 
     shard = StoredRollouts.of_shard(store, manifest)
     rows = [*read_rows(shard.generations(_Counted._fields), _Counted)]
@@ -236,7 +236,7 @@ def _of_shard(store: Store, manifest: Manifest) -> Spent:
 
 
 def _of_journal(records: Sequence[Record], name: str) -> Spent:
-    from nip_core.rollouts.table_rows import recorded_calls
+    from nip_core.rollouts.storage.table_rows import recorded_calls
 
     made = recorded_calls(records, name).values()
     rows = [record.generation for record in made]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.game.parsing import AnswerForm
+from nip_core.game.answers.parsing import AnswerForm
 from nip_core.protocols import ACCEPT, REJECT, TokenChoice
 from nip_core.protocols.scales import DecisionScale
 from nip_core.rollouts.trees import for_each_episode

@@ -15,12 +15,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from nip_core.concurrency import gather_or_cancel
-from nip_core.rollouts.call_limit import Places
-from nip_core.rollouts.chat_client import ChatClient
-from nip_core.rollouts.episode import Played, ShardContext, play_episode
+from nip_core.rollouts.client.call_limit import Places
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import Episode, Generation, LabelRow, MessageChoice, Timing
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.table_rows import (
+    Episode,
+    Generation,
+    LabelRow,
+    MessageChoice,
+    Timing,
+)
+from nip_core.rollouts.turns import Played
 
 _EPISODES_PER_CALL = 2  # in flight
 PlaySpec = Callable[[EpisodeSpec, ShardContext], Awaitable[Played]]
@@ -29,7 +37,7 @@ PlaySpec = Callable[[EpisodeSpec, ShardContext], Awaitable[Played]]
 
 @dataclass(frozen=True)
 class PlayedShard:
-    """Rows for the three tables, see `nip_core.rollouts.schema`, and labels made in play."""
+    """Rows for the three tables, see `rollouts.storage.schema`, and labels made in play."""
 
     episodes: list[Episode]
     generations: list[Generation]

@@ -2,8 +2,6 @@
 
 play_episode  its rows, and the records of the calls it took
 EpisodeState  an episode between two rounds
-ShardContext  what all episodes of a shard share
-Branch        where episodes branch; `no_branching` is nowhere, for trees see `trees`
 
 A generation whose key is in the journal is taken from there and not asked for again.
 
@@ -21,78 +19,34 @@ problem with what it wrote and its label, and so have all that follow (see `labe
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nip_core.concurrency import gather_or_cancel
-from nip_core.game.answer_rows import read_tokens
-from nip_core.game.parsing import AnswerForm
-from nip_core.game.reasons import Kind
-from nip_core.game.render import ChatMessage, Game, columns_json, make_situation
+from nip_core.game.answer_rows import AnswerPlace
+from nip_core.game.answers.parsing import AnswerForm
+from nip_core.game.answers.reasons import Kind
+from nip_core.game.render import ChatMessage, columns_json, make_situation
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.blocks.opponents import split_agents
-from nip_core.progress.board import Progress
-from nip_core.protocols import NO_DECISION, Move, Turn
-from nip_core.rollouts.chat_client import (
-    ChatCompletions,
+from nip_core.protocols import NO_DECISION, Exchange, Move, Turn
+from nip_core.rollouts.client.chat_client import (
     ContextLengthError,
     RequestRefusedError,
 )
-from nip_core.rollouts.failures import Failures
-from nip_core.rollouts.journal import Appends
 from nip_core.rollouts.labels import make_objection, take_solution
-from nip_core.rollouts.model_call import Call, Player, ask, read_again
-from nip_core.rollouts.plan import EpisodeSpec, OpponentKey
+from nip_core.rollouts.model_call import Call, ask, read_again
+from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.scripted_call import ask_script
-from nip_core.rollouts.table_rows import CallRecord, Episode, LabelRow, MessageChoice
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.table_rows import (
+    CallRecord,
+    Episode,
+    RoundReward,
+)
+from nip_core.rollouts.turns import Played, PlayedExchange, PlayedTurn, assign_episode
 from nip_core.scenarios import NO_LABEL, NoLabel
-
-Branch = Callable[[EpisodeSpec, int, Sequence[str]], Sequence[EpisodeSpec]]
-"""(a node, the round that is next, the agents that move in it) -> its children."""
-
-
-def no_branching(node: EpisodeSpec, round_: int, agents: Sequence[str]) -> Sequence[EpisodeSpec]:
-    """Return the node itself as its only child: a plain episode branches nowhere."""
-    return (node,)
-
-
-@dataclass(frozen=True)
-class ShardContext:
-    """What all episodes of a shard share."""
-
-    game: Game
-    players: Mapping[str, Player]
-    client: ChatCompletions
-    log: Appends  # where finished generations are made durable
-    recorded: Mapping[str, CallRecord]  # what the journal has, by generation key
-    progress: Progress
-    failures: Failures | None = None  # None: the shard is the whole split
-    places: AbstractAsyncContextManager[Any] | None = None  # of an episode; None: of this shard
-    branch: Branch = no_branching
-    labels: dict[str, LabelRow] = field(default_factory=dict)  # made in play, by generation key
-    opponents: Mapping[tuple[str, OpponentKey], Player] = field(default_factory=dict)
-    """By agent and opponent, who plays with an earlier model or another run's, see `league`."""
-
-    def player(self, spec: EpisodeSpec, agent: str) -> Player:
-        """Find the player of an agent in this episode, by the model of now or another one."""
-        key = spec.opponent_key
-        if key is not None and agent in split_agents(spec.opponent):
-            return self.opponents[agent, key]
-        return self.players[agent]
-
-
-@dataclass(frozen=True)
-class Played:
-    """What was played from a state on."""
-
-    episodes: list[Episode]
-    """One for each leaf, in the order of their branch paths."""
-    records: list[CallRecord]
-    """One for each call that it took."""
-    choices: list[MessageChoice] = field(default_factory=list)
-    """Of an attack, see `message_choice`."""
 
 
 async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
@@ -100,16 +54,7 @@ async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
 
     Raises StageError, ServerError or StoreError for what would stop every episode.
     """
-    rewards = dict.fromkeys(context.game.protocol.agent_names, 0.0)
-    return await EpisodeState(spec, context, 0, [], rewards, None).play_on()
-
-
-def assign_episode(record: CallRecord, episode: str) -> CallRecord:
-    """Say in a record to which episode its generation belongs; a node can't know it."""
-    generation = record.generation
-    if generation.episode == episode:
-        return record
-    return replace(record, generation=replace(generation, episode=episode))
+    return await EpisodeState(spec, context).play_on()
 
 
 T = TypeVar("T")
@@ -118,33 +63,24 @@ PrefetchedAnswer = tuple[CallRecord, Move] | ContextLengthError | None
 move, or why no answer can come; None: it has to be asked for alone."""
 
 
-@dataclass(frozen=True)
-class TurnAnswer:
-    """What came of an agent's turn: the turn, or why there is none; and the calls it took."""
-
-    records: list[CallRecord]
-    turn: Turn | None = None
-    problem: str | None = None
-    is_invalid: bool = False  # every call was answered, if not in a valid form
-
-
 @dataclass
 class EpisodeState:
     """An episode between two rounds, while it is played."""
 
     spec: EpisodeSpec
     context: ShardContext
-    round: int  # that is next
-    turns: list[Turn]
-    rewards: dict[str, float]
-    parent: str | None  # key of the last valid generation
+    round: int = 0  # that is next
+    turns: list[Turn] = field(default_factory=list)
+    round_rewards: list[RoundReward] = field(default_factory=list)
+    parent: str | None = None  # key of the last valid generation
     records: list[CallRecord] = field(default_factory=list)  # of the calls of the round before
     outcome: str | None = None  # None: it goes on
     decision: int = NO_DECISION
     value: float | None = None
     error: str | None = None
-    chats: dict[tuple[str, Kind | None], list[ChatMessage]] = field(default_factory=dict)
-    """By agent that was asked, and what it was told was wrong with its answer before."""
+    chats: dict[tuple[AnswerPlace, Kind | None], list[ChatMessage]] = field(default_factory=dict)
+    """By exchange for which an agent was asked, and what it was told was wrong with its answer
+    before."""
 
     @cached_property
     def movers(self) -> list[str]:
@@ -180,7 +116,7 @@ class EpisodeState:
         self,
         children: Sequence[EpisodeSpec],
         go_on: Callable[["EpisodeState"], Awaitable[T]],
-        answered: Sequence[Mapping[str, "TurnAnswer"]] = (),
+        answered: Sequence[Mapping[str, PlayedTurn]] = (),
     ) -> list[T]:
         """Play the round once for each child, all at once, and `go_on` with each child by itself.
 
@@ -213,7 +149,7 @@ class EpisodeState:
         self,
         spec: EpisodeSpec,
         prefetched: Mapping[str, asyncio.Future[PrefetchedAnswer]] | None = None,
-        answered: Mapping[str, "TurnAnswer"] | None = None,
+        answered: Mapping[str, PlayedTurn] | None = None,
     ) -> "EpisodeState":
         """Let all movers move at once, judge the round, and return the state after it, that of
         `spec`.
@@ -230,25 +166,25 @@ class EpisodeState:
             self.take_turn(spec, agent, prefetched.get(agent)) for agent in asked
         )
         by_agent = {**answered, **dict(zip(asked, taken, strict=True))}
-        answers = [by_agent[agent] for agent in self.movers]
         after = EpisodeState(
-            spec, self.context, self.round + 1, list(self.turns), dict(self.rewards), self.parent
+            spec, self.context, self.round + 1, [*self.turns], [*self.round_rewards], self.parent
         )
         # 2. Sort what came: turns, silence that is paid for, and what ends the episode. Only an
         #    answer in a wrong form is silence; a refused request is nobody's fault in the game.
         silent = set()
         problems = []
-        for agent, answer in zip(self.movers, answers, strict=True):
-            after.records += answer.records
-            if answer.turn is not None:
-                after.turns.append(answer.turn)
+        for agent in self.movers:
+            played = by_agent[agent]
+            after.records += played.records
+            if (turn := played.turn) is not None:
+                after.turns.append(turn)
                 # A generation names one parent, so the last of those that moved at once stands for
                 # all.
-                after.parent = answer.records[-1].generation.key
-            elif answer.is_invalid and self.context.game.protocol.may_be_silent(agent):
+                after.parent = played.records[-1].generation.key
+            elif played.end.is_invalid and self.context.game.protocol.may_be_silent(agent):
                 silent.add(agent)
             else:
-                problems.append(f"{agent}, round {self.round}: {answer.problem}")
+                problems.append(f"{agent}, round {self.round}: {played.end.problem}")
         # 3. What the writing prover wrote is the solution from now on. An episode that has failed
         #    needs none: to label one may take a sandbox and seconds.
         if not problems and spec.problem.y == NO_LABEL:
@@ -273,8 +209,12 @@ class EpisodeState:
         result = self.context.game.judge(
             self.round - 1, spec.seed, spec.problem.y, spec.stance, self.turns, silent
         )
-        for agent, reward in result.rewards.items():
-            self.rewards[agent] += reward
+        # A reward of 0 says nothing that its absence does not.
+        self.round_rewards += [
+            RoundReward(self.round - 1, agent, paid)
+            for agent, paid in result.rewards.items()
+            if paid
+        ]
         # An end without a verdict is paid for as well, and is no failure.
         if result.done or result.terminated:
             self.decision, self.value = result.decision, result.value
@@ -286,7 +226,13 @@ class EpisodeState:
     def _fail(self, error: str) -> None:
         self.outcome, self.error = "failed", error
         # A game without an end earns nobody anything: what its rounds paid is taken back.
-        self.rewards = dict.fromkeys(self.rewards, 0.0)
+        self.round_rewards = []
+
+    def _add_up_rewards(self) -> dict[str, float]:
+        rewards = dict.fromkeys(self.context.game.protocol.agent_names, 0.0)
+        for _, agent, paid in self.round_rewards:
+            rewards[agent] += paid
+        return rewards
 
     def row(self) -> Episode:
         """Make the row of an episode after its end."""
@@ -321,7 +267,8 @@ class EpisodeState:
             decision_value=self.value,
             outcome=self.outcome,
             error=self.error,
-            rewards=dict(self.rewards),
+            rewards=self._add_up_rewards(),
+            round_rewards=tuple(self.round_rewards),
         )
 
     async def _prefetch(
@@ -335,10 +282,11 @@ class EpisodeState:
         The i-th is child i's; those that are in the journal are not taken again.
         """
         context, player = self.context, self.context.player(self.spec, agent)
+        place = AnswerPlace(self.round, agent)
         missing = [
             i
             for i, spec in enumerate(children)
-            if spec.generation_key(self.round, agent, 0) not in context.recorded
+            if spec.generation_key(place) not in context.recorded
         ]
         results: list[PrefetchedAnswer] = [None] * len(children)
         # 1. Ask for as many as there are children, also where the journal has some of them: after a
@@ -346,10 +294,12 @@ class EpisodeState:
         #    Where it has them all, nobody is asked.
         if missing and player.gives_several:
             try:
-                async with self._call(self.spec, agent, 0, len(children)) as call:
+                async with self._call(self.spec, place, n=len(children)) as call:
                     # 2. Make those durable that came and were missing, before anybody goes on.
                     came = [i for i in missing if i < len(call.answers)]
-                    done = await gather_or_cancel(self._keep(call, i, children[i], 0) for i in came)
+                    done = await gather_or_cancel(
+                        self._keep(call, i, children[i], place) for i in came
+                    )
                 for i, answer in zip(came, done, strict=True):
                     results[i] = answer
             except ContextLengthError as error:
@@ -367,19 +317,39 @@ class EpisodeState:
         spec: EpisodeSpec,
         agent: str,
         prefetched: asyncio.Future[PrefetchedAnswer] | None = None,
-    ) -> TurnAnswer:
+    ) -> PlayedTurn:
+        """Let an agent have the exchanges of its turn; one without an answer is the last."""
+        exchanges: list[PlayedExchange] = []
+        for number in range(self.context.game.exchanges):
+            before = [exchange.answer for exchange in exchanges]
+            place = AnswerPlace(self.round, agent, exchange=number)
+            first = None if number else prefetched
+            exchanges.append(await self._play_exchange(spec, place, before, first))
+            if exchanges[-1].move is None:
+                break
+        return PlayedTurn(self.round, agent, exchanges)
+
+    async def _play_exchange(
+        self,
+        spec: EpisodeSpec,
+        place: AnswerPlace,
+        before: Sequence[Exchange],
+        prefetched: asyncio.Future[PrefetchedAnswer] | None,
+    ) -> PlayedExchange:
         """Ask an agent until its answer is valid, as often as the settings allow.
 
-        The i-th retry is a call of its own key and seed, and may be told what was wrong before.
+        `before` are the exchanges that it has had in its turn. The i-th retry is a call of its own
+        key and seed, and may be told what was wrong before.
         """
-        context = self.context
+        context, agent = self.context, place.agent
         records: list[CallRecord] = []
         wrong: Kind | None = None
         retries = context.player(spec, agent).parameters.num_invalid_generation_retries
         for attempt in range(retries + 1):
             # 1. Take it from the journal, from the request for all children, or ask. A retry is
             #    asked alone: the others of the request may have been valid.
-            record = context.recorded.get(spec.generation_key(self.round, agent, attempt))
+            place = place._replace(attempt=attempt)
+            record = context.recorded.get(spec.generation_key(place))
             move: Move | None = None
             if record is not None:
                 context.progress.calls_reused += 1
@@ -391,57 +361,64 @@ class EpisodeState:
                         raise answer
                     # Nobody asked for it with others, or those came without it.
                     if answer is None:
-                        async with self._call(spec, agent, attempt, wrong=wrong) as call:
-                            answer = await self._keep(call, 0, spec, attempt)
+                        async with self._call(spec, place, before, wrong) as call:
+                            answer = await self._keep(call, 0, spec, place)
                     record, move = answer
                 except RequestRefusedError as error:
                     # Not asked again: what the server says is wrong is the request and not the
                     # answer, and another seed mends no request. Only this episode fails of it.
-                    return TurnAnswer(records, problem=str(error))
-            # 2. A valid one is the turn. The journal has its text and not the messages in it, so
+                    return PlayedExchange(records, problem=str(error))
+            # 2. A valid one is accepted. The journal has its text and not the messages in it, so
             #    the move is read again; where it is not valid any more, the run stops.
             records.append(record)
             generation = record.generation
             if generation.invalid_reason is None:
-                tokens = read_tokens(generation.token_logprobs)
-                move = move or read_again(generation, self._form(agent))
-                return TurnAnswer(records, Turn(self.round, agent, generation.text, move, tokens))
+                return PlayedExchange(records, move or read_again(generation, self._form(agent)))
             wrong = context.game.asking(agent, spec).find_mistake(
                 agent, generation.text, generation.finish_reason, generation.invalid_reason
             )
         # 3. There was none.
         reason = records[-1].generation.invalid_reason
         problem = f"{len(records)} invalid answers, the last because of {reason}"
-        return TurnAnswer(records, problem=problem, is_invalid=True)
+        return PlayedExchange(records, problem=problem, is_invalid=True)
 
-    def _chat(self, agent: str, wrong: Kind | None) -> list[ChatMessage]:
+    def _chat(
+        self, place: AnswerPlace, before: Sequence[Exchange], wrong: Kind | None
+    ) -> list[ChatMessage]:
         """Render the agent's chat. Made when it is needed, not for what is in the journal."""
+        agent, place = place.agent, place.first
         if isinstance(self.context.players[agent].parameters, RandomAgentParameters):
             return []  # it reads nothing
         # Children of a node are asked with one chat, and a hint makes it another one.
-        if (agent, wrong) not in self.chats:
+        if (place, wrong) not in self.chats:
             problem, spec = self.spec.problem, self.spec
             situation = make_situation(problem, spec.stance, spec.seed)
             game = self.context.game.asking(agent, spec)
-            chat = game.render(agent, situation, self.turns, self.round, wrong)
-            self.chats[agent, wrong] = chat
-        return self.chats[agent, wrong]
+            chat = game.render(agent, situation, self.turns, self.round, wrong, before)
+            self.chats[place, wrong] = chat
+        return self.chats[place, wrong]
 
     def _form(self, agent: str) -> AnswerForm:
         return self.context.game.form(agent, self.round, self.spec.seed, self.turns)
 
     @asynccontextmanager
     async def _call(
-        self, spec: EpisodeSpec, agent: str, attempt: int, n: int = 1, wrong: Kind | None = None
+        self,
+        spec: EpisodeSpec,
+        place: AnswerPlace,
+        before: Sequence[Exchange] = (),
+        wrong: Kind | None = None,
+        n: int = 1,
     ) -> AsyncIterator[Call]:
         """Make one request with the seed of `spec`, and give its answers.
 
         Keep them before the block is left, so that they are durable while the call counts as in
         flight. Raises as ChatClient.answers does.
         """
-        context, player = self.context, self.context.player(spec, agent)
-        seed = spec.generation_seed(context.game.parameters.seed, self.round, agent, attempt)
-        chat, form = self._chat(agent, wrong), self._form(agent)
+        context, agent = self.context, place.agent
+        player = context.player(spec, agent)
+        seed = spec.generation_seed(context.game.parameters.seed, place)
+        chat, form = self._chat(place, before, wrong), self._form(agent)
         if player.script is not None:
             yield await ask_script(context.game, player, spec, self.round, chat, form, seed)
             return
@@ -455,15 +432,15 @@ class EpisodeState:
             yield call
 
     async def _keep(
-        self, call: Call, number: int, spec: EpisodeSpec, attempt: int
+        self, call: Call, number: int, spec: EpisodeSpec, place: AnswerPlace
     ) -> tuple[CallRecord, Move]:
         """Put an answer of a call in the log; return its record, and the move if it is valid."""
         why_not = make_objection(self.context.game, spec.problem, call.player.agent)
-        record, move = call.record(number, spec, self.round, attempt, self.parent, why_not)
+        record, move = call.record(number, spec, place, self.parent, why_not)
         # Durable before the game goes on with it: a kill from here on costs no second answer.
         await self.context.log.append(record.to_json())
         progress, is_invalid = self.context.progress, record.generation.invalid_reason is not None
         progress.invalid_answers += is_invalid
-        if attempt == 0:
+        if place.attempt == 0:
             progress.count_first(call.player.agent, is_invalid=is_invalid)
         return record, move

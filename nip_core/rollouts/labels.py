@@ -17,7 +17,7 @@ from nip_core.errors import SettingsError, StageError
 from nip_core.game.render import Game
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import LabelRow
+from nip_core.rollouts.storage.table_rows import LabelRow
 from nip_core.run_store.facts import LabelCounts
 from nip_core.scenarios import NO_LABEL, Problem
 from nip_core.scenarios.checked import find_solution, label_solution
@@ -28,7 +28,7 @@ RIGHT, WRONG = "right", "wrong"
 
 
 class Context(Protocol):
-    """The part of a shard's context used by labelling, see `nip_core.rollouts.episode`."""
+    """The part of a shard's context used by labelling, see `nip_core.rollouts.shard_context`."""
 
     @property
     def game(self) -> Game: ...

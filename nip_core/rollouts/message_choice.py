@@ -38,6 +38,7 @@ from dataclasses import dataclass, field, replace
 from nip_core.attacks import Attack, PlayableMessage, find_attack_file
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import NipError, StageError
+from nip_core.game.answer_rows import AnswerPlace, place_of
 from nip_core.game.render import make_situation
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.importing import find_line
@@ -45,18 +46,13 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import find_attackers
 from nip_core.protocols import ACCEPT, NO_DECISION
 from nip_core.rollouts.acceptance import estimate_acceptance, has_two_answers
-from nip_core.rollouts.engine import PlaySpec
-from nip_core.rollouts.episode import (
-    EpisodeState,
-    Played,
-    ShardContext,
-    TurnAnswer,
-    assign_episode,
-)
+from nip_core.rollouts.branching import make_child
+from nip_core.rollouts.episode import EpisodeState
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.scripted_call import make_writing_player
-from nip_core.rollouts.table_rows import CallRecord, Episode, MessageChoice
-from nip_core.rollouts.trees import make_child
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.table_rows import CallRecord, Episode, MessageChoice
+from nip_core.rollouts.turns import Played, PlayedTurn, assign_episode
 
 _FAILED = -1.0  # a message that is none is worse than any that is one
 _PLAYED_ON = 0  # the child in a round in which there is nothing to choose
@@ -81,8 +77,7 @@ class ChoicePlay:
 
     async def play(self, spec: EpisodeSpec, context: ShardContext) -> Played:
         """Play one problem for every number. Raises as `play_episode` does."""
-        rewards = dict.fromkeys(context.game.protocol.agent_names, 0.0)
-        state = EpisodeState(spec, context, 0, [], rewards, None)
+        state = EpisodeState(spec, context)
         played = await self._play_on(state, dict.fromkeys(self.attack.counts, _WeighedMessage()))
         # What was said and not played on has no leaf of its own.
         leaves = {row.key for row in played.episodes}
@@ -204,14 +199,14 @@ def judges_by_tokens(parameters: HyperParameters) -> bool:
     return parameters.attack.score_by == "log_probs"
 
 
-def make_choice_play(parameters: HyperParameters) -> PlaySpec:
+def make_choice_play(parameters: HyperParameters) -> ChoicePlay:
     """Make what plays the episodes of an attack by its choices."""
     return ChoicePlay(
         parameters.attack.way,
         frozenset(find_attackers(parameters)),
         parameters.model_agents["verifier"].temperature,
         by_tokens=judges_by_tokens(parameters),
-    ).play
+    )
 
 
 class ChoiceTurn:
@@ -221,7 +216,7 @@ class ChoiceTurn:
         self._play, self._state = play, state
         self._asked: list[int] = []
         self._written = play.attack.counts[-1] + play.attack.continuations  # behind all others
-        self._bystanders: Mapping[str, TurnAnswer] | None = None
+        self._bystanders: Mapping[str, PlayedTurn] | None = None
         self._lock = asyncio.Lock()
         self.counts = counts
         self.round = state.round
@@ -242,7 +237,7 @@ class ChoiceTurn:
         """Derived from settings, problem and place, as the seeds of calls are."""
         spec = self._state.spec
         base = self._state.context.game.parameters.seed
-        return spec.generation_seed(base, self.round, self.agents[0], 0)
+        return spec.generation_seed(base, AnswerPlace(self.round, self.agents[0]))
 
     @property
     def place(self) -> str:
@@ -283,7 +278,7 @@ class ChoiceTurn:
         self.states |= dict(enumerate(states))
         self._asked = [*range(most)]
 
-    async def _hear_bystanders(self, spec: EpisodeSpec) -> Mapping[str, TurnAnswer]:
+    async def _hear_bystanders(self, spec: EpisodeSpec) -> Mapping[str, PlayedTurn]:
         """Ask the other movers at the first message; at others they say the same."""
         state = self._state
         others = [agent for agent in state.movers if agent not in self._play.attackers]
@@ -292,7 +287,7 @@ class ChoiceTurn:
             self._bystanders = dict(zip(others, answers, strict=True))
             return self._bystanders
         heard = self._bystanders.items()
-        return {a: _copy_answer(answer, spec, state.round, a) for a, answer in heard}
+        return {agent: _copy_turn(turn, spec) for agent, turn in heard}
 
     async def write(self, text: str) -> PlayableMessage:
         """Play a text in the place of what the provers' models would say."""
@@ -380,23 +375,27 @@ def _join(parts: Sequence[Played], records: Sequence[CallRecord]) -> Played:
     return Played(episodes, [*records, *below], [row for part in parts for row in part.choices])
 
 
-def _copy_answer(answer: TurnAnswer, spec: EpisodeSpec, round_: int, agent: str) -> TurnAnswer:
-    """Copy an answer to the rows of another node, with a count of 0 tokens as nothing was
+def _copy_turn(turn: PlayedTurn, spec: EpisodeSpec) -> PlayedTurn:
+    """Copy a turn to the rows of another node, with a count of 0 tokens as nothing was
     generated."""
-    records = []
-    for record in answer.records:
-        key = spec.generation_key(round_, agent, record.generation.attempt)
-        generation = replace(
-            record.generation,
-            key=key,
-            episode=spec.key,
-            branch_path=spec.branch_path,
-            prompt_tokens=0,
-            completion_tokens=0,
-        )
-        timing = replace(record.timing, key=key, latency_s=0.0)
-        records.append(CallRecord(generation, timing))
-    return replace(answer, records=records)
+    exchanges = [
+        replace(exchange, records=[_copy_record(record, spec) for record in exchange.records])
+        for exchange in turn.exchanges
+    ]
+    return replace(turn, exchanges=exchanges)
+
+
+def _copy_record(record: CallRecord, spec: EpisodeSpec) -> CallRecord:
+    key = spec.generation_key(place_of(record.generation))
+    generation = replace(
+        record.generation,
+        key=key,
+        episode=spec.key,
+        branch_path=spec.branch_path,
+        prompt_tokens=0,
+        completion_tokens=0,
+    )
+    return CallRecord(generation, replace(record.timing, key=key, latency_s=0.0))
 
 
 def _make_choice(

@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 
 from nip_core.errors import StageError
 from nip_core.game.answer_guide import GUIDE_FIELD, write_guide
-from nip_core.game.answer_rows import RecordedToken, read_tokens
-from nip_core.game.decisions import InvalidDecision
-from nip_core.game.parsing import AnswerForm, lacks_decision, parse_response
-from nip_core.game.reasons import NO_CONTENT, NO_DECISION_GIVEN
+from nip_core.game.answer_rows import AnswerPlace, RecordedToken, read_tokens
+from nip_core.game.answers.decisions import InvalidDecision
+from nip_core.game.answers.parsing import AnswerForm, lacks_decision, parse_response
+from nip_core.game.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.parameters.services.dialects import find_dialect
 from nip_core.protocols import Move
 from nip_core.rollouts.acceptance import LIKELIEST, can_be_estimated, estimate_acceptance
-from nip_core.rollouts.chat_client import ChatAnswer, ChatCompletions, Endpoint
+from nip_core.rollouts.client.chat_client import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import CallRecord, Generation, Timing
+from nip_core.rollouts.storage.table_rows import CallRecord, Generation, Timing
 from nip_core.scenarios.scripts import LoadedScript
 
 RANDOM_MODEL = "random"  # what stands where a model's name would
@@ -75,8 +75,7 @@ class Call:
         self,
         number: int,
         spec: EpisodeSpec,
-        round_: int,
-        attempt: int,
+        place: AnswerPlace,
         parent: str | None,
         objection: Callable[[Move], str | None] | None = None,
     ) -> tuple[CallRecord, Move]:
@@ -85,7 +84,7 @@ class Call:
         An answer that is not valid, or to which there is an `objection`, has an empty move.
         """
         player, answer = self.player, self.answers[number]
-        retries_left = player.parameters.num_invalid_generation_retries - attempt
+        retries_left = player.parameters.num_invalid_generation_retries - place.attempt
         invalid: str | None = None
         try:
             move = judge_answer(answer, self.form, retries_left, objection)
@@ -93,13 +92,14 @@ class Call:
             move, invalid = Move(), response.reason
         tokens = _choose_tokens(player, answer, self.kept_top)
         generation = Generation(
-            key=spec.generation_key(round_, player.agent, attempt),
+            key=spec.generation_key(place),
             parent_key=parent,
             episode=spec.key,
             branch_path=spec.branch_path,
-            round=round_,
-            agent=player.agent,
-            attempt=attempt,
+            round=place.round,
+            agent=place.agent,
+            attempt=place.attempt,
+            exchange=place.exchange,
             model_asked=player.model,
             model_served=answer.model,
             text=answer.text or "",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict
 
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
 from nip_core.scenarios import NO_LABEL, Problem
@@ -64,17 +65,16 @@ class EpisodeSpec:
         """Tell which opponent plays; None: all play with present models."""
         return self.opponent_iteration if self.opponent_run is None else self.opponent_run
 
-    def generation_key(self, round_: int, agent: str, attempt: int) -> str:
+    def generation_key(self, place: AnswerPlace) -> str:
         """Make the identity of one model call of this episode."""
-        place = self._place(self.split)
-        return derive_key("generation", self.run, *place, round_, agent, attempt)
+        return derive_key("generation", self.run, *self._node(self.split), *place.name_parts)
 
-    def generation_seed(self, base_seed: int, round_: int, agent: str, attempt: int) -> int:
+    def generation_seed(self, base_seed: int, place: AnswerPlace) -> int:
         """Make the sampling seed of one model call of this episode."""
-        place = self._place(self.seeds_of or self.split)
-        return derive_seed("generation", base_seed, *place, round_, agent, attempt)
+        node = self._node(self.seeds_of or self.split)
+        return derive_seed("generation", base_seed, *node, *place.name_parts)
 
-    def _place(self, split: str) -> tuple[str | int, ...]:
+    def _node(self, split: str) -> tuple[str | int, ...]:
         return (split, self.iteration, self.problem.id, self.sample, self.branch_path)
 
 

@@ -20,15 +20,16 @@ from functools import cache
 
 from nip_core.attacks import find_attack_file
 from nip_core.errors import SettingsError, StageError
-from nip_core.game.decisions import InvalidResponse
-from nip_core.game.parsing import AnswerForm
+from nip_core.game.answer_rows import AnswerPlace
+from nip_core.game.answers.decisions import InvalidResponse
+from nip_core.game.answers.parsing import AnswerForm
 from nip_core.game.render import ChatMessage, Game, Situation, make_situation
 from nip_core.parameters.blocks.opponents import OpponentRun
 from nip_core.parameters.checks import list_scripted
-from nip_core.rollouts.chat_client import ChatAnswer
+from nip_core.rollouts.branching import make_child
+from nip_core.rollouts.client.chat_client import ChatAnswer
 from nip_core.rollouts.model_call import Call, Player, judge_answer
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.trees import make_child
 from nip_core.scenarios.scripts import (
     LoadedScript,
     ScriptedTurn,
@@ -147,7 +148,7 @@ def check_script(
         movers = game.protocol.movers(0, spec.seed, ())
         for agent in (agent for agent in scripted if agent in movers):
             chat = game.render(agent, situation, (), 0)
-            seed = make_child(spec, 0).generation_seed(base_seed, 0, agent, 0)
+            seed = make_child(spec, 0).generation_seed(base_seed, AnswerPlace(0, agent))
             turn = _make_turn(game, agent, situation, 0, chat, seed)
             try:
                 _write(script, turn, spec.problem.id, game.form(agent, 0, spec.seed, ()))

@@ -1,10 +1,7 @@
 """Trees of responses: several answers to one prompt, and what came of each.
 
-Branching               where the trees of an iteration branch, decided before they are played
-nodes_by_round          how many nodes that makes
 parse_path, list_ancestors        a branch path as numbers, and the paths above it
 tree_of                 which tree an episode is in
-make_child                a node below another
 group_children             which nodes follow which
 generations_by_episode  every episode with its generations, those that it shares included
 generation_numbers      the same by the numbers of rows; for_each_episode: as a table
@@ -16,112 +13,20 @@ the root is the state before the first one and its path is "". A child is one jo
 agents that move in the round; its path is its parent's, a dot and its number: "0", "1", "0.1". So
 a path has one number per round, also where there is only one child. A leaf is an episode that
 ended, with a row in `episodes`. A generation is in the tables once, see
-`nip_core.rollouts.schema`.
-
-Where a tree branches depends on settings and seeds alone, as if no episode ended early, so that
-neither timing nor what was answered has a part in it.
+`nip_core.rollouts.storage.schema`. Where a tree branches `branching` says.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.hashing import derive_key, derive_seed
-from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.opponents import split_agents
-from nip_core.protocols import Protocol as GameProtocol
-from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.table_rows import read_rows, row_columns
+from nip_core.rollouts.storage.table_rows import read_rows, row_columns
 
 Path = tuple[int, ...]
 """A branch path as numbers."""
-
-
-class Branching:
-    """The plan of where the trees of a training iteration branch; a `Branch` of the engine."""
-
-    def __init__(self, parameters: HyperParameters, protocol: GameProtocol, iteration: int):
-        self._parameters, self._protocol = parameters, protocol
-        self._trained = {
-            agent
-            for group in parameters.trainable_groups
-            for agent in parameters.training_agents(group, iteration)
-        }
-        self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
-
-    def __call__(
-        self, node: EpisodeSpec, round_: int, agents: Sequence[str]
-    ) -> Sequence[EpisodeSpec]:
-        """Make the children of `node`, where `agents` move next."""
-        tree = (node.problem.id, node.sample)
-        if tree not in self._shapes:
-            self._shapes[tree] = self.shape(node)
-        count = self._shapes[tree][round_] if self._may_branch(agents, node) else 1
-        return [make_child(node, number) for number in range(count)]
-
-    def shape(self, spec: EpisodeSpec) -> tuple[int, ...]:
-        """Say by round how many children each node of this tree has where nothing ends early.
-
-        Rounds are taken in an order that is drawn for each tree, as long as the nodes stay within
-        `max_nodes`. A tree that is longer than that has one child everywhere.
-        """
-        # 1. Draw the order in which rounds may branch, for each tree anew: where nodes are scarce,
-        #    always the same rounds would be learned from.
-        order = sorted(
-            self._branching_rounds(spec),
-            key=lambda r: derive_seed(
-                "branch",
-                self._parameters.seed,
-                spec.split,
-                spec.iteration,
-                spec.problem.id,
-                spec.sample,
-                r,
-            ),
-        )
-        # 2. Let each branch in turn, unless the tree gets too big by it. Counted as if no episode
-        #    ended early: how far answers reach is not known before they are asked for.
-        settings = self._parameters.pure_text_malt
-        shape = [1] * self._protocol.max_message_rounds
-        for round_ in order:
-            shape[round_] = settings.num_responses_per_timestep
-            if settings.max_nodes is not None and _count_nodes(shape) > settings.max_nodes:
-                shape[round_] = 1
-        return tuple(shape)
-
-    def _branching_rounds(self, spec: EpisodeSpec) -> list[int]:
-        rounds, active = range(self._protocol.max_message_rounds), self._protocol.active
-        return [r for r in rounds if self._may_branch(active(r, spec.seed), spec)]
-
-    def _may_branch(self, agents: Iterable[str], spec: EpisodeSpec) -> bool:
-        if self._parameters.pure_text_malt.frozen_agents_generate_one_response:
-            # Nothing is learned from two answers of an earlier model.
-            return not self._trained.difference(split_agents(spec.opponent)).isdisjoint(agents)
-        return any(True for _ in agents)
-
-
-def nodes_by_round(shape: Sequence[int]) -> tuple[int, ...]:
-    """Tell how many nodes each round makes, from how many children each node has by round."""
-    nodes, counts = 1, []
-    for children in shape:
-        nodes *= children
-        counts.append(nodes)
-    return tuple(counts)
-
-
-def _count_nodes(shape: Sequence[int]) -> int:
-    return sum(nodes_by_round(shape))
-
-
-def make_child(node: EpisodeSpec, number: int) -> EpisodeSpec:
-    """Make the node below `node` with this number."""
-    path = f"{node.branch_path}.{number}" if node.branch_path else str(number)
-    place = (node.split, node.iteration, node.problem.id, node.sample, path)
-    return replace(node, branch_path=path, key=derive_key("episode", node.run, *place))
 
 
 def parse_path(branch_path: str) -> Path:

@@ -163,7 +163,7 @@ class RunStore:
 
     @property
     def notes(self) -> str:
-        """The notes of people about episodes; see `nip_core.showing.notes`."""
+        """The notes of people about episodes; see `nip_core.showing.episodes.notes`."""
         return f"{self.root}/notes.jsonl"
 
     def journal(self, iteration: int, split: str, shard: str) -> str:

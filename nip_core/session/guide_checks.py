@@ -11,7 +11,7 @@ from nip_core.game.answer_guide import GUIDE_FIELD, least_tokens
 from nip_core.game.render import Game
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
-from nip_core.rollouts.chat_client import read_error
+from nip_core.rollouts.client.chat_client import read_error
 from nip_core.session.prompt_checks import sample_conversation
 from nip_core.session.session import Session
 from nip_lm_server.client import parse_json

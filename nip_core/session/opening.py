@@ -26,7 +26,7 @@ from nip_core.records.left_out import (
     settle_left_out,
 )
 from nip_core.records.rewinds import finish_rewinds
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.run_store.lease import Lease, acquire
 from nip_core.servers.kept_models import keep_models, restore_models
 from nip_core.servers.own_server import OwnServer, find_server_directory, make_server_spec

@@ -13,7 +13,7 @@ import aiohttp
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
-from nip_core.game.reasons import Kind
+from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import Game, Turn, make_situation
 from nip_core.jobs.server_calls import LmServer, TemplateFacts
 from nip_core.protocols import Move

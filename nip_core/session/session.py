@@ -16,8 +16,8 @@ from nip_core.progress.board import Progress
 from nip_core.records.iterations import Records
 from nip_core.records.left_out import LeftOut
 from nip_core.records.models import ServedModel
-from nip_core.rollouts.call_limit import Places
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.call_limit import Places
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import make_places
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore

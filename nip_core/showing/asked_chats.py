@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nip_core.errors import SettingsError
+from nip_core.game.answer_rows import AnswerPlace, place_of
 from nip_core.game.render import ChatMessage, Game, Situation, make_situation, parse_columns
 from nip_core.nearest import nearest_first
 from nip_core.parameters import HyperParameters
@@ -24,7 +25,7 @@ from nip_core.rollouts.plan import (
     find_played_problems,
     plan_episodes,
 )
-from nip_core.rollouts.table_rows import Episode, Generation, read_rows
+from nip_core.rollouts.storage.table_rows import Episode, Generation, read_rows
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
@@ -98,7 +99,7 @@ def render_chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
     chat = game.render(agent, situation, turns, round_)
     # 3. What else is sent.
     settings = parameters.model_agents[agent]
-    seed = spec.generation_seed(parameters.seed, round_, agent, 0)
+    seed = spec.generation_seed(parameters.seed, AnswerPlace(round_, agent))
     limit = parameters.max_tokens(agent)
     form = game.form(agent, round_, spec.seed, [turn for turn in turns if turn.round < round_])
     request = request_body(settings.model_name, settings, (), seed, limit, form=form)
@@ -229,10 +230,10 @@ def render_chat_on_record(run: RunStore, place: Place) -> AskedChat:
         parse_columns(episode.columns),
     )
     calls = [row for row in rows if (row.agent, row.round) == (agent, round_)]
-    calls.sort(key=lambda row: row.attempt)
+    calls.sort(key=lambda row: (row.exchange, row.attempt))
     game = game.asking(agent, episode)
     mistakes = game.find_mistakes(calls[:-1])
-    again = [mistakes.get((round_, agent, row.attempt + 1)) for row in calls[:-1]] + [None]
+    again = [mistakes.get(place_of(row).next) for row in calls[:-1]] + [None]
     answers = [
         {
             "text": row.text,

@@ -19,7 +19,7 @@ from nip_core.evaluation.verdict_changes import (
 from nip_core.game.render import Game
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.showing.transcripts import rebuild_game
 

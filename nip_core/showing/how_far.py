@@ -8,7 +8,7 @@ from typing import Any
 
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION, SplitPlan
-from nip_core.rollouts.shard_manifests import committed_shards
+from nip_core.rollouts.storage.shard_manifests import committed_shards
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import read_document
 

@@ -23,15 +23,15 @@ from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.jobs_shown import DatasetShown, JobShown
 from nip_core.records.named_run import find_run, open_runs
 from nip_core.rollouts.plan import EVERY_SPLIT, TEST, TRAIN, VALIDATION
-from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
-from nip_core.showing.episode_filters import EpisodeFilters
-from nip_core.showing.episode_rows import ReadableEpisode
-from nip_core.showing.found_episodes import FoundEpisodes
+from nip_core.showing.episodes.episode_filters import EpisodeFilters
+from nip_core.showing.episodes.episode_rows import ReadableEpisode
+from nip_core.showing.episodes.found_episodes import FoundEpisodes
+from nip_core.showing.episodes.notes import RunNotes
 from nip_core.showing.listing import list_summaries
-from nip_core.showing.notes import RunNotes
 from nip_core.showing.summary import find_report, summarise_run
 from nip_core.showing.transcripts import rebuild_game
 from nip_core.trainers.dataset import open_dataset

@@ -30,8 +30,15 @@ from nip_core.game.render import Game
 from nip_core.parameters.stored import read_settings
 from nip_core.records.iterations import Records
 from nip_core.report.embedding import Embedded, embed_transcript, fair_share
-from nip_core.rollouts.plan import CANDIDATE, EVERY_SPLIT, TEST, TRAIN, VALIDATION, may_choose
-from nip_core.rollouts.tables import RolloutTables, StoredRollouts, read_rollouts
+from nip_core.rollouts.plan import (
+    CANDIDATE,
+    EVERY_SPLIT,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    may_choose,
+)
+from nip_core.rollouts.storage.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.session.contents import digest_templates

@@ -17,9 +17,9 @@ from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.progress.board import Stage
 from nip_core.records.stage_seconds import read_seconds_so_far
 from nip_core.records.status import find_first_incomplete
-from nip_core.rollouts.journal_segments import read_journal
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
-from nip_core.rollouts.shard_manifests import committed_shards
+from nip_core.rollouts.storage.journal_segments import read_journal
+from nip_core.rollouts.storage.shard_manifests import committed_shards
 from nip_core.run_store.run import RunStore
 from nip_core.session.attacked_run import name_attack
 from nip_core.session.server_speed import count_turns

@@ -26,8 +26,8 @@ from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.attack_course import course_path, read_course, read_moved
 from nip_core.rollouts.plan import ATTACK, TEST
-from nip_core.rollouts.schema import EPISODES
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.schema import EPISODES
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.documents import validate_document
 from nip_core.session.session import Session
 from nip_core.stages import measuring, proving

@@ -14,7 +14,7 @@ from nip_core.evaluation.figures_in_words import amount
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.prices import price_training
 from nip_core.rollouts.plan import TRAIN
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.facts import DatasetFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, commit, is_committed, read_manifest
 from nip_core.session.imitated import find_imitated

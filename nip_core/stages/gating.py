@@ -22,7 +22,7 @@ from nip_core.evaluation.metrics import mean_by_problem, paired_difference
 from nip_core.parameters.derived.hosting import takes_turns
 from nip_core.records.models import Decision
 from nip_core.rollouts.plan import CANDIDATE, VALIDATION
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.session.session import Session
 from nip_core.stages.served import find_new_models
 from nip_core.tolerance import at_least

@@ -46,8 +46,8 @@ from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_
 from nip_core.rollouts.labels import add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION, name_played_problems
 from nip_core.rollouts.scripted_call import find_attack_script
-from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
-from nip_core.rollouts.tables import RolloutTables, read_rollouts
+from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
+from nip_core.rollouts.storage.tables import RolloutTables, read_rollouts
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import LabelCounts, ShardFacts, read_split_digest
 from nip_core.run_store.manifest import read_manifest

@@ -26,11 +26,10 @@ from nip_core.parameters.derived.recording import gives_logprobs, records_p_acce
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.acceptance import LIKELIEST
+from nip_core.rollouts.branching import Branch, Branching, no_branching
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
-from nip_core.rollouts.episode import Branch, ShardContext, no_branching, play_episode
+from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.failures import Failures
-from nip_core.rollouts.journal import GroupCommits
-from nip_core.rollouts.journal_segments import open_journal, remove_journal
 from nip_core.rollouts.labels import count_labels
 from nip_core.rollouts.league import draw_opponents
 from nip_core.rollouts.message_choice import judges_by_tokens, make_choice_play
@@ -54,10 +53,13 @@ from nip_core.rollouts.scripted_call import (
     make_scripted_players,
     name_writing_model,
 )
-from nip_core.rollouts.shard_manifests import shard_is_committed, shard_manifest
-from nip_core.rollouts.table_rows import CallRecord, recorded_calls, recorded_labels
-from nip_core.rollouts.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
-from nip_core.rollouts.trees import Branching, parse_path
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.journal import GroupCommits
+from nip_core.rollouts.storage.journal_segments import open_journal, remove_journal
+from nip_core.rollouts.storage.shard_manifests import shard_is_committed, shard_manifest
+from nip_core.rollouts.storage.table_rows import CallRecord, recorded_calls, recorded_labels
+from nip_core.rollouts.storage.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
+from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
@@ -84,10 +86,9 @@ class SplitPlay:
 
     def _plan(self) -> SplitPlan:
         run, path = self.session.run, f"{self.directory}/plan.json"
-        per_shard = self.session.parameters.rollouts.episodes_per_shard
         plan = SplitPlan(
             episodes=len(self.specs),
-            episodes_per_shard=per_shard,
+            episodes_per_shard=self.session.parameters.rollouts.episodes_per_shard,
             plan_digest=digest([spec.key for spec in self.specs]),
         )
         recorded = read_document(run, path, SplitPlan)
@@ -214,14 +215,15 @@ class SplitPlay:
 
     def _branch(self) -> Branch:
         """Trees are for training by preferences; what is evaluated is played as it is."""
-        parameters = self.session.parameters
-        if self.split != TRAIN or parameters.method(self.iteration) != "dpo":
+        if self.split != TRAIN or self.session.parameters.method(self.iteration) != "dpo":
             return no_branching
-        return Branching(parameters, self.session.game.protocol, self.iteration)
+        return Branching(self.session.parameters, self.session.game.protocol, self.iteration)
 
     def _way(self) -> PlaySpec:
         """Return what plays an episode: the game as it is, or an attack on the verifier."""
-        return make_choice_play(self.session.parameters) if self._chooses() else play_episode
+        if not self._chooses():
+            return play_episode
+        return make_choice_play(self.session.parameters).play
 
     def _chooses(self) -> bool:
         return may_choose(self.split) and self.session.parameters.choice is not None

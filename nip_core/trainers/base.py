@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 
 from nip_core.game.render import ChatMessage, Game
 from nip_core.parameters import Method
-from nip_core.rollouts.tables import RolloutTables
+from nip_core.rollouts.storage.tables import RolloutTables
 
 
 class Rollouts(Protocol):
-    """Committed training rollouts, in the order of play (see `nip_core.rollouts.schema`)."""
+    """Committed training rollouts, in the order of play (see `rollouts.storage.schema`)."""
 
     def episodes(self, columns: Sequence[str]) -> pa.Table:
         """Read these columns of all episodes."""

@@ -12,6 +12,7 @@ after a hint and the answers after it, as all of them were asked for.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nip_core.game.answer_rows import place_of
 from nip_core.game.render import ChatMessage, Game, Situation, Turn
 from nip_core.trainers.episodes import PlayedAnswer, PlayedEpisode
 
@@ -147,15 +148,13 @@ def _make_plain(
 
 def _make_hinted(game: Game, episode: PlayedEpisode, answer: PlayedAnswer) -> Conversation:
     """Make the chat of one answer as it was asked for, with the hint; it alone is learned."""
-    agent, round_ = answer.agent, answer.round
-    before = [turn for turn in episode.turns if turn.round < round_]
-    prompt = game.render(agent, episode.situation, before, round_, answer.wrong)
+    prompt = game.render_at(place_of(answer), episode.situation, episode.turns, answer.wrong)
     weights = [0 if message["role"] == "assistant" else None for message in prompt]
-    keeps = keeps_reasoning(game, agent)
+    keeps = keeps_reasoning(game, answer.agent)
     return Conversation(
         messages=(*prompt, {"role": "assistant", "content": answer.text}),
         learned=(answer,),
-        hinted_round=round_,
+        hinted_round=answer.round,
         thoughts=(*(None for _ in prompt), answer.reasoning) if keeps else None,
         weights=(*weights, 1),
     )

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from nip_core.hashing import derive_key
 from nip_core.parameters import CurriculumParameters, HyperParameters
 from nip_core.parameters.blocks.opponents import split_agents
-from nip_core.rollouts.table_rows import read_rows
+from nip_core.rollouts.storage.table_rows import read_rows
 from nip_core.rollouts.trees import Path, expected_rewards, parse_path
 from nip_core.tolerance import at_least
 from nip_core.trainers.base import Rollouts

@@ -28,7 +28,7 @@ from nip_core.errors import CorruptionError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
 from nip_core.processes import count_processes, map_in_processes
-from nip_core.rollouts.parquet import has_current_version, in_current_version, open_parquet
+from nip_core.rollouts.storage.parquet import has_current_version, in_current_version, open_parquet
 from nip_core.run_store.facts import DatasetFacts
 from nip_core.run_store.manifest import read_committed_file, read_manifest, verify
 from nip_core.run_store.store import Store

@@ -17,11 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
-from nip_core.game.reasons import Kind
-from nip_core.game.render import Game, InvalidResponse, Situation, Turn, parse_columns
+from nip_core.game.answer_rows import place_of
+from nip_core.game.answers.reasons import Kind
+from nip_core.game.render import (
+    Game,
+    InvalidResponse,
+    Situation,
+    Turn,
+    ValidAnswer,
+    parse_columns,
+)
 from nip_core.hashing import derive_key
 from nip_core.parameters.blocks.opponents import split_agents
-from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.storage.schema import EPISODES
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.trainers.base import Rollouts
 
@@ -41,6 +49,7 @@ class PlayedAnswer(NamedTuple):
     episode: str
     round: int
     agent: str
+    exchange: int
     attempt: int
     text: str
     key: str
@@ -63,6 +72,7 @@ class _Tried(NamedTuple):
 
     round: int
     agent: str
+    exchange: int
     attempt: int
     text: str
     finish_reason: str
@@ -122,7 +132,7 @@ class PlayedEpisode:
     def list_answers(self, agent: str) -> list[PlayedAnswer]:
         """List the agent's answers, in order."""
         answers = [answer for answer in self.answers if answer.agent == agent]
-        return sorted(answers, key=attrgetter("round", "key"))
+        return sorted(answers, key=attrgetter("round", "exchange", "key"))
 
 
 def read_played(
@@ -161,7 +171,9 @@ def read_played(
         question, solution, columns, stance, seed = facts
         answers = by_episode[key]
         try:
-            turns = game.parse_turns([(a.round, a.agent, a.text, None) for a in answers], seed)
+            turns = game.parse_turns(
+                [ValidAnswer(a.round, a.agent, a.text, exchange=a.exchange) for a in answers], seed
+            )
         except InvalidResponse as invalid:
             raise StageError(
                 f"episode {key}: an answer that counted as valid when it was played is not "
@@ -184,9 +196,7 @@ def _add_hints(
             tried[episode].append(_Tried(*facts))
     for episode, rows in tried.items():
         mistakes, answers = game.find_mistakes(rows), by_episode[episode]
-        answers[:] = [
-            a._replace(wrong=mistakes.get((a.round, a.agent, a.attempt))) for a in answers
-        ]
+        answers[:] = [a._replace(wrong=mistakes.get(place_of(a))) for a in answers]
 
 
 def _iterate_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:

@@ -32,8 +32,8 @@ from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
 from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.plan import group_size
-from nip_core.rollouts.table_rows import read_rows
-from nip_core.rollouts.tables import RolloutTables
+from nip_core.rollouts.storage.table_rows import read_rows
+from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.trainers.base import Choice, Rollouts, TokenTurn, Trajectory
 from nip_lm_server.client import group_advantages
 
@@ -54,12 +54,13 @@ class _ComparedEpisode(NamedTuple):
     opponent: str | None
 
 
-class _SpokenTurn(NamedTuple):
-    """The turn of a generation in its episode, and whether it is valid."""
+class _SpokenAnswer(NamedTuple):
+    """The exchange of a generation in its episode, and whether it is valid."""
 
     episode: str
     agent: str
     round: int
+    exchange: int
     invalid_reason: str | None
 
 
@@ -205,13 +206,13 @@ def _make_trajectories(
 
 
 def _find_valid_rows(shard: RolloutTables) -> dict[tuple[str, str], list[int]]:
-    """Find the places of an agent's valid answers in an episode, in the order of its turns."""
-    answers = read_rows(shard.generations.select(_SpokenTurn._fields), _SpokenTurn)
-    found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    """Find the places of an agent's valid answers in an episode, in the order of play."""
+    answers = read_rows(shard.generations.select(_SpokenAnswer._fields), _SpokenAnswer)
+    found: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)
     for index, row in enumerate(answers):
         if row.invalid_reason is None:
-            found[row.episode, row.agent].append((row.round, index))
-    return {key: [index for _, index in sorted(places)] for key, places in found.items()}
+            found[row.episode, row.agent].append((row.round, row.exchange, index))
+    return {key: [index for *_, index in sorted(places)] for key, places in found.items()}
 
 
 def _make_trajectory(

@@ -26,12 +26,13 @@ from typing import NamedTuple
 import pyarrow.compute as pc
 
 from nip_core.errors import StageError
-from nip_core.game.reasons import Kind
-from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
+from nip_core.game.answer_rows import place_of
+from nip_core.game.answers.reasons import Kind
+from nip_core.game.render import Game, InvalidResponse, Situation, ValidAnswer, parse_columns
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters.blocks.opponents import split_agents
-from nip_core.rollouts.table_rows import read_rows
-from nip_core.rollouts.tables import RolloutTables
+from nip_core.rollouts.storage.table_rows import read_rows
+from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.rollouts.trees import (
     Path,
     Tree,
@@ -78,6 +79,7 @@ class _TreeAnswer(NamedTuple):
     branch_path: str
     round: int
     agent: str
+    exchange: int
     attempt: int
     text: str
     finish_reason: str
@@ -141,7 +143,10 @@ class _Tree:
         )
 
     def candidates(self, game: Game, node: Path, agent: str) -> list[_Candidate]:
-        """Find the agent's valid answers after `node` with a known value."""
+        """Find the agent's valid answers after `node` with a known value.
+
+        Of a turn only the first exchange: what its others answer to differs between the children.
+        """
         answers = []
         for child in self.children[node]:
             value, rows = self.values[child], self.generations.get(child, ())
@@ -149,7 +154,9 @@ class _Tree:
             for row in rows:
                 if value is None or row.agent != agent or row.invalid_reason is not None:
                     continue
-                wrong = hints.get((row.round, agent, row.attempt))
+                if row.exchange:
+                    continue
+                wrong = hints.get(place_of(row))
                 answers.append(_Candidate(child, row, value[agent], wrong))
         return answers
 
@@ -270,7 +277,7 @@ def _make_pair(
     try:
         turns = game.parse_turns(
             [
-                (answer.round, answer.agent, answer.text, None)
+                ValidAnswer(answer.round, answer.agent, answer.text, exchange=answer.exchange)
                 for answer in tree.before(node)
                 if answer.invalid_reason is None
             ],

@@ -21,8 +21,8 @@ from typing import Literal
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import KEY_METADATA
-from nip_core.rollouts.journal_segments import remove_journal
-from nip_core.rollouts.shard_manifests import shard_is_committed, shards_of
+from nip_core.rollouts.storage.journal_segments import remove_journal
+from nip_core.rollouts.storage.shard_manifests import shard_is_committed, shards_of
 from nip_core.run_store.manifest import MANIFEST_NAME, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files

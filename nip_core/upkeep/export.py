@@ -4,8 +4,8 @@ import contextlib
 from pathlib import Path
 
 from nip_core.errors import SettingsError
-from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.manifest import read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore
 

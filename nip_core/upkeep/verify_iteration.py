@@ -17,7 +17,7 @@ from nip_core.records.attack_course import course_path, read_course
 from nip_core.records.models import name_opponents
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
 from nip_core.rollouts.plan import CANDIDATE, EVERY_SPLIT, TEST, TRAIN, may_choose
-from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
+from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
 from nip_core.run_store.manifest import MANIFEST, MANIFEST_NAME, Manifest, measure_file
 from nip_core.upkeep.file_checks import Check, as_local
 

@@ -16,7 +16,7 @@ noting        notes and stars on pages, and what a form has sent
 security      who may ask: host names, a token, headers
 app           routes
 
-It reads runs, and writes nothing but notes, beside them (`nip_core.showing.notes`).
+It reads runs, and writes nothing but notes, beside them (`nip_core.showing.episodes.notes`).
 
 The tables of a page and its style are those of the report (`nip_core.report.report`).
 

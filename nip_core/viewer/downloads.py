@@ -26,12 +26,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nip_core.errors import StoreError
-from nip_core.rollouts.tables import StoredRollouts
-from nip_core.showing.episode_filters import EpisodeFilters
-from nip_core.showing.episode_index import Episodes
-from nip_core.showing.episode_rows import ReadableEpisode, read_episode_rows
-from nip_core.showing.kept_calls import refuse_full_disk
-from nip_core.showing.row_formats import (
+from nip_core.rollouts.storage.tables import StoredRollouts
+from nip_core.showing.episodes.episode_filters import EpisodeFilters
+from nip_core.showing.episodes.episode_index import Episodes
+from nip_core.showing.episodes.episode_rows import ReadableEpisode, read_episode_rows
+from nip_core.showing.episodes.kept_calls import refuse_full_disk
+from nip_core.showing.episodes.row_formats import (
     CSV_BEGIN,
     CsvColumns,
     as_cell,

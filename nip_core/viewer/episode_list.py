@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
-from nip_core.showing.episode_index import Episodes, IndexedEpisode
-from nip_core.showing.kept_calls import KeptCalls
+from nip_core.showing.episodes.episode_index import Episodes, IndexedEpisode
+from nip_core.showing.episodes.kept_calls import KeptCalls
 from nip_core.viewer.episode_page import ShownTurn
 from nip_core.viewer.parts.queries import Query
 from nip_core.viewer.parts.text_search import TextPart, find_pattern, one_line, split_text

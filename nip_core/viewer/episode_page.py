@@ -12,14 +12,15 @@ import pyarrow.compute as pc
 
 from nip_core.errors import CorruptionError, NipError
 from nip_core.evaluation.episode_transcripts import Message, Transcript, transcript_of
+from nip_core.game.answer_rows import AnswerPlace, place_of
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
-from nip_core.rollouts.parquet import open_parquet
-from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.parquet import open_parquet
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.storage.table_rows import Episode, Generation, Timing, read_rows
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.showing.kept_calls import Shard
+from nip_core.showing.episodes.kept_calls import Shard
 from nip_core.viewer.parts.token_chances import ShownTokens, lay_out_tokens
 
 _LONG = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")
@@ -121,22 +122,22 @@ def _render_chats(
         parse_columns(episode.columns),
     )
     chats: dict[str, tuple[tuple[ChatMessage, ...], int]] = {}
-    plain: dict[tuple[int, str], tuple[ChatMessage, ...]] = {}
+    plain: dict[AnswerPlace, tuple[ChatMessage, ...]] = {}
     try:
         turns = game.turns(rows, episode.seed)
         hints = game.find_mistakes(rows)
         for row in rows:
-            round_, agent = place = row.round, row.agent
-            if agent not in game.parameters.model_agents:
+            place = place_of(row)
+            if row.agent not in game.parameters.model_agents:
                 continue
-            before = [turn for turn in turns if turn.round < round_]
-            asking = game.asking(agent, episode)
-            if place not in plain:
-                plain[place] = tuple(asking.render(agent, situation, before, round_))
-            chat, wrong = plain[place], hints.get((*place, row.attempt))
+            asking = game.asking(row.agent, episode)
+            if place.first not in plain:
+                plain[place.first] = tuple(asking.render_at(place, situation, turns))
+            chat = plain[place.first]
+            length, wrong = len(chat), hints.get(place)
             if wrong is not None:
-                chat = tuple(asking.render(agent, situation, before, round_, wrong))
-            chats[row.key] = chat, len(plain[place])
+                chat = tuple(asking.render_at(place, situation, turns, wrong))
+            chats[row.key] = chat, length
     except (InvalidResponse, NipError, KeyError, ValueError, IndexError) as error:
         return {}, f"What was asked can't be made again: {error}"
     return chats, ""

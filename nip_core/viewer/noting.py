@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
 from nip_core.errors import NipError
-from nip_core.showing.notes import MOST_CHARACTERS, EpisodeNote, mark_of
+from nip_core.showing.episodes.notes import MOST_CHARACTERS, EpisodeNote, mark_of
 from nip_core.viewer.parts.security import is_form_token, make_form_token
 from nip_core.viewer.runs import ShownRun
 

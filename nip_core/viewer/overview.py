@@ -16,8 +16,8 @@ from nip_core.report.embedding import thin_out
 from nip_core.report.report import IterationSpending
 from nip_core.rollouts.plan import TEST
 from nip_core.showing.changes import say_changes
-from nip_core.showing.episode_filters import EpisodeFilters, find_rows
-from nip_core.showing.episode_index import Episodes
+from nip_core.showing.episodes.episode_filters import EpisodeFilters, find_rows
+from nip_core.showing.episodes.episode_index import Episodes
 from nip_core.viewer.pages import Values, list_iterations, list_splits
 from nip_core.viewer.parts.charts import SMALL, Chart, Line, lay_out_chart
 from nip_core.viewer.parts.judged import MOST_READ

@@ -20,7 +20,7 @@ from nip_core.evaluation.figures_in_words import true_minus
 from nip_core.jobs.job import JobRecord
 from nip_core.report.report import GroupReport, IterationReport
 from nip_core.rollouts.plan import EVERY_SPLIT
-from nip_core.showing.episode_filters import (
+from nip_core.showing.episodes.episode_filters import (
     CHOICES,
     SORTS,
     filter_rows,
@@ -28,7 +28,7 @@ from nip_core.showing.episode_filters import (
     list_models,
     sort_rows,
 )
-from nip_core.showing.episode_index import RIGHT, Episodes, IndexedEpisode, read_episodes
+from nip_core.showing.episodes.episode_index import RIGHT, Episodes, IndexedEpisode, read_episodes
 from nip_core.viewer.downloads import write_line, write_store
 from nip_core.viewer.episode_list import find_in_turns, list_episodes
 from nip_core.viewer.episode_page import EpisodePage, UsedExample, read_episode, read_examples

@@ -12,7 +12,8 @@ from urllib.parse import parse_qsl, urlencode
 
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import Text
-from nip_core.showing.episode_index import IndexedEpisode
+from nip_core.game.answer_rows import AnswerPlace, place_of
+from nip_core.showing.episodes.episode_index import IndexedEpisode
 from nip_core.viewer.episode_page import EpisodePage, ShownTurn
 from nip_core.viewer.pages import NotThereError, Values, find_episode, open_episode
 from nip_core.viewer.parts.matrix import KIND_WORDS, KINDS, OrderedPairs, order_pairs
@@ -59,7 +60,7 @@ class MarkedTurn:
 
 @dataclass(frozen=True)
 class AlignedTurn:
-    """What one agent said in one round and attempt; None where a side has no such message."""
+    """What one agent said in one place; None where a side has no such message."""
 
     round: int
     agent: str
@@ -156,23 +157,23 @@ def _make_address(path: str, **asked: Any) -> str:
 
 
 def align_turns(first: EpisodePage | None, second: EpisodePage | None) -> list[AlignedTurn]:
-    """Set the messages of two episodes beside each other by round, agent and attempt."""
+    """Set the messages of two episodes beside each other by their places."""
     sides = [_find_turns(page) for page in (first, second)]
-    agents = [*dict.fromkeys(agent for of in sides for _, agent, _ in of)]
-    places = sorted({*sides[0], *sides[1]}, key=lambda at: (at[0], agents.index(at[1]), at[2]))
+    agents = [*dict.fromkeys(place.agent for side in sides for place in side)]
+    places = sorted({*sides[0], *sides[1]}, key=lambda place: place.order(agents.index))
     left, aligned = _MOST_ON_A_PAGE, []
     for place in places:
         turns = [of.get(place) for of in sides]
         marked, spent = _mark_turns(turns, min(left, MOST_STEPS))
         left -= spent
-        aligned.append(AlignedTurn(place[0], place[1], marked))
+        aligned.append(AlignedTurn(place.round, place.agent, marked))
     return aligned
 
 
-def _find_turns(page: EpisodePage | None) -> dict[tuple[int, str, int], ShownTurn]:
-    """List the messages of an episode by round, agent and attempt."""
+def _find_turns(page: EpisodePage | None) -> dict[AnswerPlace, ShownTurn]:
+    """List the messages of an episode by place."""
     turns = () if page is None else page.turns
-    return {(t.message.round, t.message.agent, t.message.attempt): t for t in turns}
+    return {place_of(turn.message): turn for turn in turns}
 
 
 def _mark_turns(

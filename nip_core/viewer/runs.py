@@ -19,8 +19,8 @@ from nip_core.records.status import find_status
 from nip_core.report.report import ReportData, page_values
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
-from nip_core.showing.episode_index import Episodes, RunIndex
-from nip_core.showing.notes import RunNotes
+from nip_core.showing.episodes.episode_index import Episodes, RunIndex
+from nip_core.showing.episodes.notes import RunNotes
 from nip_core.showing.reports import read_report_data
 from nip_core.showing.transcripts import rebuild_game
 from nip_core.viewer.parts.judged import JudgedPlaces

@@ -19,8 +19,8 @@ from nip_core.evaluation.change_words import describe_changes, describe_pairs
 from nip_core.evaluation.verdict_changes import JudgedEpisodes, measure_changes
 from nip_core.report.embedding import thin_out
 from nip_core.rollouts.plan import TEST
-from nip_core.showing.episode_filters import EpisodeFilters, find_rows
-from nip_core.showing.episode_index import Episodes
+from nip_core.showing.episodes.episode_filters import EpisodeFilters, find_rows
+from nip_core.showing.episodes.episode_index import Episodes
 from nip_core.viewer.pages import (
     NotThereError,
     Values,

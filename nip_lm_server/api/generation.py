@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import lru_cache, partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from aiohttp import web
 from orjson import dumps
@@ -41,7 +41,15 @@ from nip_lm_server.api.plumbing import (
     json_response,
     take_notes,
 )
-from nip_lm_server.api.shapes import CHAT, COMPLETION, Asked, Shape
+from nip_lm_server.api.shapes import (
+    CHAT,
+    COMPLETION,
+    Asked,
+    ChatChoice,
+    Shape,
+    TextChoice,
+    UsageDetails,
+)
 from nip_lm_server.api.streaming import merge_streams, send_events
 from nip_lm_server.engines.base import Engine, GenerationRequest, GenerationResult, Upstream
 from nip_lm_server.errors import ApiError, unknown_parameter
@@ -50,6 +58,34 @@ from nip_lm_server.wire import JOIN_HEADER
 
 _ids = itertools.count()
 _id_suffix = secrets.token_hex(6)
+
+
+class AnswerHead(TypedDict):
+    """The beginning of an answer, and of each of its events."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class Usage(UsageDetails):
+    """The tokens of an answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Answer(TypedDict):
+    """The rest of an answer sent in one piece. `model` is the one that really answered."""
+
+    model: str
+    choices: list[ChatChoice | TextChoice]
+    usage: Usage
+    metadata: NotRequired[dict[str, str]]
+    prompt_token_ids: NotRequired[tuple[int, ...]]
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
@@ -90,8 +126,9 @@ async def _answer(request: web.Request, shape: Shape) -> web.StreamResponse:
     raw, body = await read_object(request)
     if (name := read_name(request)) is not None:
         return await _answer_joined(request, shape, name, raw, body)
-    async with services.pool.using(read_model(body)) as engine:
-        kind = take_notes(request).model_kind = _kind(engine, body)
+    model = read_model(body)
+    async with services.pool.using(model) as engine:
+        kind = take_notes(request).model_kind = _kind(engine, model)
         # 2. An engine that is a server itself answers, or
         upstream = engine.upstream
         if upstream is not None:
@@ -106,7 +143,7 @@ async def _answer(request: web.Request, shape: Shape) -> web.StreamResponse:
         head = _head(engine, asked, shape)
         if not asked.delivery.stream:
             results = await _generate_all(engine, asked.prompts)
-            return json_response(head | _build_answer(services, kind, results, asked, shape))
+            return json_response({**head, **_build_answer(services, kind, results, asked, shape)})
         return await send_events(
             request,
             _write_events(request, engine, asked, shape, head),
@@ -149,8 +186,9 @@ async def _generate_whole(
     services: Services, raw: bytes, body: dict[str, Any], shape: Shape
 ) -> WholeAnswer:
     """Answer in one piece, without a request that could leave."""
-    async with services.pool.using(read_model(body)) as engine:
-        kind = _kind(engine, body)
+    model = read_model(body)
+    async with services.pool.using(model) as engine:
+        kind = _kind(engine, model)
         upstream = engine.upstream
         if upstream is not None:
             passed_on = await aside.run(len(raw), _to_pass_on, raw, body, upstream, shape)
@@ -162,11 +200,13 @@ async def _generate_whole(
         asked = await _read_asked(engine, raw, body, shape)
         results = await _generate_all(engine, asked.prompts)
         answer = _build_answer(services, kind, results, asked, shape)
-        return WholeAnswer(dumps(_head(engine, asked, shape) | answer), "application/json", kind)
+        return WholeAnswer(
+            dumps({**_head(engine, asked, shape), **answer}), "application/json", kind
+        )
 
 
-def _kind(engine: Engine, body: dict[str, Any]) -> str:
-    return "base" if body["model"] == engine.base_model else "adapter"
+def _kind(engine: Engine, model: str) -> str:
+    return "base" if model == engine.base_model else "adapter"
 
 
 async def _read_asked(engine: Engine, raw: bytes, body: dict[str, Any], shape: Shape) -> Asked:
@@ -178,7 +218,7 @@ async def _read_asked(engine: Engine, raw: bytes, body: dict[str, Any], shape: S
     return asked
 
 
-def _head(engine: Engine, asked: Asked, shape: Shape) -> dict[str, Any]:
+def _head(engine: Engine, asked: Asked, shape: Shape) -> AnswerHead:
     return {
         "id": f"{shape.id_prefix}-{_id_suffix}-{next(_ids)}",
         "object": shape.chunk_object if asked.delivery.stream else shape.object,
@@ -217,29 +257,34 @@ def _build_answer(
     results: Sequence[GenerationResult],
     asked: Asked,
     shape: Shape,
-) -> dict[str, Any]:
+) -> Answer:
     """Build the body of an answer sent in one piece: everything from `model` on."""
     choices = [choice for result in results for choice in result.choices]
+    prompt_ids = results[0].prompt_token_ids
+    if prompt_ids is not None and not shape.is_chat:
+        # Completions answer several prompts: each choice says which tokens it continues.
+        choices = [
+            replace(choice, prompt_token_ids=result.prompt_token_ids)
+            for result in results
+            for choice in result.choices
+        ]
     prompt_tokens = sum([result.prompt_tokens for result in results])
     generated = sum([choice.completion_tokens for choice in choices])
     services.metrics.add_tokens(kind, prompt_tokens, generated)
-    body: dict[str, Any] = {
+    body: Answer = {
         "model": results[0].model,
         "choices": [shape.choice(index, choice, asked) for index, choice in enumerate(choices)],
         "usage": _count_usage(prompt_tokens, generated, shape),
     }
     if asked.delivery.metadata is not None:
         body["metadata"] = asked.delivery.metadata
-    if results[0].prompt_token_ids is not None and shape.is_chat:
-        body["prompt_token_ids"] = results[0].prompt_token_ids
-    elif results[0].prompt_token_ids is not None:
-        for index, choice in enumerate(body["choices"]):
-            choice["prompt_token_ids"] = results[index // asked.first.n].prompt_token_ids
+    if prompt_ids is not None and shape.is_chat:
+        body["prompt_token_ids"] = prompt_ids
     return body
 
 
 async def _write_events(
-    request: web.Request, engine: Engine, asked: Asked, shape: Shape, head: dict[str, Any]
+    request: web.Request, engine: Engine, asked: Asked, shape: Shape, head: AnswerHead
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a streamed answer: the pieces of each choice, then the usage.
 
@@ -282,7 +327,7 @@ def _note_tokens(request: web.Request, prompt: int, generated: int) -> None:
     request.app[SERVICES].metrics.add_tokens(kind, prompt, generated)
 
 
-def _count_usage(prompt_tokens: int, completion_tokens: int, shape: Shape) -> dict[str, Any]:
+def _count_usage(prompt_tokens: int, completion_tokens: int, shape: Shape) -> Usage:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -29,6 +29,7 @@ from nip_lm_server.errors import (
     wrong_value,
 )
 from nip_lm_server.formats import ROLES, join_text
+from nip_lm_server.formats.chat_types import ChatMessage
 from nip_lm_server.formats.tool_parameters import (
     parse_response_format,
     parse_structured_outputs,
@@ -172,14 +173,15 @@ def read_model(body: Mapping[str, Any]) -> str:
     return model
 
 
-def parse_messages(messages: Any) -> tuple[dict[str, Any], ...]:
+def parse_messages(messages: Any) -> tuple[ChatMessage, ...]:
     """Check messages and join their text parts: engines see text only."""
     if not isinstance(messages, list) or not messages:
         raise invalid_value("messages", messages, "a list with at least one message")
     return tuple([_parse_message(index, message) for index, message in enumerate(messages)])
 
 
-def _parse_message(index: int, message: Any) -> dict[str, Any]:
+def _parse_message(index: int, message: Any) -> ChatMessage:
+    plain: ChatMessage = message
     if not isinstance(message, dict):
         raise _wrong_role(index, message, _CHAT_ROLES)
     role, content = message.get("role"), message.get("content")
@@ -188,16 +190,19 @@ def _parse_message(index: int, message: Any) -> dict[str, Any]:
     if type(content) is str:
         # Most messages have a role and a text and nothing else: they are handed on as they are.
         if len(message) == 2 and role not in ("developer", "tool"):
-            return message
+            return plain
     else:
         # Who calls tools need not say anything.
         text = "" if content is None and message.get("tool_calls") else join_text(content)
         if text is None:
             raise invalid_value(f"messages[{index}].content", content, "text")
         content = text
-    checked = {"role": "system" if role == "developer" else role, "content": content}
+    checked: ChatMessage = {
+        "role": "system" if role == "developer" else role,
+        "content": content,
+    }
     if role == "tool" or any(message.get(key) for key in _TOOL_KEYS):
-        checked |= tool_message(f"messages[{index}]", message)
+        checked = {**checked, **tool_message(f"messages[{index}]", message)}
     for key, value in message.items():
         # Clients send back messages they got, with empty fields for what the answer had not.
         if key not in _MESSAGE_KEYS and value is not None and value != [] and key not in checked:

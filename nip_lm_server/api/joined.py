@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import TypedDict
 
 from aiohttp import web
 
@@ -209,14 +210,27 @@ async def wait_for(
         held.asked_s = generations.clock()
 
 
-def describe_running(
-    generations: Generations, name: str, held: Generation, engine: str, advance: Advance | None
-) -> dict[str, object]:
-    """Make the body of 202: how far the engine is.
+class RunningGeneration(TypedDict):
+    """How far the engine is that has a generation.
 
     ``silent_s`` is the time for which the engine has computed nothing while this one waited; null
     where no engine has it yet, or where it can't be told.
     """
+
+    object: str
+    name: str
+    status: str
+    running_s: float
+    engine: str
+    silent_s: float | None
+    prompt_tokens: int | None
+    generated_tokens: int | None
+
+
+def describe_running(
+    generations: Generations, name: str, held: Generation, engine: str, advance: Advance | None
+) -> RunningGeneration:
+    """Make the body of 202."""
     running_s = generations.clock() - held.began_s
     return {
         "object": "nip.generation",

@@ -8,14 +8,13 @@ would each be a time series, so no label has one except the base models'.
 
 import functools
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from nip_lm_server.jobs.events import StepFigures
 from nip_lm_server.serving.pool import EnginePool
 from nip_lm_server.state.database import Database, load
 from nip_lm_server.wire import ACTIVE_STATUSES, ENDED_STATUSES
@@ -144,6 +143,5 @@ def _gauge(registry: CollectorRegistry, name: str, help: str, *labels: str) -> G
     return Gauge(name, help, labels, registry=registry)
 
 
-def _steps(progress: Mapping[str, Any] | None) -> float:
-    step = (progress or {}).get("step")
-    return float(step) if isinstance(step, (int, float)) else 0.0
+def _steps(progress: StepFigures | None) -> float:
+    return (progress or {}).get("step") or 0.0

@@ -32,6 +32,7 @@ from nip_lm_server.auth import KeyRing, is_loopback
 from nip_lm_server.engines.base import EngineError, EngineRequestError
 from nip_lm_server.errors import (
     ApiError,
+    ErrorBody,
     Places,
     doubled_parameter,
     error_body,
@@ -324,7 +325,7 @@ class _BodyWatch:
         self._content.feed_eof()  # or the rest would be waited for
 
 
-def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str, Any]]:
+def error_answer(request: web.Request, error: Exception) -> tuple[int, ErrorBody]:
     """Status and error object for an exception; what was not foreseen is logged and a 500.
 
     The object names no place on this machine; the log does. Below Tinker's path it says whose the
@@ -336,7 +337,7 @@ def error_answer(request: web.Request, error: Exception) -> tuple[int, dict[str,
     return status, request.app[SERVICES].places.hide(body)
 
 
-def _answer_of(request: web.Request, error: Exception) -> tuple[int, dict[str, Any]]:
+def _answer_of(request: web.Request, error: Exception) -> tuple[int, ErrorBody]:
     # 1. What was raised to be answered.
     if isinstance(error, ApiError):
         return error.status, error.body()

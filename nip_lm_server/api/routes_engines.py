@@ -10,13 +10,13 @@ POST /nip/engines/BASE/start|stop|sleep|wake
 
 import os
 import shutil
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from aiohttp import web
 
 from nip_lm_server.api.metrics import CONTENT_TYPE
 from nip_lm_server.api.plumbing import SERVICES, Services, json_response
-from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.base import EngineError, EngineState
 from nip_lm_server.errors import ApiError
 from nip_lm_server.serving.engine_lifecycle import Wanted
 from nip_lm_server.state.disk import want_of_space
@@ -28,6 +28,45 @@ _ACTIONS: dict[str, Wanted] = {
     "sleep": "sleeping",
     "stop": "stopped",
 }
+
+
+class EngineObject(TypedDict):
+    """An engine, by the base model that it serves."""
+
+    object: str
+    base_model: str
+    engine: str
+    state: EngineState
+    wanted: Wanted
+    lent_to_training: bool
+    epoch: int
+    restarts: int
+    last_death: str | None
+    adapters: list[str]
+    status: dict[str, Any]
+    """Facts that only its kind of engine has."""
+
+
+class EngineHealth(TypedDict):
+    """The state of an engine, and how often it was started."""
+
+    state: EngineState
+    epoch: int
+
+
+class Health(TypedDict):
+    """Whether chat and jobs work."""
+
+    lasting: NotRequired[list[str]]
+    """Those of `problems` that do not pass by themselves, where there are some."""
+    status: str
+    """ok or error"""
+    problems: list[str]
+    engine_state: EngineState
+    engine_epoch: int
+    engines: dict[str, EngineHealth]
+    lent_to_training: list[str]
+    disk_free_bytes: int | None
 
 
 async def show_health(request: web.Request) -> web.StreamResponse:
@@ -142,10 +181,10 @@ def _known(services: Services, name: str) -> str:
     return name
 
 
-def _engine(services: Services, name: str) -> dict[str, Any]:
+def _engine(services: Services, name: str) -> EngineObject:
     base = services.pool.base(name)
     engine = base.engine
-    facts = {
+    facts: EngineObject = {
         "object": "nip.engine",
         "base_model": name,
         "engine": engine.name,
@@ -158,15 +197,15 @@ def _engine(services: Services, name: str) -> dict[str, Any]:
         "adapters": list(engine.loaded_adapters()),
         "status": {"name": engine.name, **engine.status()},
     }
-    shown: dict[str, Any] = services.places.hide(facts)
+    shown: EngineObject = services.places.hide(facts)
     return shown
 
 
-def _health(services: Services) -> dict[str, Any]:
-    free, wrong = None, []
-    lasting = []  # of what is wrong, what does not pass by itself
+def _health(services: Services) -> Health:
+    free, wrong, lasting = None, [], []
     # 1. Engines that should run and don't, unless a training has their device.
-    engines, lent = {}, []
+    engines: dict[str, EngineHealth] = {}
+    lent = []
     for name in services.pool.base_models():
         base = services.pool.base(name)
         engines[name] = {"state": base.engine.state, "epoch": base.engine.epoch}
@@ -188,8 +227,7 @@ def _health(services: Services) -> dict[str, Any]:
     if not services.supervisor.is_healthy():
         lasting.append("no jobs are being taken, which a restart of the server mends")
     wrong += lasting
-    return {
-        **({"lasting": lasting} if lasting else {}),
+    health: Health = {
         "status": "error" if wrong else "ok",
         "problems": wrong,
         "engine_state": first.engine.state,
@@ -198,3 +236,4 @@ def _health(services: Services) -> dict[str, Any]:
         "lent_to_training": lent,
         "disk_free_bytes": free,
     }
+    return {"lasting": lasting, **health} if lasting else health

@@ -1,7 +1,6 @@
 """/v1/fine_tuning/jobs: create, list, retrieve, cancel, pause, resume, events, checkpoints."""
 
 import re
-from typing import Any
 
 from aiohttp import web
 
@@ -16,6 +15,7 @@ from nip_lm_server.api.plumbing import (
     refuse_unknown_query,
 )
 from nip_lm_server.errors import ApiError, doubled_parameter, wrong_value
+from nip_lm_server.jobs.objects import JobObject
 from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.wire import CreateJobRequest, parse_object
 
@@ -138,6 +138,6 @@ async def list_checkpoints(request: web.Request) -> web.StreamResponse:
     return json_response(page)
 
 
-def _shown(services: Services, job: dict[str, Any]) -> dict[str, Any]:
+def _shown(services: Services, job: JobObject) -> JobObject:
     """A job's object as clients see it: what went wrong names no place on this machine."""
     return {**job, "error": services.places.hide(job["error"])}

@@ -1,6 +1,6 @@
 """/v1/models: list, retrieve, delete of a fine-tune."""
 
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from aiohttp import web
 
@@ -9,6 +9,39 @@ from nip_lm_server.errors import ApiError, model_not_found
 from nip_lm_server.state.database import load
 from nip_lm_server.state.rows import ModelRow
 from nip_lm_server.wire import ORGANIZATION_ID
+
+
+class BaseExtension(TypedDict):
+    """A base model of the configuration, and the engine that serves it."""
+
+    engine: str
+    engine_epoch: int
+    served: bool
+    max_model_len: int | None
+
+
+class FineTuneExtension(TypedDict):
+    """A model that was made here, from which job and parent, with its latest `Proof`."""
+
+    kind: Literal["adapter", "base"]
+    digest: str
+    content_digest: str
+    job: str
+    base_model: str
+    parent: str | None
+    proof: dict[str, Any]
+    engine_epoch: int
+    served: bool
+
+
+class ModelObject(TypedDict):
+    """OpenAI's `model`, with the extension object `nip`."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    nip: BaseExtension | FineTuneExtension
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
@@ -68,9 +101,9 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
     return json_response({"id": name, "object": "model", "deleted": True})
 
 
-def _base_object(services: Services, name: str) -> dict[str, Any]:
+def _base_object(services: Services, name: str) -> ModelObject:
     engine = services.pool.base(name).engine
-    extension = {
+    extension: BaseExtension = {
         "engine": engine.name,
         "engine_epoch": engine.epoch,
         "served": services.pool.is_served(name),
@@ -79,8 +112,8 @@ def _base_object(services: Services, name: str) -> dict[str, Any]:
     return _model(name, services.created_at, "nip", extension)
 
 
-def _object(services: Services, row: ModelRow) -> dict[str, Any]:
-    extension = {
+def _object(services: Services, row: ModelRow) -> ModelObject:
+    extension: FineTuneExtension = {
         "kind": row.kind,
         "digest": row.digest,
         "content_digest": row.content_digest,
@@ -94,7 +127,13 @@ def _object(services: Services, row: ModelRow) -> dict[str, Any]:
     return _model(row.name, row.created_at, ORGANIZATION_ID, extension)
 
 
-def _model(id: str, created_at: float, owner: str, extension: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's `model`, with the extension object `nip`."""
-    head = {"id": id, "object": "model", "created": int(created_at), "owned_by": owner}
-    return {**head, "nip": extension}
+def _model(
+    id: str, created_at: float, owner: str, extension: BaseExtension | FineTuneExtension
+) -> ModelObject:
+    return {
+        "id": id,
+        "object": "model",
+        "created": int(created_at),
+        "owned_by": owner,
+        "nip": extension,
+    }

@@ -9,15 +9,123 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from nip_lm_server.api.generation_parameters import Delivery, parse_chat, parse_completion
 from nip_lm_server.engines.base import Delta, GenerationRequest, TopLogprob
+from nip_lm_server.formats.chat_types import CalledFunction
 from nip_lm_server.formats.tool_calls import ToolCall
 
 VERY_UNLIKELY = -9999.0
 """Stands for a log-probability that JSON has no number for."""
-_CHAT_DETAILS = {
+
+
+class CompletionTokensDetails(TypedDict):
+    """Kinds of generated tokens that are counted by themselves."""
+
+    accepted_prediction_tokens: int
+    audio_tokens: int
+    reasoning_tokens: int
+    rejected_prediction_tokens: int
+
+
+class PromptTokensDetails(TypedDict):
+    """Kinds of a prompt's tokens that are counted by themselves."""
+
+    audio_tokens: int
+    cached_tokens: int
+
+
+class UsageDetails(TypedDict, total=False):
+    """The kinds that a chat's usage names."""
+
+    completion_tokens_details: CompletionTokensDetails
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AnswerCall(TypedDict):
+    """A call of a tool; in a stream it has its place among the calls."""
+
+    id: str
+    type: str
+    function: CalledFunction
+    index: NotRequired[int]
+
+
+class AnswerMessage(TypedDict, total=False):
+    """The message of a chat's answer; a piece of it has what is new."""
+
+    role: str
+    content: str | None
+    refusal: str | None
+    tool_calls: list[AnswerCall]
+
+
+class TokenLogprob(TypedDict):
+    """A token with its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class GeneratedToken(TokenLogprob):
+    """A generated token with its alternatives."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """The log-probabilities of a chat's answer."""
+
+    content: list[GeneratedToken]
+    refusal: list[GeneratedToken] | None
+
+
+class ChatTokens(TypedDict):
+    """The tokens of a choice or a piece of it; null, and no ids, where they weren't asked for."""
+
+    logprobs: ChatLogprobs | None
+    token_ids: NotRequired[tuple[int, ...]]
+
+
+class ChatChoice(ChatTokens):
+    """A chat's whole choice."""
+
+    index: int
+    message: AnswerMessage
+    finish_reason: str | None
+
+
+class ChatPiece(ChatTokens):
+    """A streamed piece of a chat's choice."""
+
+    index: int
+    delta: AnswerMessage
+    finish_reason: str | None
+
+
+class ParallelLogprobs(TypedDict):
+    """The legacy log-probabilities: lists with an entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class TextChoice(TypedDict):
+    """A choice of a completion, or a streamed piece of it."""
+
+    index: int
+    text: str
+    logprobs: ParallelLogprobs | None
+    finish_reason: str | None
+    token_ids: NotRequired[tuple[int, ...]]
+    prompt_token_ids: NotRequired[tuple[int, ...]]
+
+
+_CHAT_DETAILS: UsageDetails = {
     "completion_tokens_details": {
         "accepted_prediction_tokens": 0,
         "audio_tokens": 0,
@@ -50,12 +158,12 @@ class Shape:
     object: str
     chunk_object: str
     is_chat: bool
-    usage_details: Mapping[str, Any]
+    usage_details: UsageDetails
     parse: Callable[[Mapping[str, Any], int], Asked]
     """Check a body of so many bytes. Raises ApiError 400."""
-    choice: Callable[[int, Delta, Asked], dict[str, Any]]
+    choice: Callable[[int, Delta, Asked], ChatChoice | TextChoice]
     """Write a whole choice, by its index."""
-    pieces: Callable[[int, Delta, Asked, int | None], Iterator[dict[str, Any]]]
+    pieces: Callable[[int, Delta, Asked, int | None], Iterator[ChatPiece | TextChoice]]
     """Write what is new of a choice whose tokens have so many characters yet; None: its first."""
 
 
@@ -67,19 +175,21 @@ def _parse_chat(body: Mapping[str, Any], body_bytes: int) -> Asked:
     return Asked((request,), delivery)
 
 
-def _chat_choice(index: int, choice: Delta, asked: Asked) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+def _chat_choice(index: int, choice: Delta, asked: Asked) -> ChatChoice:
+    message: AnswerMessage = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.tool_calls:
         message["tool_calls"] = _tool_calls(choice.tool_calls)
         message["content"] = choice.text or None
-    body = {"index": index, "message": message, "finish_reason": choice.finish_reason}
-    return body | _chat_tokens(choice, asked)
+    return {
+        "index": index,
+        "message": message,
+        "finish_reason": choice.finish_reason,
+        **_chat_tokens(choice, asked),
+    }
 
 
-def _chat_pieces(
-    index: int, delta: Delta, asked: Asked, offset: int | None
-) -> Iterator[dict[str, Any]]:
-    def piece(message: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+def _chat_pieces(index: int, delta: Delta, asked: Asked, offset: int | None) -> Iterator[ChatPiece]:
+    def piece(message: AnswerMessage, finish_reason: str | None = None) -> ChatPiece:
         return {
             "index": index,
             "delta": message,
@@ -92,25 +202,26 @@ def _chat_pieces(
         yield piece({"role": "assistant", "content": "", "refusal": None})
     # 2. Text.
     if delta.text or delta.tokens or delta.token_ids:
-        yield piece({"content": delta.text}) | _chat_tokens(delta, asked)
+        yield {**piece({"content": delta.text}), **_chat_tokens(delta, asked)}
     # 3. Calls of tools.
     if delta.tool_calls:
         calls = _tool_calls(delta.tool_calls)
-        yield piece({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+        numbered: list[AnswerCall] = [{"index": i, **call} for i, call in enumerate(calls)]
+        yield piece({"tool_calls": numbered})
     # 4. Why it ends.
     if delta.finish_reason is not None:
         yield piece({}, delta.finish_reason)
 
 
-def _chat_tokens(piece: Delta, asked: Asked) -> dict[str, Any]:
+def _chat_tokens(piece: Delta, asked: Asked) -> ChatTokens:
     """The log-probabilities and the token ids of a choice or a piece, where asked for."""
-    body: dict[str, Any] = {"logprobs": None}
+    body: ChatTokens = {"logprobs": None}
     if asked.first.logprobs:
         tokens: Sequence[str] = piece.tokens or ("",) * len(piece.logprobs)
         if asked.delivery.tokens_as_ids:
             tokens = list(map(_name_id, piece.token_ids))
         top = piece.top_logprobs or [()] * len(piece.logprobs)
-        content = [
+        content: list[GeneratedToken] = [
             {**_token(token, logprob), "top_logprobs": [_token(t.token, t.logprob) for t in best]}
             for token, logprob, best in zip(tokens, piece.logprobs, top, strict=True)
         ]
@@ -120,7 +231,7 @@ def _chat_tokens(piece: Delta, asked: Asked) -> dict[str, Any]:
     return body
 
 
-def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+def _tool_calls(calls: Sequence[ToolCall]) -> list[AnswerCall]:
     return [
         {
             "id": f"call_{secrets.token_hex(12)}",
@@ -136,7 +247,7 @@ def _name_id(token_id: int | None, token: str = "") -> str:
     return token if token_id is None else f"token_id:{token_id}"
 
 
-def _token(token: str, logprob: float | None) -> dict[str, Any]:
+def _token(token: str, logprob: float | None) -> TokenLogprob:
     return {
         "token": token,
         # A chat has no prompt before its answer, so each token has one.
@@ -148,8 +259,8 @@ def _token(token: str, logprob: float | None) -> dict[str, Any]:
 # Completions
 
 
-def _text_choice(index: int, piece: Delta, asked: Asked, offset: int = 0) -> dict[str, Any]:
-    body: dict[str, Any] = {
+def _text_choice(index: int, piece: Delta, asked: Asked, offset: int = 0) -> TextChoice:
+    body: TextChoice = {
         "index": index,
         "text": piece.text,
         "logprobs": None,
@@ -166,16 +277,15 @@ def _text_choice(index: int, piece: Delta, asked: Asked, offset: int = 0) -> dic
         body["logprobs"] = _parallel_lists(names, piece.logprobs, top, offset, lengths)
     if asked.first.return_token_ids:
         body["token_ids"] = piece.token_ids
+        if piece.prompt_token_ids is not None:
+            body["prompt_token_ids"] = piece.prompt_token_ids
     return body
 
 
 def _text_pieces(
     index: int, delta: Delta, asked: Asked, offset: int | None
-) -> Iterator[dict[str, Any]]:
-    body = _text_choice(index, delta, asked, offset or 0)
-    if asked.first.return_token_ids and delta.prompt_token_ids is not None:
-        body["prompt_token_ids"] = delta.prompt_token_ids
-    yield body
+) -> Iterator[TextChoice]:
+    yield _text_choice(index, delta, asked, offset or 0)
 
 
 def _parallel_lists(
@@ -184,14 +294,14 @@ def _parallel_lists(
     top_logprobs: Sequence[Sequence[TopLogprob]],
     offset: int,
     lengths: Sequence[int],
-) -> dict[str, Any]:
+) -> ParallelLogprobs:
     """The legacy log-probabilities. With alternatives the token itself is one of them.
 
     `lengths` are those of the tokens' texts.
     """
     chosen = [None if value is None else max(value, VERY_UNLIKELY) for value in logprobs]
     # An object, so two tokens of equal text are one entry.
-    top = None
+    top: list[dict[str, float] | None] | None = None
     if top_logprobs:
         top = [
             None

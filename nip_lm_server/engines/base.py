@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nip_lm_server.errors import EngineError
+from nip_lm_server.formats.chat_types import ChatMessage, Tool
 from nip_lm_server.formats.tool_calls import ToolCall
 from nip_lm_server.proof import Proof
 from nip_lm_server.spec import Capabilities, list_engines
@@ -87,7 +88,7 @@ class GenerationRequest:
     """One request, already validated: a conversation in `messages`, or else a `prompt`."""
 
     model: str  # the base model's served name, or an adapter's name
-    messages: tuple[dict[str, Any], ...] = ()  # role, content, name, tool_calls, tool_call_id
+    messages: tuple[ChatMessage, ...] = ()
     prompt: str | tuple[int, ...] | None = None  # text or token ids, taken as they are
     max_tokens: int | None = None  # None: as far as the context goes
     temperature: float = 1.0
@@ -104,7 +105,7 @@ class GenerationRequest:
     return_token_ids: bool = False
     schema: dict[str, Any] | None = None  # the answer is JSON of this schema
     grammar: str | None = None  # or it follows this one, in llguidance's form of Lark's
-    tools: tuple[dict[str, Any], ...] = ()  # functions that the model is told of, as on the wire
+    tools: tuple[Tool, ...] = ()  # functions that the model is told of
     forced_tools: tuple[str, ...] = ()  # of which it must call one; none: as it likes
     parallel_tool_calls: bool = True  # whether it may call several at once
     body_bytes: int = 0  # of all it came with: what takes long for many is done aside

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nip_lm_server.engines.base import EngineRequestError
+from nip_lm_server.formats.chat_types import Tool
 from nip_lm_server.formats.tool_calls import ToolForm, read_parameters
 
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -69,7 +70,7 @@ def write_lark_grammar(text: str) -> str:
 
 def write_call_grammar(
     form: ToolForm,
-    tools: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool],
     forced: Sequence[str],
     schema: Mapping[str, Any] | None,
 ) -> str | None:

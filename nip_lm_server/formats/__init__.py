@@ -17,7 +17,7 @@ trainer does it.
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nip_lm_server.formats import preferences, supervised, trajectories
 from nip_lm_server.formats.jsonl import (
@@ -101,7 +101,8 @@ def validate(
             broken.extend(method_rules(value))
             # Lines are compared with each other only where they are right by themselves.
             if method == "trajectories" and not broken:
-                broken.extend(across.find_problems(number, value))
+                line = cast(trajectories.TrajectoryLine, value)
+                broken.extend(across.find_problems(number, line))
         problems.extend(Problem(number, code, message) for code, message in broken)
         if len(problems) >= MAX_PROBLEMS:
             return problems[:MAX_PROBLEMS]

@@ -158,11 +158,9 @@ def describe_problems(problems: Sequence[Problem], shown: int = 5) -> str:
     return f"{text}; and {more} more" if more > 0 else text
 
 
-def find_unknown_keys(
-    where: str, value: Mapping[str, Any], known: Sequence[str]
-) -> Iterator[Broken]:
+def find_unknown_keys(where: str, keys: Iterable[str], known: Sequence[str]) -> Iterator[Broken]:
     """Name every unknown key. `where` begins the message."""
-    for key in value:
+    for key in keys:
         if key not in known:
             yield "unknown_key", f"{where} has the unknown key {key!r}; known: {list(known)}"
 

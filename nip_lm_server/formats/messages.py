@@ -1,6 +1,7 @@
 """One message of a conversation, as it stands in the lines of every method.
 
 Message             role, content, and for assistant messages whether it is learned
+MessageLine         the same as it stands in a line, once its rules hold
 join_text             the text of a message's content
 find_message_problems    its rules
 parse_message       a checked message
@@ -9,7 +10,7 @@ find_conversation_problems, find_learned_problems    the rules of the object tha
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from nip_lm_server.formats.jsonl import MISSING, Broken, Example, describe_wrong, find_unknown_keys
 
@@ -46,7 +47,32 @@ class Message(Example):
         return data
 
 
-def parse_message(message: Mapping[str, Any]) -> Message:
+class TextPart(TypedDict):
+    """A part of a content."""
+
+    type: str
+    text: str
+
+
+class MessageLine(TypedDict):
+    """A message as it stands in a line, once `find_message_problems` found none."""
+
+    role: str
+    content: str | list[TextPart]
+    weight: NotRequired[int]
+    name: NotRequired[str | None]
+    token_ids: NotRequired[list[int] | None]
+    logprobs: NotRequired[list[float] | None]
+    reasoning_content: NotRequired[str | None]
+
+
+class Conversation(TypedDict):
+    """An object with messages."""
+
+    messages: list[MessageLine]
+
+
+def parse_message(message: MessageLine) -> Message:
     """A Message from a checked object."""
     token_ids, logprobs = message.get("token_ids"), message.get("logprobs")
     # Chat templates know the old word alone.
@@ -164,7 +190,7 @@ def find_messages_problems(
         yield from find_message_problems(f"{at}[{index}]", message, extra_keys)
 
 
-def find_learned_problems(messages: list[dict[str, Any]]) -> Iterator[Broken]:
+def find_learned_problems(messages: list[MessageLine]) -> Iterator[Broken]:
     """Check what a conversation to learn from needs beyond well-formed messages."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:

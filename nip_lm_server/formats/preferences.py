@@ -13,7 +13,7 @@ outputs are what is learned. Tools are not supported, so `tools` may only be emp
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from nip_lm_server.formats.jsonl import (
     Broken,
@@ -23,7 +23,9 @@ from nip_lm_server.formats.jsonl import (
     name_kind,
 )
 from nip_lm_server.formats.messages import (
+    Conversation,
     Message,
+    MessageLine,
     find_conversation_problems,
     find_message_problems,
     join_text,
@@ -50,7 +52,15 @@ class PreferenceExample(Example):
         }
 
 
-def parse(value: Mapping[str, Any]) -> PreferenceExample:
+class PreferenceLine(TypedDict):
+    """A line, once its rules hold; each output is one message."""
+
+    input: Conversation
+    preferred_output: list[MessageLine]
+    non_preferred_output: list[MessageLine]
+
+
+def parse(value: PreferenceLine) -> PreferenceExample:
     """An example from a checked line."""
     return PreferenceExample(
         input=tuple(map(parse_message, value["input"]["messages"])),

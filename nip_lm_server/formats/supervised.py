@@ -13,6 +13,7 @@ from typing import Any
 
 from nip_lm_server.formats.jsonl import Broken, Example
 from nip_lm_server.formats.messages import (
+    Conversation,
     Message,
     find_conversation_problems,
     find_learned_problems,
@@ -28,7 +29,7 @@ class SupervisedExample(Example):
     messages: tuple[Message, ...]
 
 
-def parse(value: Mapping[str, Any]) -> SupervisedExample:
+def parse(value: Conversation) -> SupervisedExample:
     """An example from a checked line."""
     return SupervisedExample(tuple(map(parse_message, value["messages"])))
 

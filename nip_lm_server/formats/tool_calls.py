@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nip_lm_server.formats.chat_types import Tool
+
 _NAME = "sentinel_tool"
 _ARGUMENTS = {"sentinel_key": "sentinel value"}
 _TOOL = {
@@ -143,7 +145,7 @@ def find_form(render: Render, special: Sequence[str]) -> ToolForm | None:
     return ToolForm(opening, closing.rstrip(), key)
 
 
-def read_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+def read_parameters(tool: Tool) -> dict[str, Any]:
     """Return the schema of a tool's arguments; a tool without one takes no arguments."""
     empty = {"type": "object", "properties": {}, "additionalProperties": False}
     return dict(tool["function"].get("parameters") or empty)

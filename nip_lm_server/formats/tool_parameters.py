@@ -9,9 +9,10 @@ tool_message      a message that calls tools, or answers a call
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from nip_lm_server.errors import invalid_value, unknown_parameter, unsupported_value
+from nip_lm_server.formats.chat_types import CallParts, MessageCall, Tool
 
 MAX_TOOLS = 128
 MAX_CALLS = 1024
@@ -66,7 +67,7 @@ def parse_structured_outputs(name: str, value: Any) -> str:
     return grammar
 
 
-def parse_tools(name: str, value: Any) -> tuple[dict[str, Any], ...]:
+def parse_tools(name: str, value: Any) -> tuple[Tool, ...]:
     """Return the callable functions. Raises ApiError 400."""
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise invalid_value(name, value, f"a list of at most {MAX_TOOLS} tools")
@@ -130,13 +131,14 @@ def settle_tools(values: dict[str, Any]) -> None:
     values["forced_tools"] = forced
 
 
-def tool_message(at: str, message: Mapping[str, Any]) -> dict[str, Any]:
+def tool_message(at: str, message: Mapping[str, Any]) -> CallParts:
     """Check `tool_calls` or `tool_call_id` of a message named `at`, and return them.
 
     Raises ApiError 400.
     """
     calls, answered = message.get("tool_calls"), message.get("tool_call_id")
-    role, checked = message["role"], {}
+    role = message["role"]
+    checked: CallParts = {}
     # 1. An answer to a call.
     if role == "tool":
         if not isinstance(answered, str):
@@ -165,14 +167,31 @@ def tool_message(at: str, message: Mapping[str, Any]) -> dict[str, Any]:
     return {**checked, "tool_calls": calls}
 
 
-def template_call(call: Mapping[str, Any]) -> dict[str, Any]:
+class TemplateFunction(TypedDict):
+    """A called function; its arguments are an object, where the model wrote one."""
+
+    name: str
+    arguments: object
+
+
+class TemplateCall(TypedDict):
+    """A call of a tool, as chat templates want it."""
+
+    type: str
+    function: TemplateFunction
+    id: NotRequired[str | None]
+    index: NotRequired[int | None]
+
+
+def template_call(call: MessageCall) -> TemplateCall:
     """A call as chat templates want it: its arguments as an object, where they are one."""
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])
     except (ValueError, RecursionError):
         arguments = function["arguments"]
-    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+    shown: TemplateFunction = {**function, "arguments": arguments}
+    return {**call, "type": "function", "function": shown}
 
 
 def _object(name: str, value: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ was sampled from, at temperature 1.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from nip_lm_server.formats.jsonl import (
     MISSING,
@@ -33,6 +33,7 @@ from nip_lm_server.formats.jsonl import (
 )
 from nip_lm_server.formats.messages import (
     Message,
+    MessageLine,
     find_learned_problems,
     find_messages_problems,
     parse_message,
@@ -69,7 +70,25 @@ class Trajectory(Example):
     turns: tuple[Turn, ...] = ()
 
 
-def parse(value: Mapping[str, Any]) -> Trajectory:
+class TurnLine(TypedDict):
+    """A generation as it stands in a line, once its rules hold."""
+
+    prompt_token_ids: list[int]
+    completion_token_ids: list[int]
+    logprobs: NotRequired[list[float] | None]
+
+
+class TrajectoryLine(TypedDict):
+    """A line, once its rules hold: it has either `messages` or `turns`."""
+
+    group_id: str
+    reward: float
+    advantage: NotRequired[float | None]
+    messages: NotRequired[list[MessageLine]]
+    turns: NotRequired[list[TurnLine]]
+
+
+def parse(value: TrajectoryLine) -> Trajectory:
     """An episode from a checked line."""
     advantage = value.get("advantage")
     return Trajectory(
@@ -81,7 +100,7 @@ def parse(value: Mapping[str, Any]) -> Trajectory:
     )
 
 
-def _parse_turn(turn: Mapping[str, Any]) -> Turn:
+def _parse_turn(turn: TurnLine) -> Turn:
     logprobs = turn.get("logprobs")
     return Turn(
         prompt_token_ids=tuple(turn["prompt_token_ids"]),
@@ -99,7 +118,7 @@ class AcrossLines:
         self._told_mixed = False
         self._groups: dict[str, list[int]] = {}  # group -> first line, number of lines
 
-    def find_problems(self, line: int, value: Mapping[str, Any]) -> Iterator[Broken]:
+    def find_problems(self, line: int, value: TrajectoryLine) -> Iterator[Broken]:
         """Compare a line with the earlier ones: have they advantages, and has it?"""
         # Settled at the end of the file: groups may stand scattered over it.
         self._groups.setdefault(value["group_id"], [line, 0])[1] += 1

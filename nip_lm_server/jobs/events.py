@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from nip_lm_server import wire
 from nip_lm_server.errors import not_found
@@ -33,6 +33,37 @@ _RENAMED = {
     "remaining_s": "time_left_s",
 }
 """What a trainer calls its figures, and what an event does."""
+
+
+class JobError(TypedDict):
+    """The end of a job that failed."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+class Publication(TypedDict):
+    """A new model that answers: the seconds until it did, and its `Proof`."""
+
+    swap_s: float
+    proof: dict[str, Any]
+
+
+EventData = StepFigures | JobError | Publication
+"""An event's data beside its message: of a step, of a failure, of a model."""
+
+
+class EventObject(TypedDict):
+    """OpenAI's `fine_tuning.job.event`; where it has no data, that is an empty object."""
+
+    object: str
+    id: str
+    created_at: int
+    level: Literal["info", "warn", "error"]
+    message: str
+    type: Literal["message", "metrics"]
+    data: EventData
 
 
 class JobEvents:
@@ -72,7 +103,7 @@ class JobEvents:
         *,
         level: str = "info",
         type: str = "message",
-        data: Mapping[str, Any] | None = None,
+        data: EventData | None = None,
     ) -> None:
         """Append to what the events endpoint shows."""
         self._database.insert(
@@ -138,7 +169,7 @@ class JobEvents:
             return None
         return round((now - first_at) / (step - first_step) * (total - step), 1)
 
-    def list_page(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
+    def list_page(self, id: str, *, limit: int, after: str | None) -> wire.Page[EventObject]:
         """One page of a job's events, newest first. Raises ApiError 404 for an unknown `after`."""
         before = None
         if after is not None:
@@ -156,7 +187,7 @@ class JobEvents:
             before,
             limit + 1,
         )
-        data = [
+        data: list[EventObject] = [
             {
                 "object": "fine_tuning.job.event",
                 "id": row.id,

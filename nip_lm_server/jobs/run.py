@@ -26,7 +26,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.errors import ApiError
@@ -37,7 +36,7 @@ from nip_lm_server.proof import Proof
 from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.database import dump
 from nip_lm_server.state.disk import is_full
-from nip_lm_server.state.manifest import ModelManifest
+from nip_lm_server.state.manifest import ModelFacts, ModelManifest
 from nip_lm_server.state.models import AdapterError, NotProvedError
 from nip_lm_server.state.rows import JobRow, ModelRow
 from nip_lm_server.training.job import (
@@ -268,7 +267,7 @@ class JobRunner:
             )
             figures = result.model_dump()
             self._jobs.events.log(id, "trained", **figures)
-            facts = {
+            facts: ModelFacts = {
                 "kind": job.settings.result,
                 "name": row.adapter_name,
                 "base_model": row.base_model,
@@ -294,7 +293,7 @@ class JobRunner:
                 self._jobs.events.add(id, f"{told} stays asleep")
             return manifest
 
-    async def _commit(self, output: Path, digest: str, facts: dict[str, Any]) -> ModelManifest:
+    async def _commit(self, output: Path, digest: str, facts: ModelFacts) -> ModelManifest:
         commit = asyncio.ensure_future(
             asyncio.to_thread(self._models.commit, output, digest, facts)
         )

@@ -7,9 +7,8 @@ What depends on the engine and the device (`TrainingPlace`) is decided here too,
 that can't work is refused when it is created, not when it runs.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, model_not_found, wrong_value
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from nip_lm_server.serving.pool import EnginePool
 
 ADAPTER_CONFIG = "adapter_config.json"
-_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 _EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
 
 
@@ -46,6 +44,30 @@ class JobPlan:
     parent: str | None  # the model that must stay for as long as the new one does
     settings: EffectiveSettings
     note: str | None  # what whoever creates the job should know about the engine
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """An adapter's shape, by the names of settings; None: not asked for, or there is no adapter."""
+
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_dropout: float | None = None
+    lora_target_modules: str | list[str] | None = None
+
+
+_LORA = tuple(field.name for field in fields(_Shape))
+
+
+class _MethodSettings(TypedDict, total=False):
+    beta: float
+    dpo_reference: Literal["start", "base"]
+    dpo_sft_weight: float
+    dpo_label_smoothing: float | None
+    clip_low: float
+    clip_high: float
+    kl_penalty: float
+    advantage: Literal["given", "group", "group_std"] | None
 
 
 @dataclass(frozen=True)
@@ -75,7 +97,7 @@ def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: Model
         rate *= 1.0 if nip.use_lora else wire.FULL_TRAINING_FACTOR
     settings = EffectiveSettings(
         **{name: getattr(nip, name) for name in wire.TrainerSettings.model_fields},
-        **shape,
+        **vars(shape),
         **_settle_method(method, hyper, nip),
         n_epochs=hyper.n_epochs or wire.DEFAULT_N_EPOCHS,
         batch_size=hyper.batch_size or wire.DEFAULT_BATCH_SIZE,
@@ -157,11 +179,13 @@ def _choose_method(request: CreateJobRequest) -> tuple[str, Hyperparameters]:
     return method.type, hyper
 
 
-def _settle_method(method: str, hyper: Hyperparameters, nip: NipSettings) -> dict[str, Any]:
+def _settle_method(method: str, hyper: Hyperparameters, nip: NipSettings) -> _MethodSettings:
     if isinstance(hyper, DpoHyperparameters):
         return {
             "beta": wire.DEFAULT_BETA if hyper.beta is None else hyper.beta,
-            **{name: getattr(nip, name) for name in wire.DPO_SETTINGS},
+            "dpo_reference": nip.dpo_reference,
+            "dpo_sft_weight": nip.dpo_sft_weight,
+            "dpo_label_smoothing": nip.dpo_label_smoothing,
         }
     if isinstance(hyper, TrajectoriesHyperparameters):
         low = wire.DEFAULT_CLIP if hyper.clip_low is None else hyper.clip_low
@@ -299,61 +323,67 @@ def _check_targets(targets: str | list[str] | None) -> None:
 
 def _settle_shape(
     nip: NipSettings, start: _Start, place: TrainingPlace, models: ModelStore
-) -> tuple[dict[str, Any], Literal["adapter", "base"]]:
-    """The new adapter's shape (all None without LoRA), and what the training makes."""
+) -> tuple[_Shape, Literal["adapter", "base"]]:
+    """The new adapter's shape, and the kind of model that the training makes."""
     if not nip.use_lora:
-        return dict.fromkeys(_LORA), "base"
+        return _Shape(), "base"
     _check_targets(nip.lora_target_modules)
-    asked: dict[str, Any] = {name: getattr(nip, name) for name in _LORA}
-    inherited: Mapping[str, Any] = {}
-    parent = start.parent
+    shape = _Shape(**{name: getattr(nip, name) for name in _LORA})
+    inherited, parent = _Shape(), start.parent
     if parent is not None and start.start_from != "base":
         inherited = _read_adapter_shape(parent, models)
-    shape = dict(asked)
     if parent is not None and start.start_from == "continue":
-        for name, value in asked.items():
-            # Dropout is no part of the weights' shape, so it may change.
-            if value is not None and value != inherited[name] and name != "lora_dropout":
-                raise _invalid(
-                    f"nip.{name}",
-                    f"it is {value!r}, but {parent.name!r} has {inherited[name]!r}: "
-                    "continuing keeps the adapter's shape",
-                )
-            shape[name] = inherited[name] if value is None else value
+        shape = _continue_shape(shape, inherited, parent.name)
     largest = place.capabilities.max_lora_rank
-    rank: int = shape["lora_rank"] or min(wire.DEFAULT_LORA_RANK, largest)
+    rank = shape.lora_rank or min(wire.DEFAULT_LORA_RANK, largest)
     if rank > largest:
         raise _invalid(
             "nip.lora_rank",
             f"got {rank}, the engine of {place.base_model!r} takes at most {largest}",
         )
-    dropout, targets = shape["lora_dropout"], shape["lora_target_modules"]
-    full: dict[str, Any] = {
-        "lora_rank": rank,
-        "lora_alpha": shape["lora_alpha"] or 2.0 * rank,
-        "lora_dropout": wire.DEFAULT_LORA_DROPOUT if dropout is None else dropout,
-        "lora_target_modules": wire.DEFAULT_TARGET_MODULES if targets is None else targets,
-    }
-    if start.start_from != "stack" or rank + inherited["lora_rank"] <= largest:
+    dropout, targets = shape.lora_dropout, shape.lora_target_modules
+    full = _Shape(
+        lora_rank=rank,
+        lora_alpha=shape.lora_alpha or 2.0 * rank,
+        lora_dropout=wire.DEFAULT_LORA_DROPOUT if dropout is None else dropout,
+        lora_target_modules=wire.DEFAULT_TARGET_MODULES if targets is None else targets,
+    )
+    below = inherited.lora_rank or 0
+    if start.start_from != "stack" or rank + below <= largest:
         return full, "adapter"
     if nip.stack_overflow == "merge":
         return full, "base"
     raise _invalid(
         "nip.stack_overflow",
-        f"it is 'refuse', and rank {rank} over rank {inherited['lora_rank']} is more than the "
+        f"it is 'refuse', and rank {rank} over rank {below} is more than the "
         f"{largest} that the engine of {place.base_model!r} takes",
     )
 
 
-def _read_adapter_shape(row: ModelRow, models: ModelStore) -> dict[str, Any]:
+def _continue_shape(shape: _Shape, parent: _Shape, parent_name: str) -> _Shape:
+    """The shape of a continued adapter, which stays. Raises ApiError 400 for another one."""
+    for name, value in vars(shape).items():
+        inherited = getattr(parent, name)
+        # Dropout is no part of the weights' shape, so it may change.
+        if value is not None and value != inherited and name != "lora_dropout":
+            raise _invalid(
+                f"nip.{name}",
+                f"it is {value!r}, but {parent_name!r} has {inherited!r}: "
+                "continuing keeps the adapter's shape",
+            )
+    dropout = shape.lora_dropout
+    return parent if dropout is None else replace(parent, lora_dropout=dropout)
+
+
+def _read_adapter_shape(row: ModelRow, models: ModelStore) -> _Shape:
     """The shape of an adapter as it was saved; where it is no LoRA file, as it was asked for."""
     manifest = models.manifest(row.digest)
-    shape: dict[str, Any] = {name: manifest.settings[name] for name in _LORA}
-    shape["lora_rank"] = manifest.lora_rank or shape["lora_rank"]
+    shape = _Shape(**{name: manifest.settings[name] for name in _LORA})
+    shape = replace(shape, lora_rank=manifest.lora_rank or shape.lora_rank)
     path = models.path(row.digest) / ADAPTER_CONFIG
     if path.exists():
         config = parse_json(path.read_text())
-        shape["lora_rank"], shape["lora_alpha"] = config["r"], config["lora_alpha"]
+        shape = replace(shape, lora_rank=config["r"], lora_alpha=config["lora_alpha"])
     return shape
 
 

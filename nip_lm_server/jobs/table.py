@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, not_found
-from nip_lm_server.jobs.events import JobEvents
-from nip_lm_server.jobs.objects import build_checkpoint, build_job_object, name_checkpoint
+from nip_lm_server.jobs.events import JobError, JobEvents
+from nip_lm_server.jobs.objects import (
+    CheckpointObject,
+    JobObject,
+    build_checkpoint,
+    build_job_object,
+    name_checkpoint,
+)
 from nip_lm_server.jobs.settings import resolve_request
 from nip_lm_server.state.database import UNFINISHED, Database, damage_error, dump, load
 from nip_lm_server.state.files import FileStore
@@ -48,7 +54,7 @@ class JobTable:
         payload: Mapping[str, Any],
         key: str | None,
         admit: Callable[[], None] = lambda: None,
-    ) -> tuple[dict[str, Any], bool]:
+    ) -> tuple[JobObject, bool]:
         """Enter a job and return (its object, whether it is new).
 
         The same `key` with the same payload returns the first job. Raises ApiError 409 for the
@@ -179,13 +185,13 @@ class JobTable:
         )
         return [read_row(JobRow, row) for row in rows]
 
-    def retrieve(self, id: str) -> dict[str, Any]:
+    def retrieve(self, id: str) -> JobObject:
         """The object of a job. Raises ApiError 404."""
         return build_job_object(self.get_row(id))
 
     def list(
         self, *, limit: int, after: str | None, metadata: Mapping[str, str] | None
-    ) -> dict[str, Any]:
+    ) -> wire.Page[JobObject]:
         """One page of jobs, newest first.
 
         `metadata` keeps jobs that have all these pairs; an empty mapping keeps those without any.
@@ -210,14 +216,15 @@ class JobTable:
         jobs = [build_job_object(read_row(JobRow, row)) for row in rows[:limit]]
         return wire.list_object(jobs, len(rows) > limit)
 
-    def list_checkpoints(self, id: str, *, limit: int, after: str | None) -> dict[str, Any]:
+    def list_checkpoints(
+        self, id: str, *, limit: int, after: str | None
+    ) -> wire.PageWithEnds[CheckpointObject]:
         """List a job's one usable checkpoint: its final weights. None before success."""
         row = self.get_row(id)
         if after is not None and after != name_checkpoint(row):
             raise not_found("checkpoint", after, "after")
-        if row.status != "succeeded" or after is not None or limit < 1:
-            return wire.list_with_ends([], False, none=None)
-        return wire.list_with_ends([build_checkpoint(row)], False, none=None)
+        is_shown = row.status == "succeeded" and after is None and limit > 0
+        return wire.list_with_ends([build_checkpoint(row)] if is_shown else [], False, none=None)
 
     # Changing
 
@@ -242,7 +249,7 @@ class JobTable:
         before: Sequence[str],
         after: str,
         message: str,
-        failure: Mapping[str, str | None] | None = None,
+        failure: JobError | None = None,
         **columns: Any,
     ) -> bool:
         """Do a `transition`, with an event for the API and a line of the job's log."""
@@ -254,7 +261,7 @@ class JobTable:
         # After the transaction: the log is for people, and a disk that refuses its line must not
         # undo the transition.
         if changed:
-            self.events.log(id, after, level, **(failure or {}))
+            self.events.log(id, after, level, **dict(failure or {}))
         return changed
 
     def begin(self, id: str) -> bool:
@@ -285,7 +292,7 @@ class JobTable:
         self.events.log(id, "running", attempt=attempt)
         return True
 
-    def pause(self, id: str) -> tuple[dict[str, Any], bool]:
+    def pause(self, id: str) -> tuple[JobObject, bool]:
         """Keep an unfinished job from running; returns (its object, whether it ran or could have).
         Pausing a paused job is no error. Raises ApiError 404, 400 if it ended.
         """
@@ -307,7 +314,7 @@ class JobTable:
             self.events.log(id, "paused")
         return build_job_object(row), changed == 1
 
-    def resume(self, id: str) -> dict[str, Any]:
+    def resume(self, id: str) -> JobObject:
         """Let a paused job run again, from its last checkpoint.
 
         Raises ApiError 404, 400 if it is not paused.
@@ -330,7 +337,7 @@ class JobTable:
         self.events.log(id, "resumed")
         return build_job_object(row)
 
-    def cancel(self, id: str) -> tuple[dict[str, Any], bool]:
+    def cancel(self, id: str) -> tuple[JobObject, bool]:
         """Cancel an unfinished job; returns (its object, whether this call did it).
 
         Cancelling a cancelled job is no error. Raises ApiError 404, 400 if it succeeded or failed.
@@ -350,7 +357,7 @@ class JobTable:
 
     def fail(self, id: str, code: str, message: str, param: str | None = None) -> None:
         """End a job without a model. A job cancelled meanwhile stays cancelled."""
-        error = {"code": code, "message": message, "param": param}
+        error: JobError = {"code": code, "message": message, "param": param}
         self.move(
             id,
             wire.ACTIVE_STATUSES,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic import ValidationError
 
@@ -22,7 +22,13 @@ from nip_lm_server.lora.adapter_files import read_adapter
 from nip_lm_server.lora.probes import PROBE, ProbeError, read_probe
 from nip_lm_server.state.directory import MODELS
 from nip_lm_server.state.disk import hash_file, publish
-from nip_lm_server.state.manifest import CHECKSUM, MANIFEST_FORMAT, checksum_of, content_digest
+from nip_lm_server.state.manifest import (
+    MANIFEST_FORMAT,
+    FileEntry,
+    WrittenManifest,
+    content_digest,
+    seal_manifest,
+)
 from nip_lm_server.state.models import AdapterError, adapter_digest, adapter_name
 from nip_lm_server.wire import METHOD_HYPERPARAMETERS, EffectiveSettings
 
@@ -38,6 +44,13 @@ class LaidOut:
     digest: str
     rank: int
     has_probe: bool
+
+
+class _Training(TypedDict):
+    method: str
+    settings: dict[str, Any]
+    seed: int
+    training: dict[str, Any]
 
 
 def lay_out_adapter(
@@ -66,7 +79,7 @@ def lay_out_adapter(
         raise AdapterError(str(error)) from None
     # 1. What makes it what it is.
     present = [name for name in _FILES if (source / name).is_file()]
-    files = {
+    files: dict[str, FileEntry] = {
         name: {"sha256": hash_file(source / name), "bytes": (source / name).stat().st_size}
         for name in present
     }
@@ -79,7 +92,7 @@ def lay_out_adapter(
     part.mkdir()
     for file in present:
         shutil.copyfile(source / file, part / file)
-    manifest = {
+    manifest: WrittenManifest = {
         "format": MANIFEST_FORMAT,
         "digest": digest,
         "content_digest": content,
@@ -95,12 +108,11 @@ def lay_out_adapter(
         "created_at": time.time(),
         "files": files,
     }
-    manifest[CHECKSUM] = checksum_of(manifest)
-    publish(part, folder / MODELS / digest, manifest)
+    publish(part, folder / MODELS / digest, seal_manifest(manifest))
     return LaidOut(name, content, adapter.rank, has_probe)
 
 
-def _describe_training(source: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_training(source: Path, facts: Mapping[str, Any]) -> _Training:
     """Describe a training as the server's table does. Its publisher may have said anything."""
     method, seed = facts.get("method"), facts.get("seed")
     try:

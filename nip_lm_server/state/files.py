@@ -24,7 +24,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from nip_lm_server import aside, formats, wire
 from nip_lm_server.errors import ApiError, not_found
@@ -52,6 +52,27 @@ class StagedFile:
     filename: str
     size: int
     sha256: str
+
+
+class FileObject(TypedDict):
+    """OpenAI's `file`. Only a file with an expiry has `expires_at`; it is never null."""
+
+    id: str
+    object: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: str
+    expires_at: NotRequired[int]
+
+
+class DeletedFile(TypedDict):
+    """The answer to a deletion."""
+
+    id: str
+    object: str
+    deleted: bool
 
 
 class FileStore:
@@ -130,7 +151,7 @@ class FileStore:
 
     def admit(
         self, staged: StagedFile, purpose: str, expires_after_s: int | None = None
-    ) -> dict[str, Any]:
+    ) -> FileObject:
         """Make a staged upload a file, and return its object."""
         now = self._clock()
         # The content first: a row always has its whole content.
@@ -166,7 +187,7 @@ class FileStore:
         self.admit(StagedFile(id, part, filename, len(content), digest), "fine-tune-results")
         return id
 
-    def retrieve(self, id: str) -> dict[str, Any]:
+    def retrieve(self, id: str) -> FileObject:
         """The object of a file. Raises ApiError 404."""
         return _build_object(self._get_row(id))
 
@@ -197,7 +218,7 @@ class FileStore:
 
     def list(
         self, *, purpose: str | None, limit: int, after: str | None, descending: bool
-    ) -> dict[str, Any]:
+    ) -> wire.PageWithEnds[FileObject]:
         """One page of files. The ids of its ends are "" when it is empty: never null, says the
         description of the API.
         """
@@ -225,7 +246,7 @@ class FileStore:
         # Null is no text, which is all that the API's description allows here.
         return wire.list_with_ends(data, len(rows) > limit, none="")
 
-    def delete(self, id: str) -> dict[str, Any]:
+    def delete(self, id: str) -> DeletedFile:
         """Delete a file. Raises ApiError 404, or 409 while an unfinished job needs it."""
         self._get_row(id)
         job = self._database.fetch_one(_IS_NEEDED, id)
@@ -297,9 +318,8 @@ def too_large_error(max_bytes: int) -> ApiError:
     )
 
 
-def _build_object(row: FileRow) -> dict[str, Any]:
-    """Build OpenAI's `file`. Only a file with an expiry has `expires_at`; it is never null."""
-    value = {
+def _build_object(row: FileRow) -> FileObject:
+    value: FileObject = {
         "id": row.id,
         "object": "file",
         "bytes": row.bytes,

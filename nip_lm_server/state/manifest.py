@@ -1,6 +1,8 @@
 """The manifest of a model, ``manifest.json`` in its directory: its name, its making, its files.
 
-ModelManifest                 the document
+ModelFacts                    the part of it about the making
+WrittenManifest              all of it, as it is written; `seal_manifest` adds its checksum
+ModelManifest                 the document, as read
 parse_manifest                the text of one -> it
 read_manifest                 that of a model's directory
 has_right_checksum            whether damage to it can be ruled out
@@ -11,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -23,6 +25,46 @@ CHECKSUM = "checksum"
 """In a manifest, over all of it; earlier versions wrote none."""
 TRAINING_RESULT = "training_result.json"
 """Has times in it, so it is left out of the digest that says whether two adapters are equal."""
+
+
+class FileEntry(TypedDict):
+    """A file of a model, as its manifest is written."""
+
+    sha256: str
+    bytes: int
+
+
+class ModelFacts(TypedDict):
+    """A model's making, as its manifest is written. `ModelManifest` says more of each key."""
+
+    kind: Literal["adapter", "base"]
+    name: str
+    base_model: str
+    job: str
+    job_key: str
+    parent: str | None
+    parent_content_digest: str | None
+    method: str
+    settings: dict[str, Any]
+    lora_rank: int | None
+    seed: int
+    training: dict[str, Any]
+    created_at: float
+
+
+class WrittenManifest(ModelFacts):
+    """A manifest as it is written, without its checksum."""
+
+    format: int
+    digest: str
+    content_digest: str
+    files: dict[str, FileEntry]
+
+
+class SealedManifest(WrittenManifest):
+    """The whole document; its last key is the checksum over the others."""
+
+    checksum: str
 
 
 class ModelFile(BaseModel):
@@ -96,13 +138,18 @@ def has_right_checksum(folder: Path) -> bool:
     return not has_checksum or value[CHECKSUM] == checksum_of(value)
 
 
+def seal_manifest(manifest: WrittenManifest) -> SealedManifest:
+    """Add the checksum, which tells damage to a manifest from damage to the files."""
+    return {**manifest, "checksum": checksum_of(manifest)}
+
+
 def checksum_of(manifest: Mapping[str, Any]) -> str:
     """Return the SHA-256 over all other keys of a manifest. Earlier ones had no checksum."""
     rest = {key: value for key, value in manifest.items() if key != CHECKSUM}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def content_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
+def content_digest(files: Mapping[str, FileEntry]) -> str:
     """Digest the names and digests of a model's files: equal models have equal ones."""
     return digest_files({name: entry["sha256"] for name, entry in files.items()})
 

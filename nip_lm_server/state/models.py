@@ -12,24 +12,24 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import UNFINISHED, Database, dump
 from nip_lm_server.state.disk import MANIFEST, hash_file, publish
 from nip_lm_server.state.files import SET_ASIDE
 from nip_lm_server.state.manifest import (
-    CHECKSUM,
     MANIFEST_FORMAT,
+    FileEntry,
+    ModelFacts,
     ModelManifest,
-    checksum_of,
+    WrittenManifest,
     content_digest,
     has_right_checksum,
     parse_manifest,
     read_manifest,
+    seal_manifest,
 )
 from nip_lm_server.state.rows import ModelRow, read_row
 
@@ -86,35 +86,35 @@ class ModelStore:
         """Read the manifest of a committed adapter. Raises OSError, ValueError."""
         return read_manifest(self.path(digest))
 
-    def commit(self, output_dir: Path, digest: str, facts: Mapping[str, Any]) -> ModelManifest:
+    def commit(self, output_dir: Path, digest: str, facts: ModelFacts) -> ModelManifest:
         """Publish a trained adapter by one rename, and return its manifest.
 
-        `facts` (name, job, parent, settings ...) go into the manifest. `output_dir` is moved.
+        `facts` go into the manifest. `output_dir` is moved.
         Raises AdapterError if it is empty, OSError if the disk refuses.
         """
         # 1. Aside, under a name that no reader looks at.
         part = self._directory / f".{digest}.part"
         shutil.rmtree(part, ignore_errors=True)
         output_dir.rename(part)
-        files = {
+        files: dict[str, FileEntry] = {
             str(file.relative_to(part)): {"sha256": hash_file(file), "bytes": file.stat().st_size}
             for file in sorted(part.rglob("*"))
             if file.is_file()
         }
         if not files:
             raise AdapterError("the training left no files in its output directory")
-        # 2. The manifest has a checksum of its own, which tells damage to it from damage to files.
-        manifest = {
+        # 2. Its manifest.
+        manifest: WrittenManifest = {
             "format": MANIFEST_FORMAT,
             "digest": digest,
             "content_digest": content_digest(files),
             **facts,
             "files": files,
         }
-        manifest[CHECKSUM] = checksum_of(manifest)
+        sealed = seal_manifest(manifest)
         # 3. One rename makes it a model.
-        publish(part, self.path(digest), manifest)
-        return parse_manifest(manifest)
+        publish(part, self.path(digest), sealed)
+        return parse_manifest(sealed)
 
     def verify(self, digest: str) -> ModelManifest:
         """Check every file against the manifest, and the manifest against the table; return it.

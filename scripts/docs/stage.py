@@ -52,7 +52,11 @@ API = {
         "nip_core.fine_tuning.openai_adapter",
         "nip_core.fine_tuning.openai_adapter_config",
     ],
-    "Rollouts": ["nip_core.rollouts.tables", "nip_core.rollouts.trees", "nip_core.game.render"],
+    "Rollouts": [
+        "nip_core.rollouts.storage.tables",
+        "nip_core.rollouts.trees",
+        "nip_core.game.render",
+    ],
     "Metrics and statistics": [
         "nip_core.evaluation.metrics",
         "nip_core.evaluation.statistics.clustered",

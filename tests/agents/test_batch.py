@@ -17,8 +17,8 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game, Situation
 from nip_core.hashing import derive_key
 from nip_core.protocols import Move, protocol_names
-from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.table_rows import stored_row
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.storage.table_rows import stored_row
 
 PENALTY = {"prover_invalid_response_penalty": -0.25}
 LONG = {"max_message_rounds": 5, "min_message_rounds": 2}

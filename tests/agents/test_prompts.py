@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_core.errors import SettingsError
-from nip_core.game.parsing import parse_response
+from nip_core.game.answers.parsing import parse_response
 from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.parameters import load_parameters

@@ -32,7 +32,7 @@ from nip_core.agents import (
 )
 from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError, StageError
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.rollouts.chat_client import Endpoint
+from nip_core.rollouts.client.chat_client import Endpoint
 from nip_core.scenarios import Problem
 from nip_lm_server.version import SERVER_VERSION
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from browsing import CHROMIUM, ENVIRONMENT, PATIENCE_S, SCRIPTS
 
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 

@@ -33,8 +33,8 @@ from small_game import write_config
 from nip_core.errors import JobError, NipError, ServerError, StoreError
 from nip_core.loop import directly, go_on, iterate
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.chat_client import ChatClient
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session

@@ -8,7 +8,7 @@ from playing import MemoryLog, make_context
 
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.scenarios.datasets import load_problems

@@ -6,10 +6,10 @@ from playing import MemoryLog, make_context
 from nip_core.evaluation.invalid import invalid_answers
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.tables import build_tables
+from nip_core.rollouts.storage.tables import build_tables
 from nip_core.scenarios.datasets import load_problems
 
 EPISODES = 6

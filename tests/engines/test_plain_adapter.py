@@ -7,7 +7,7 @@ import pytest
 from own_vllm import KEY
 
 from nip_core.models import BUNDLED
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 

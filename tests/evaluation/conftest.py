@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
 
 Builder = Callable[..., pa.Table]
 
@@ -38,7 +38,7 @@ def generations_of() -> Builder:
         def fill(index: int, row: dict[str, Any]) -> dict[str, Any]:
             defaults = {
                 "key": f"g{index}", "parent_key": None, "episode": "e0", "branch_path": "",
-                "round": index, "agent": "prover", "attempt": 0, "model_asked": "tiny",
+                "round": index, "agent": "prover", "exchange": 0, "attempt": 0, "model_asked": "tiny",
                 "model_served": "tiny-1", "text": "they match", "decision": 2,
                 "finish_reason": "stop", "invalid_reason": None, "prompt_tokens": 10,
                 "completion_tokens": 3,

@@ -15,7 +15,7 @@ from nip_core.evaluation.invalid import (
     invalid_warning,
 )
 from nip_core.evaluation.split_metrics import InvalidAnswers, SplitMetrics
-from nip_core.game.reasons import KINDS
+from nip_core.game.answers.reasons import KINDS
 from nip_core.parameters import load_parameters
 
 TOLD = Help(hinted=frozenset({"verifier"}))

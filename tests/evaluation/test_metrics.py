@@ -14,7 +14,7 @@ from nip_core.evaluation.baseline_words import believed_line, left_out_words
 from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.metrics import evaluate, mean_by_problem, paired_difference
 from nip_core.evaluation.split_metrics import SplitMetrics
-from nip_core.rollouts.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.verdict_changes import JudgedEpisodes, join_judged, measure_changes
-from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.storage.schema import EPISODES
 
 REJECT, ACCEPT, NONE = 0, 1, 2
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 import pytest
 from small_game import train_here, write_config
 
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

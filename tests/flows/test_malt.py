@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from small_game import train_here, write_config
 
-from nip_core.rollouts.table_rows import read_rows
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.table_rows import read_rows
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.rollouts.trees import Leaf, tree_of
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore

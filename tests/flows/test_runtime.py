@@ -17,7 +17,7 @@ from tcp_proxy import TcpProxy
 
 from nip_core.errors import LeaseError, SettingsError, StageError
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.chat_client import TransportError
+from nip_core.rollouts.client.chat_client import TransportError
 from nip_core.stages.playing import play_shard
 from nip_prefect.tasks import runtime
 from nip_prefect.tasks.calls import TASKS

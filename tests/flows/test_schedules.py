@@ -6,7 +6,7 @@ from small_game import train_here, write_config
 from nip_core.costs.estimate import estimate_run
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.parquet import parquet_table
+from nip_core.rollouts.storage.parquet import parquet_table
 from nip_core.run_store.manifest import is_committed, read_committed_file, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

@@ -15,8 +15,8 @@ from terminal import Terminal
 
 from nip_core import loop
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.journal_segments import open_journal
 from nip_core.rollouts.plan import TRAIN
+from nip_core.rollouts.storage.journal_segments import open_journal
 from nip_core.session.opening import open_session
 from nip_core.stages import agenda
 from nip_core.stages.playing import plan_split, play_shards

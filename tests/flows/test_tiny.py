@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from small_game import train_here
 from trained_here import TrainerHere
 
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 

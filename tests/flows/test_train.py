@@ -18,7 +18,7 @@ from small_game import FEW, train_here, write_config
 
 from nip_cli.cli import main
 from nip_core.errors import RunConflictError
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

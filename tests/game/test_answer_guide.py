@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("llguidance")
 
 from nip_core.game.answer_guide import least_tokens, write_guide
-from nip_core.game.decisions import InvalidResponse
-from nip_core.game.parsing import lacks_decision, parse_response
+from nip_core.game.answers.decisions import InvalidResponse
+from nip_core.game.answers.parsing import lacks_decision, parse_response
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import NO_DECISION

@@ -13,6 +13,7 @@ from playing import agent_of
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters
 from nip_core.protocols.scales import SCALES
@@ -88,7 +89,7 @@ def check(played: Any, bodies: list[dict[str, Any]]) -> None:
             drops = parameters.model_agents[last["agent"]].train_hints == "drop"
             is_first = drops and parameters.gives_hint(last["agent"])
             place = (last["round"], last["agent"], 0 if is_first else last["attempt"])
-            seed = seeds[example.episode].generation_seed(parameters.seed, *place)
+            seed = seeds[example.episode].generation_seed(parameters.seed, AnswerPlace(*place))
             *prompt, answer = example.messages
             assert prompt == asked[last["agent"], seed], shown
             assert answer == {"role": "assistant", "content": last["text"]}, shown

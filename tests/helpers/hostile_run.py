@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from nip_core.rollouts.parquet import parquet_bytes
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.parquet import parquet_bytes
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.manifest import commit
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

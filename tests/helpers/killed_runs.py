@@ -25,7 +25,7 @@ from killed_steps import Point
 from small_game import write_config
 
 from nip_core.hashing import derive_seed
-from nip_core.rollouts.journal import Journal
+from nip_core.rollouts.storage.journal import Journal
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files, open_store

@@ -13,16 +13,18 @@ from typing import Any
 from scripted_server import scripted_server
 from stored_rows import stored_shard
 
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.branching import no_branching
+from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import play_episodes
-from nip_core.rollouts.episode import ShardContext, no_branching
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import cut_into_shards, plan_episodes
-from nip_core.rollouts.table_rows import Generation, recorded_calls, recorded_labels
-from nip_core.rollouts.tables import build_tables
+from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.table_rows import Generation, recorded_calls, recorded_labels
+from nip_core.rollouts.storage.tables import build_tables
 from nip_core.scenarios import Problem
 
 
@@ -77,7 +79,7 @@ class Played:
 
     def seed(self, problem, round_, agent, attempt=0):
         spec = next(s for s in self.specs if s.problem.id == problem)
-        return spec.generation_seed(self.parameters.seed, round_, agent, attempt)
+        return spec.generation_seed(self.parameters.seed, AnswerPlace(round_, agent, attempt))
 
     def tables(self):
         return build_tables(self.typed.episodes, self.typed.generations)
@@ -114,10 +116,11 @@ def make_context(
 
 
 async def play_at(
-    url, parameters, specs, num_shards=1, log=None, timeout_s=10, follows=False, **more: Any
-) -> Played:
+    url, parameters, specs, num_shards=1, log=None, timeout_s=10, follows=False, game=None,
+    **more: Any,
+) -> Played:  # fmt: skip
     """Play `specs` against the server at `url`, cut into `num_shards`; `more` as for the context."""
-    log, game = log or MemoryLog(), Game(parameters)
+    log, game = log or MemoryLog(), game or Game(parameters)
     progress = Progress()
     async with ChatClient(
         concurrency=parameters.rollouts.concurrency,

@@ -17,8 +17,8 @@ from nip_core.hashing import derive_key
 from nip_core.parameters import load_parameters
 from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.model_call import random_answer
-from nip_core.rollouts.table_rows import Episode, Generation, Timing
-from nip_core.rollouts.tables import Tables, build_tables
+from nip_core.rollouts.storage.table_rows import Episode, Generation, RoundReward, Timing
+from nip_core.rollouts.storage.tables import Tables, build_tables
 
 PROMPT = Path(__file__).with_name("bare_prompt.txt")
 
@@ -78,6 +78,7 @@ def _play_one(game: Game, rng: Random, n: int, played: Played, script: Any) -> N
     turns: list[Turn] = []
     pay: list[Mapping[str, float]] = []
     rewards = dict.fromkeys(protocol.agent_names, 0.0)
+    by_round: list[RoundReward] = []
     decision, value, outcome = NO_DECISION, None, "failed"
     error, parent = None, None
     for round_ in range(protocol.max_message_rounds):
@@ -105,12 +106,13 @@ def _play_one(game: Game, rng: Random, n: int, played: Played, script: Any) -> N
         pay.append(result.rewards)
         for agent, reward in result.rewards.items():
             rewards[agent] += reward
+            by_round += [RoundReward(round_, agent, reward)] if reward else []
         if result.done or result.terminated:
             decision, value = result.decision, result.value
             outcome = "finished" if result.done else "terminated"
             break
     if error:
-        rewards = dict.fromkeys(rewards, 0.0)
+        rewards, by_round = dict.fromkeys(rewards, 0.0), []
     played.turns.append(turns)
     played.pay.append([] if error else pay)
     played.ends.append((outcome == "finished", outcome == "terminated"))
@@ -138,6 +140,7 @@ def _play_one(game: Game, rng: Random, n: int, played: Played, script: Any) -> N
             outcome=outcome,
             error=error,
             rewards=dict(rewards),
+            round_rewards=tuple(by_round),
         )
     )
 

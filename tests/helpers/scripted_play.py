@@ -17,14 +17,15 @@ from aiohttp import web
 from scripted_server import scripted_server
 from stored_rows import stored_shard
 
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
-from nip_core.rollouts.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
 from nip_core.rollouts.engine import play_episodes
-from nip_core.rollouts.episode import ShardContext
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
+from nip_core.rollouts.shard_context import ShardContext
 from nip_core.scenarios import Problem
 
 Script = Mapping[int, Mapping[str, Any]]
@@ -141,7 +142,11 @@ async def play(
     played = Play(game, spec)
     attempts = range(1 + max(a.num_invalid_generation_retries for a in parameters.agents.values()))
     places = {
-        spec.generation_seed(parameters.seed, round_, agent, attempt): (round_, agent, attempt)
+        spec.generation_seed(parameters.seed, AnswerPlace(round_, agent, attempt)): (
+            round_,
+            agent,
+            attempt,
+        )
         for round_ in range(game.protocol.max_message_rounds)
         for agent in game.protocol.agent_names
         for attempt in attempts

@@ -8,8 +8,15 @@ typed_generations   such rows of generations, typed
 
 from dataclasses import replace
 
-from nip_core.rollouts.table_rows import Episode, Generation, Timing, read_rows, stored_row
-from nip_core.rollouts.tables import build_tables
+from nip_core.rollouts.storage.table_rows import (
+    Episode,
+    Generation,
+    RoundReward,
+    Timing,
+    read_rows,
+    stored_row,
+)
+from nip_core.rollouts.storage.tables import build_tables
 from nip_core.rollouts.trees import generations_by_episode
 
 
@@ -42,4 +49,7 @@ def typed_tables(episodes, generations=(), timings=()):
 
 def typed_episode(row):
     rewards = {entry["agent"]: entry["reward"] for entry in row["rewards"]}
-    return Episode(**{**row, "rewards": rewards})
+    by_round = row.get("round_rewards")
+    if by_round is not None:
+        by_round = tuple(RoundReward(**entry) for entry in by_round)
+    return Episode(**{**row, "rewards": rewards, "round_rewards": by_round})

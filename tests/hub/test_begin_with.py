@@ -18,7 +18,7 @@ from nip_cli.printing.plans_and_runs import show_plan
 from nip_core.errors import SettingsError
 from nip_core.hub.adapter_of_run import choose_model, write_adapter
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import prepare

@@ -48,8 +48,8 @@ from nip_core.hub.repository import list_files, seal
 from nip_core.hub.transfer import push_directory
 from nip_core.models import BUNDLED
 from nip_core.parameters.services.published import Reference
-from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.parquet import parquet_bytes, parquet_table
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store import manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

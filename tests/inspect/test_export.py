@@ -14,7 +14,7 @@ from inspect_ai.scorer import SampleScore, accuracy
 from nip_core.errors import SettingsError
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import TEST, TRAIN
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_inspect.export import export_run
 from nip_inspect.scoring import RATES

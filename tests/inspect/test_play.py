@@ -13,12 +13,13 @@ from played_elsewhere import SCENARIOS, scenario_settings
 from stored_rows import typed_generations
 
 from nip_core.evaluation.metrics import evaluate
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 from nip_core.rollouts.model_call import request_body
 from nip_core.rollouts.plan import TEST, plan_episodes
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.session.problems_of_run import load_all_problems
 from nip_inspect.registry import play
@@ -110,7 +111,7 @@ def test_the_request_is_that_of_nip_play(server, tmp_path):
             "deterministic",
             parameters.model_agents[agent],
             chat,
-            spec.generation_seed(parameters.seed, round_, agent, row["attempt"]),
+            spec.generation_seed(parameters.seed, AnswerPlace(round_, agent, row["attempt"])),
             parameters.max_tokens(agent),
         )
         sent = calls[body["seed"]].call.request

@@ -18,7 +18,7 @@ from both_ways import play_here, write_config
 from playwright.sync_api import expect, sync_playwright
 
 from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_inspect.export import export_run
 
 pytestmark = pytest.mark.timeout(3600)

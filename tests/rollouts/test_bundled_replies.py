@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from nip_core.game.parsing import InvalidResponse
+from nip_core.game.answers.parsing import InvalidResponse
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Turn, protocol_names

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from nip_core.errors import StageError
-from nip_core.rollouts.call_limit import SEARCH_EVERY, CallLimit, Places, start_with
+from nip_core.rollouts.client.call_limit import SEARCH_EVERY, CallLimit, Places, start_with
 
 
 class Server:

@@ -8,7 +8,7 @@ from aiohttp import web
 from scripted_server import DROP, scripted_server
 
 from nip_core.errors import NipError, StageError
-from nip_core.rollouts.chat_client import (
+from nip_core.rollouts.client.chat_client import (
     ChatClient,
     ContextLengthError,
     Endpoint,

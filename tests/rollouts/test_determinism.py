@@ -18,7 +18,7 @@ from served_here import KEY, serve
 
 from nip_core.parameters import DATA_NEUTRAL, load_parameters
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.tables import canonical_digest
+from nip_core.rollouts.storage.tables import canonical_digest
 from nip_lm_server.spec import ServerSpec
 
 HERE = Path(__file__).parent

@@ -20,10 +20,11 @@ from scripted_server import scripted_server
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, StageError, StoreError
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import make_places, play_episodes
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import cut_into_shards, plan_episodes
@@ -143,10 +144,14 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
                 {"agent": "prover", "reward": 1.0},
                 {"agent": "verifier", "reward": -1.0},
             ],
+            "round_rewards": [
+                {"round": 2, "agent": "prover", "reward": 1.0},
+                {"round": 2, "agent": "verifier", "reward": -1.0},
+            ],
         }
     ]
     keys = [
-        spec.generation_key(r, agent, 0)
+        spec.generation_key(AnswerPlace(r, agent))
         for r, agent in enumerate(["verifier", "prover", "verifier"])
     ]
     said = ["Question: a?", "Answer: b", "Decision: accept"]
@@ -158,6 +163,7 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "branch_path": "",
             "round": r,
             "agent": agent,
+            "exchange": 0,
             "attempt": 0,
             "model_asked": f"{agent}-model",
             "model_served": f"{agent}-model",
@@ -480,7 +486,7 @@ async def test_too_many_failures_stop_the_shard_and_the_log_keeps_what_was_gener
         recorded=kept,
     )
     recorded_seeds = {
-        spec.generation_seed(parameters.seed, g["round"], g["agent"], g["attempt"])
+        spec.generation_seed(parameters.seed, AnswerPlace(g["round"], g["agent"], g["attempt"]))
         for g in (record["generation"] for record in kept.values())
         for spec in seeds.values()
         if spec.key == g["episode"]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.rollouts.journal import FILE_HEADER, Journal
+from nip_core.rollouts.storage.journal import FILE_HEADER, Journal
 
 HYPOTHESIS = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -201,7 +201,7 @@ def test_what_a_killed_process_was_told_is_durable_is_there(tmp_path: Path) -> N
     script = """
 import asyncio, sys
 from pathlib import Path
-from nip_core.rollouts.journal import Journal
+from nip_core.rollouts.storage.journal import Journal
 async def main():
     journal = Journal(Path(sys.argv[1]))
     async def one(number):

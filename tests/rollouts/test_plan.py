@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.parameters import load_parameters
 from nip_core.protocols import make_protocol
 from nip_core.rollouts.plan import cut_into_shards, plan_episodes, shuffle_labels
@@ -194,8 +195,13 @@ def all_specs(asked):
 
 
 def calls(spec, seed):
-    places = [(r, agent, a) for r in range(3) for agent in ("prover", "verifier") for a in (0, 1)]
-    return [(spec.generation_key(*place), spec.generation_seed(seed, *place)) for place in places]
+    places = [
+        AnswerPlace(r, agent, a)
+        for r in range(3)
+        for agent in ("prover", "verifier")
+        for a in (0, 1)
+    ]
+    return [(spec.generation_key(place), spec.generation_seed(seed, place)) for place in places]
 
 
 def test_seeds_do_not_depend_on_the_runs_name_but_keys_do():
@@ -232,8 +238,8 @@ def test_identities_are_the_ones_that_older_runs_have_on_disk():
     [spec] = plan_episodes(per_iteration(1), problems(1), "train", 3)
     assert spec.sample == 3
     assert (spec.key, spec.seed) == ("vM7rmaX9vHpesaDl", 633538045)
-    assert spec.generation_key(2, "verifier", 1) == "A_Jhp_mAepbdW6C2"
-    assert spec.generation_seed(6198, 2, "verifier", 1) == 430492458
+    assert spec.generation_key(AnswerPlace(2, "verifier", 1)) == "A_Jhp_mAepbdW6C2"
+    assert spec.generation_seed(6198, AnswerPlace(2, "verifier", 1)) == 430492458
 
 
 # Stances and labels

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_core.game.parsing import AnswerForm, parse_response
+from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.protocols import NO_DECISION
 from nip_core.protocols.scales import SCALES
 from nip_core.rollouts.model_call import random_answer

@@ -11,10 +11,10 @@ import yaml
 from random_play import game, play
 
 from nip_core.errors import CorruptionError
-from nip_core.rollouts import schema
-from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.schema import EPISODES, GENERATIONS, TIMINGS
-from nip_core.rollouts.tables import Tables, commit_shard, join_shards
+from nip_core.rollouts.storage import schema
+from nip_core.rollouts.storage.parquet import parquet_bytes, parquet_table
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.storage.tables import Tables, commit_shard, join_shards
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit
 from nip_core.trainers import dataset
@@ -160,6 +160,15 @@ def test_the_documented_queries_of_duckdb_give_what_is_in_the_tables(written):
     assert names["accuracy"].fetchall() == [(pytest.approx(accuracy),)]
     assert names["cost"].fetchall() == cost
     assert names["earned"].fetchall() == [(agent, pytest.approx(mean)) for agent, mean in earned]
+    paid = [e for row in written.episodes.to_pylist() for e in row["round_rewards"]]
+    places = sorted({(entry["round"], entry["agent"]) for entry in paid})
+    totals = [
+        sum(e["reward"] for e in paid if (e["round"], e["agent"]) == place) for place in places
+    ]
+    assert len(places) > 2
+    assert names["by_round"].fetchall() == [
+        (*place, pytest.approx(total)) for place, total in zip(places, totals, strict=True)
+    ]
     calls = written.generations["agent"].to_pylist()
     assert names["examples"].fetchall() == [
         (agent, "threshold", calls.count(agent), 3.0) for agent in ("prover", "verifier")
@@ -241,7 +250,9 @@ def test_a_file_with_the_columns_that_the_docs_give_version_1_is_read_and_one_wi
     read = parquet_table(parquet_bytes(first), columns, "old")
     assert read.select(old).equals(current.select(old))
     later = [name for name in columns.names if name not in old]
-    assert all(read[name].null_count == read.num_rows for name in later)
+    for name in later:
+        value = schema.VALUES_BEFORE.get(name)
+        assert read[name].to_pylist() == [value] * read.num_rows
     assert table == "timings" or later
     for name in (n for n in old if not columns.field(n).nullable):
         with pytest.raises(CorruptionError, match="columns are not those"):

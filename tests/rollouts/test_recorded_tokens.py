@@ -24,10 +24,10 @@ from nip_core.errors import StageError
 from nip_core.game.render import Game
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.tables import build_tables
+from nip_core.rollouts.storage.tables import build_tables
 from nip_core.scenarios.datasets import load_problems
 from nip_core.trainers.grpo import choose_trajectories
 from nip_lm_server import formats

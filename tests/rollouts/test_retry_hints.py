@@ -9,8 +9,9 @@ from playing import agent_of, play
 from stored_rows import typed_generations
 
 from nip_core.evaluation.episode_transcripts import transcript_of
-from nip_core.game import reasons
-from nip_core.game.reasons import KINDS, sort_reason
+from nip_core.game.answer_rows import place_of
+from nip_core.game.answers import reasons
+from nip_core.game.answers.reasons import KINDS, sort_reason
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.parameters.stored import keep_prompts, read_settings
@@ -115,14 +116,14 @@ async def test_a_run_that_was_killed_between_two_tries_goes_on_with_the_same_hin
 
 async def test_the_hint_of_every_call_follows_from_the_tables():
     played = await play(settings(), in_turn(verifier=VERIFIER, prover=["", "Answer: b"]))
-    rows, spec, game = played.generations(), played.specs[0], played.game
-    hints = game.find_mistakes(typed_generations(json.loads(json.dumps(rows))))
+    spec, game = played.specs[0], played.game
+    rows = typed_generations(json.loads(json.dumps(played.generations())))
+    hints = game.find_mistakes(rows)
     turns = game.turns(played.answers(), spec.seed)
     situation = make_situation(spec.problem, spec.stance, spec.seed)
     for row, body in zip(rows, played.server.bodies, strict=True):
-        before = [turn for turn in turns if turn.round < row["round"]]
-        wrong = hints.get((row["round"], row["agent"], row["attempt"]))
-        chat = game.render(row["agent"], situation, before, row["round"], wrong)
+        place = place_of(row)
+        chat = game.render_at(place, situation, turns, hints.get(place))
         assert chat == body["messages"]
 
 
@@ -208,7 +209,7 @@ def test_a_run_goes_on_with_the_hints_that_it_began_with(begun_with):
 
 def reasons_in_the_code():
     """Texts with which answers are refused: arguments of InvalidResponse and its kinds."""
-    for path in sorted((ROOT / "nip_core" / "game").glob("*.py")):
+    for path in sorted((ROOT / "nip_core" / "game").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             if named and node.func.id in ("InvalidResponse", "InvalidDecision", "MissingPart"):

@@ -12,14 +12,14 @@ from scripted_play import bare_settings, play
 from scripted_server import scripted_server
 from stored_rows import typed_tables
 
-from nip_core.rollouts.chat_client import (
+from nip_core.rollouts.client.chat_client import (
     ChatAnswer,
     ChatClient,
     Endpoint,
     RequestRefusedError,
     TransportError,
 )
-from nip_core.rollouts.schema import GENERATIONS
+from nip_core.rollouts.storage.schema import GENERATIONS
 
 SAID = "Decision: accept"
 THOUGHT = "First, x plus 0.\nThat is x."

@@ -25,18 +25,18 @@ from stored_rows import rows_by_episode, typed_tables
 from nip_core.agents.batch import nested_to_rollouts, rollouts_to_nested
 from nip_core.errors import StageError
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
 from nip_core.parameters import load_parameters
+from nip_core.rollouts.branching import Branching, nodes_by_round
 from nip_core.rollouts.failures import Failures
-from nip_core.rollouts.journal import Journal
 from nip_core.rollouts.plan import episode_spec, plan_episodes
-from nip_core.rollouts.tables import canonical_digest
+from nip_core.rollouts.storage.journal import Journal
+from nip_core.rollouts.storage.tables import canonical_digest
 from nip_core.rollouts.trees import (
-    Branching,
     expected_rewards,
     list_ancestors,
-    nodes_by_round,
     parse_path,
 )
 from nip_lm_server.spec import ServerSpec
@@ -149,9 +149,9 @@ async def test_the_answers_of_an_agent_in_a_node_are_one_request_with_the_seed_o
     [spec] = played.specs
     assert [body["n"] for body in played.server.bodies] == [2, 2, 2]
     first, *others = played.server.bodies
-    assert first["seed"] == spec.generation_seed(parameters.seed, 0, "prover", 0)
+    assert first["seed"] == spec.generation_seed(parameters.seed, AnswerPlace(0, "prover"))
     assert {body["seed"] for body in others} == {
-        node(spec, path).generation_seed(SEED, 1, "verifier", 0) for path in ("0", "1")
+        node(spec, path).generation_seed(SEED, AnswerPlace(1, "verifier")) for path in ("0", "1")
     }
     # The prompt of a request is read once, its answers are six.
     progress = played.progress
@@ -292,7 +292,9 @@ async def test_what_a_server_gives_too_few_of_is_asked_for_by_itself():
     played = await play_with([ACCEPT, ACCEPT])
     assert [body.get("n") for body in played.server.bodies] == [3, None]
     alone = node(played.specs[0], "2")
-    assert played.server.bodies[1]["seed"] == alone.generation_seed(SEED, 0, "verifier", 0)
+    assert played.server.bodies[1]["seed"] == alone.generation_seed(
+        SEED, AnswerPlace(0, "verifier")
+    )
     texts = {path: g["text"] for (path, _, _), g in said(played).items()}
     assert texts == {"0": ACCEPT, "1": ACCEPT, "2": REJECT}
     # More than was asked for is no child.
@@ -324,8 +326,10 @@ async def test_an_invalid_answer_is_asked_for_again_alone():
     }
     [spec] = played.specs
     child = node(spec, "0")
-    assert played.server.bodies[1]["seed"] == child.generation_seed(SEED, 0, "verifier", 1)
-    assert found["0", "verifier", 1]["key"] == child.generation_key(0, "verifier", 1)
+    assert played.server.bodies[1]["seed"] == child.generation_seed(
+        SEED, AnswerPlace(0, "verifier", 1)
+    )
+    assert found["0", "verifier", 1]["key"] == child.generation_key(AnswerPlace(0, "verifier", 1))
 
 
 async def test_a_leaf_that_fails_leaves_the_others_alone():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nip_core.errors import CorruptionError
 from nip_core.jobs.document import JobDocument
 from nip_core.jobs.job import Clock, JobRecord
-from nip_core.rollouts.journal import FILE_HEADER, Journal
+from nip_core.rollouts.storage.journal import FILE_HEADER, Journal
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.manifest import commit, read_manifest, verify

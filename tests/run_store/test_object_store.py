@@ -17,11 +17,11 @@ import s3_server
 
 from nip_core import how_to_install
 from nip_core.errors import CorruptionError, SettingsError, StoreError
-from nip_core.rollouts.journal_segments import SegmentJournal, open_journal, remove_journal
+from nip_core.rollouts.storage.journal_segments import SegmentJournal, open_journal, remove_journal
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store, open_store
-from nip_core.showing.episode_index import IndexedEpisode
-from nip_core.showing.notes import RunNotes
+from nip_core.showing.episodes.episode_index import IndexedEpisode
+from nip_core.showing.episodes.notes import RunNotes
 
 FENCE = "run/fences/000001"
 

@@ -10,8 +10,8 @@ import pytest
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.jobs.document import JobDocument, read_job
 from nip_core.jobs.job import Clock, JobRecord
-from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, SCHEMA_VERSION, TIMINGS
+from nip_core.rollouts.storage.parquet import parquet_bytes, parquet_table
+from nip_core.rollouts.storage.schema import CHOICES, EPISODES, GENERATIONS, SCHEMA_VERSION, TIMINGS
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import acquire, refuse_if_held
 from nip_core.run_store.manifest import commit, read_manifest

@@ -19,7 +19,7 @@ from nip_core import loop
 from nip_core.errors import SettingsError
 from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import estimate_settings

@@ -12,8 +12,8 @@ from scripted_game import scripted_run
 from nip_core import loop
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.table_rows import Generation, read_rows
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.table_rows import Generation, read_rows
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios import find_scenario

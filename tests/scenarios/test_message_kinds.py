@@ -8,7 +8,7 @@ import pytest
 from nip_core.attack_figures.message_gallery import gallery_of_training
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.tables import RolloutTables
+from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.scenarios.arithmetic import Arithmetic, ArithmeticSettings
 from nip_core.scenarios.bags import Bags, BagsSettings
 from nip_core.scenarios.bags.challenges import write_coins

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import examples
 
-from nip_core.game import parsing
-from nip_core.game.decisions import InvalidDecision, MissingPart
-from nip_core.game.parsing import AnswerForm, InvalidResponse, parse_response
+from nip_core.game.answers import parsing
+from nip_core.game.answers.decisions import InvalidDecision, MissingPart
+from nip_core.game.answers.parsing import AnswerForm, InvalidResponse, parse_response
 from nip_core.protocols import NO_DECISION
 from nip_core.protocols.scales import SCALES, round_value
 

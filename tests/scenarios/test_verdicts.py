@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import examples
 
-from nip_core.game import parsing
-from nip_core.game.decisions import InvalidResponse
-from nip_core.game.parsing import AnswerForm, parse_response
+from nip_core.game.answers import parsing
+from nip_core.game.answers.decisions import InvalidResponse
+from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.protocols import ACCEPT, REJECT
 from nip_core.protocols.scales import SCALES
 

@@ -26,7 +26,7 @@ from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, TokenChoice
 from nip_core.rollouts.acceptance import estimate_acceptance
-from nip_core.rollouts.tables import StoredRollouts, read_rollouts
+from nip_core.rollouts.storage.tables import StoredRollouts, read_rollouts
 from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

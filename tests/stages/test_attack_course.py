@@ -15,7 +15,7 @@ from nip_core.jobs.document import read_job
 from nip_core.records.attack_course import course_path, read_course
 from nip_core.records.iterations import Records
 from nip_core.records.status import find_status
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

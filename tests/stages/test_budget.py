@@ -25,12 +25,11 @@ from nip_core.progress.board import Progress
 from nip_core.records.iterations import Records
 from nip_core.records.spending import count_shared_prompts
 from nip_core.records.spent_in_all import add_up_spending
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.branching import Branching, no_branching
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
-from nip_core.rollouts.episode import no_branching
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.table_rows import recorded_calls
-from nip_core.rollouts.trees import Branching
+from nip_core.rollouts.storage.table_rows import recorded_calls
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

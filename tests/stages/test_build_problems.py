@@ -27,7 +27,7 @@ from nip_core.problems.build_problems import ANSWERS, TESTS, BuildOptions
 from nip_core.problems.sources import read_source
 from nip_core.problems.tested import TestRunner
 from nip_core.problems.written_bugs import STYLES
-from nip_core.rollouts.journal import Journal
+from nip_core.rollouts.storage.journal import Journal
 from nip_core.sandbox.sandbox import run_tests_batch
 from nip_core.scenarios import find_scenario
 from nip_core.scenarios.datasets import check_splits, load_problems

@@ -7,7 +7,7 @@ import pytest
 from nip_cli.commands.clean import clean
 from nip_core.errors import CorruptionError, LeaseError, SettingsError
 from nip_core.jobs.job import JobRecord
-from nip_core.rollouts.shard_manifests import shard_manifest, shards_of
+from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit, verify

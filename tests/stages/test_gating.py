@@ -8,10 +8,11 @@ from small_game import write_config
 
 from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.figures_in_words import gate_line
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.parameters import load_parameters
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.plan import plan_episodes, replay_episodes
-from nip_core.rollouts.schema import EPISODES
+from nip_core.rollouts.storage.schema import EPISODES
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.stages.gating import compare_sides
 
@@ -100,9 +101,11 @@ def test_both_sides_play_the_same_problems_with_the_same_seeds(tmp_path):
     assert [s.problem for s in new] == [s.problem for s in old] and len(new) == 8
     assert [(s.seed, s.stance) for s in new] == [(s.seed, s.stance) for s in old]
     call = (1, "verifier", 0)
-    seeds = [[s.generation_seed(5, *call) for s in specs] for specs in (old, new)]
+    seeds = [[s.generation_seed(5, AnswerPlace(*call)) for s in specs] for specs in (old, new)]
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == 8
-    keys = {s.key for s in (*old, *new)} | {s.generation_key(*call) for s in (*old, *new)}
+    keys = {s.key for s in (*old, *new)} | {
+        s.generation_key(AnswerPlace(*call)) for s in (*old, *new)
+    }
     assert len(keys) == 32 and {s.split for s in new} == {"candidate"}
 
 

@@ -16,8 +16,8 @@ from nip_core.parameters import load_parameters
 from nip_core.records import intervals
 from nip_core.records.intervals import find_split_columns, read_shown_metrics
 from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.schema import EPISODES
-from nip_core.rollouts.tables import RolloutTables, commit_shard, join_shards
+from nip_core.rollouts.storage.schema import EPISODES
+from nip_core.rollouts.storage.tables import RolloutTables, commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios import find_scenario
@@ -46,7 +46,7 @@ def test_a_run_of_an_earlier_version_is_shown_by_question(tmp_path, monkeypatch,
     assert metrics.completeness_ci95 == wilson(28, 40)
     assert read_shown_metrics(run, 0, TEST, metrics, SETTINGS) == metrics  # its rollouts are gone
     monkeypatch.setattr(intervals, "is_committed", lambda *_: True)
-    monkeypatch.setattr("nip_core.rollouts.tables.read_rollouts", lambda *_: rollouts)
+    monkeypatch.setattr("nip_core.rollouts.storage.tables.read_rollouts", lambda *_: rollouts)
     shown = read_shown_metrics(run, 0, TEST, metrics, SETTINGS)
     low, high = shown.completeness_ci95
     assert high - low > 1.5 * (metrics.completeness_ci95[1] - metrics.completeness_ci95[0])

@@ -16,7 +16,7 @@ from nip_core.records.attack_on_record import read_shown_attack
 from nip_core.records.iterations import Records
 from nip_core.rollouts.league import draw_opponents
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store

@@ -11,8 +11,8 @@ from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.shard_manifests import shard_manifest
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.shard_manifests import shard_manifest
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.manifest import read_manifest
 from nip_core.session.opening import open_session

@@ -10,7 +10,7 @@ from handmade import ACCEPT, REJECT, Rollouts
 from stored_rows import typed_tables
 
 from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.tables import commit_shard, join_shards
+from nip_core.rollouts.storage.tables import commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.sweep.compute.arm_differences import subtract_first_arm

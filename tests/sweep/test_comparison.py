@@ -11,7 +11,7 @@ from nip_cli.cli import app
 from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.tables import commit_shard, join_shards
+from nip_core.rollouts.storage.tables import commit_shard, join_shards
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.settings_difference import ABSENT

@@ -23,7 +23,7 @@ from nip_core.attack_figures.reach import reach_share
 from nip_core.errors import NipError, SettingsError
 from nip_core.evaluation.baseline_words import shows_checking
 from nip_core.records.iterations import Records
-from nip_core.rollouts.tables import StoredRollouts, read_rollouts
+from nip_core.rollouts.storage.tables import StoredRollouts, read_rollouts
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files, open_store

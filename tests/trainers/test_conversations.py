@@ -9,6 +9,7 @@ from playing import agent_of, play, problems
 from varied_games import GAMES, reply
 
 from nip_core.errors import SettingsError
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.parameters.stored import keep_prompts
@@ -61,7 +62,7 @@ def asked_for(played):
     chats = {}
     for row in played.shard.generations:
         place = (row["round"], row["agent"], row["attempt"])
-        seed = specs[row["episode"]].generation_seed(played.parameters.seed, *place)
+        seed = specs[row["episode"]].generation_seed(played.parameters.seed, AnswerPlace(*place))
         if (row["agent"], seed) in bodies:
             chats[row["key"]] = bodies[row["agent"], seed]
     return chats

@@ -11,6 +11,7 @@ from playing import agent_of, play, problems
 from varied_games import GAMES, reply
 
 from nip_core.errors import StageError
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.parameters import PureTextEiParameters, TextRlParameters, load_parameters
 from nip_core.trainers.expert_iteration import find_never_chosen, replacement_proportion, select
 
@@ -617,7 +618,7 @@ async def test_every_example_is_a_request_that_was_made_and_the_answer_to_it(nam
             last = rows[example.generations[-1]]
             assert last["agent"] == group and last["episode"] == example.episode
             place = (last["round"], last["agent"], last["attempt"])
-            seed = seeds[example.episode].generation_seed(parameters.seed, *place)
+            seed = seeds[example.episode].generation_seed(parameters.seed, AnswerPlace(*place))
             *prompt, answer = example.messages
             # Who is asked again is told why, and is trained as if there had been no need to.
             was_told = last["attempt"] > 0 and parameters.gives_hint(group)

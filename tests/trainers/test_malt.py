@@ -16,9 +16,10 @@ from nip_core.errors import StageError
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
-from nip_core.rollouts.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.tables import RolloutTables
-from nip_core.rollouts.trees import Branching, list_ancestors, parse_path
+from nip_core.rollouts.branching import Branching
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
+from nip_core.rollouts.storage.tables import RolloutTables
+from nip_core.rollouts.trees import list_ancestors, parse_path
 from nip_core.trainers.expert_iteration import choose_examples
 from nip_core.trainers.malt import choose_pairs
 

@@ -10,11 +10,12 @@ from there import EPISODES, episodes_of, evaluate, write_config
 from verifiers.v1.cli.eval.main import main as command
 
 from nip_core.evaluation.metrics import evaluate as measured
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 from nip_core.rollouts.plan import TEST, plan_episodes
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.session.problems_of_run import load_all_problems
 from nip_verifiers import load_environment
@@ -133,9 +134,8 @@ def test_a_trace_is_the_chat_of_nip(server, tmp_path):
                     (m["role"], m["content"]) for m in chat
                 ]
                 assert call.sampling.max_tokens == 64 and call.sampling.temperature == 0.7
-                seed = spec.generation_seed(
-                    parameters.seed, round_, trace.agent.name, row["attempt"]
-                )
+                place = AnswerPlace(round_, trace.agent.name, row["attempt"])
+                seed = spec.generation_seed(parameters.seed, place)
                 assert call.sampling.model_extra["seed"] == seed
 
 

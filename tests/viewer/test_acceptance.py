@@ -11,7 +11,7 @@ from viewing import HOSTILE, client_of, text_of
 
 import nip_core
 from nip_core.errors import SettingsError
-from nip_core.rollouts.tables import commit_shard, join_shards
+from nip_core.rollouts.storage.tables import commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.viewer.app import templates

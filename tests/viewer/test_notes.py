@@ -18,8 +18,8 @@ from nip_core.records.rewinds import rewind
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.showing.episode_index import RunIndex
-from nip_core.showing.notes import MOST_CHARACTERS, RunNotes
+from nip_core.showing.episodes.episode_index import RunIndex
+from nip_core.showing.episodes.notes import MOST_CHARACTERS, RunNotes
 from nip_core.upkeep.verify import summarise_check, verify_run
 
 TOKEN = "the-token-of-this-test"

@@ -12,7 +12,7 @@ from viewing import HOSTILE, client_of, everything, rows_on, text_of
 
 from nip_core.evaluation.invalid import invalid_line
 from nip_core.evaluation.split_metrics import InvalidAnswers
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.asked_chats import Place, render_chat_on_record

@@ -22,9 +22,14 @@ from viewing import client_of, everything, text_of
 import nip_core
 from nip_core.errors import SettingsError
 from nip_core.run_store.store import open_store
-from nip_core.showing.episode_filters import SORTS, EpisodeFilters
-from nip_core.showing.episode_rows import ReadableEpisode, ReadableMessage
-from nip_core.showing.row_formats import CsvColumns, as_cell, without_guards, write_csv_lines
+from nip_core.showing.episodes.episode_filters import SORTS, EpisodeFilters
+from nip_core.showing.episodes.episode_rows import ReadableEpisode, ReadableMessage
+from nip_core.showing.episodes.row_formats import (
+    CsvColumns,
+    as_cell,
+    without_guards,
+    write_csv_lines,
+)
 from nip_core.showing.run_tables import RunTables
 from nip_core.viewer.downloads import write_line
 from nip_core.viewer.runs import ShownRuns

@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 from stored_rows import typed_tables
 from viewing import HOSTILE, client_of, everything, text_of
 
-from nip_core.rollouts.tables import StoredRollouts, commit_shard, join_shards, read_rollouts
+from nip_core.rollouts.storage.tables import (
+    StoredRollouts,
+    commit_shard,
+    join_shards,
+    read_rollouts,
+)
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.showing import kept_calls
+from nip_core.showing.episodes import kept_calls
 from nip_core.viewer.episode_list import shorten
 from nip_core.viewer.parts.text_search import find_pattern, split_text
 

@@ -23,7 +23,7 @@ from nip_core.evaluation.spread import find_questions
 from nip_core.protocols import NO_DECISION
 from nip_core.records.intervals import find_claims_on_record, find_split_columns
 from nip_core.rollouts.plan import ATTACK, TEST
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
@@ -50,6 +50,7 @@ _OF_GENERATIONS = [
     "branch_path",
     "agent",
     "round",
+    "exchange",
     "attempt",
     "text",
     "invalid_reason",

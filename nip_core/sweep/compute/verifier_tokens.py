@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.rollouts.plan import ATTACK, TEST
-from nip_core.rollouts.table_rows import row_columns
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.table_rows import row_columns
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.rollouts.trees import Leaf, for_each_episode
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore

@@ -14,10 +14,10 @@ from nip_core.errors import NipError
 from nip_core.evaluation.spread import shared_text
 from nip_core.evaluation.verdict_changes import JUDGED, JudgedEpisodes
 from nip_core.game.render import Game
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.store import Store
 from nip_core.showing.changes import read_split_verdicts
-from nip_core.showing.episode_index import Episodes
+from nip_core.showing.episodes.episode_index import Episodes
 
 MOST_READ = 5_000
 """Episodes of a side up to which what was said is read without asking, in a tenth of a second."""

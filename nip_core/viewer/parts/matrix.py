@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from nip_core.showing.episode_index import FAILED, RIGHT, WRONG
+from nip_core.showing.episodes.episode_index import FAILED, RIGHT, WRONG
 
 _ENDS = (RIGHT, WRONG, FAILED)
 MOST_COLUMNS = 24

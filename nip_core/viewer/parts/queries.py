@@ -4,7 +4,8 @@ Query       the filters of an address, checked
 QueryError  an address that is not understood
 Comparison  what the address of a comparison asks for
 
-What the filters mean is said in `nip_core.showing.episode_filters`, for a line of Python alike.
+What the filters mean is said in `nip_core.showing.episodes.episode_filters`, for a line of Python
+alike.
 
 The address is the state: what a page shows follows from it alone, so that it can be sent, and gone
 back to.
@@ -16,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from nip_core.showing.episode_filters import CHOICES, SORTS, EpisodeFilters
+from nip_core.showing.episodes.episode_filters import CHOICES, SORTS, EpisodeFilters
 
 PER_PAGE = 50
 MOST_TEXT = 200  # characters of what is looked for

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from nip_core.showing.episode_index import Episodes
-from nip_core.showing.kept_calls import KeptCalls, Shard
+from nip_core.showing.episodes.episode_index import Episodes
+from nip_core.showing.episodes.kept_calls import KeptCalls, Shard
 from nip_core.viewer.parts.queries import Query
 
 _MOST_SEARCHES = 4

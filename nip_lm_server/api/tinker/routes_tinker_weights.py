@@ -6,8 +6,9 @@ import hmac
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import quote
 
 from aiohttp import web
@@ -28,6 +29,41 @@ _MOST_ROWS = 1000
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 _EXPORTED = ("adapter_config.json", "adapter_model.safetensors")
 _secret = secrets.token_bytes(32)  # an address of an earlier server answers no more
+
+
+class Checkpoint(TypedDict):
+    """Tinker's `Checkpoint`: named weights."""
+
+    checkpoint_id: str
+    checkpoint_type: str
+    time: str
+    tinker_path: str
+    size_bytes: int
+    public: bool
+    user_metadata: dict[str, str] | None
+    expires_at: str | None
+
+
+class TrainingRun(TypedDict):
+    """Tinker's `TrainingRun`: a model in training, with its latest named weights of two kinds."""
+
+    training_run_id: str
+    base_model: str
+    model_owner: str
+    is_lora: bool
+    corrupted: bool
+    lora_rank: int
+    last_request_time: str
+    last_checkpoint: Checkpoint | None
+    last_sampler_checkpoint: Checkpoint | None
+    user_metadata: dict[str, str] | None
+
+
+class SignedAddress(TypedDict):
+    """The exported adapter that an address gives, until a time in seconds since 1970."""
+
+    path: str
+    until: float
 
 
 async def get_server_capabilities(request: web.Request) -> web.StreamResponse:
@@ -165,8 +201,8 @@ async def external_weights_file(request: web.Request) -> web.StreamResponse:
     facts = _read_signed(request.match_info["token"])
     name = request.match_info["name"]
     service = open_service(request)
-    row = service.checkpoint(str(facts["path"]), "external_weights")
-    if name not in _EXPORTED or float(facts["until"]) < time.time():
+    row = service.checkpoint(facts["path"], "external_weights")
+    if name not in _EXPORTED or facts["until"] < time.time():
         raise ApiError(404, "This address is over, or no file's", code="not_found")
     try:
         folder = await service.folders.verify(row.folder, row.content_digest)
@@ -196,12 +232,8 @@ def _cursor(limit: int, offset: int, total: int) -> dict[str, int]:
     return {"limit": limit, "offset": offset, "total_count": total}
 
 
-def _run(service: TinkerService, model: TinkerModelRow) -> dict[str, Any]:
+def _run(service: TinkerService, model: TinkerModelRow) -> TrainingRun:
     rows = service.store.list_checkpoints(model.id, _MOST_ROWS, 0)
-    last = {
-        kind: next((_checkpoint(row) for row in rows if row.kind == kind), None)
-        for kind in ("weights", "sampler_weights")
-    }
     return {
         "training_run_id": model.id,
         "base_model": model.base_model,
@@ -210,13 +242,18 @@ def _run(service: TinkerService, model: TinkerModelRow) -> dict[str, Any]:
         "corrupted": False,
         "lora_rank": model.lora.rank,
         "last_request_time": _time(service.store.last_asked(model.id) or model.created_at),
-        "last_checkpoint": last["weights"],
-        "last_sampler_checkpoint": last["sampler_weights"],
+        "last_checkpoint": _find_last(rows, "weights"),
+        "last_sampler_checkpoint": _find_last(rows, "sampler_weights"),
         "user_metadata": model.user_metadata or None,
     }
 
 
-def _checkpoint(row: CheckpointRow) -> dict[str, Any]:
+def _find_last(rows: Sequence[CheckpointRow], kind: str) -> Checkpoint | None:
+    """The newest named weights of a kind; the rows are newest first."""
+    return next((_checkpoint(row) for row in rows if row.kind == kind), None)
+
+
+def _checkpoint(row: CheckpointRow) -> Checkpoint:
     return {
         "checkpoint_id": f"{row.kind}/{row.name}",
         "checkpoint_type": _TYPES[row.kind],
@@ -233,13 +270,13 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _sign(facts: dict[str, Any]) -> str:
+def _sign(facts: SignedAddress) -> str:
     raw = json.dumps(facts).encode()
     mark = hmac.new(_secret, raw, hashlib.sha256).digest()
     return base64.urlsafe_b64encode(mark + raw).decode().rstrip("=")
 
 
-def _read_signed(token: str) -> dict[str, Any]:
+def _read_signed(token: str) -> SignedAddress:
     try:
         both = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     except ValueError:
@@ -247,7 +284,7 @@ def _read_signed(token: str) -> dict[str, Any]:
     mark, raw = both[:32], both[32:]
     if not hmac.compare_digest(mark, hmac.new(_secret, raw, hashlib.sha256).digest()):
         raise ApiError(404, "This address is over, or no file's", code="not_found")
-    facts: dict[str, Any] = json.loads(raw)
+    facts: SignedAddress = json.loads(raw)
     return facts
 
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -44,6 +44,7 @@ from nip_lm_server.engines.scripted.pseudo_tokens import (
 )
 from nip_lm_server.engines.scripted.reply_rules import Reply, ReplyFile, Rule, Template
 from nip_lm_server.formats.bounds import parse_json
+from nip_lm_server.formats.chat_types import ChatMessage
 from nip_lm_server.proof import Proof
 from nip_lm_server.spec import ENGINES
 
@@ -89,7 +90,7 @@ class _Asked:
     """A request as the rules see it. `digest` decides every draw."""
 
     request: GenerationRequest
-    messages: tuple[dict[str, Any], ...]
+    messages: tuple[ChatMessage, ...]
     generation: int
     digest: bytes
     prompt_tokens: int
@@ -182,7 +183,7 @@ class DeterministicEngine(Engine):
         self._generation(request.model)
         return await aside.run(request.body_bytes, self._counted_ids, request.messages)
 
-    def _counted_ids(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def _counted_ids(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         tokens = _token_count(messages)
         # Before the ids are made, which take longer than counting them.
         if tokens > COUNTED_CONTEXTS * self.max_model_len:
@@ -271,7 +272,7 @@ class DeterministicEngine(Engine):
         shown = ids if request.return_token_ids else None
         return _Asked(request, messages, generation, digest, prompt_tokens, limit, shown)
 
-    def _digest(self, request: GenerationRequest, messages: tuple[dict[str, Any], ...]) -> bytes:
+    def _digest(self, request: GenerationRequest, messages: tuple[ChatMessage, ...]) -> bytes:
         """Hash all that may change the answer.
 
         Forms, tools and calls enter only where there are any: a request without them has the
@@ -387,7 +388,7 @@ class DeterministicEngine(Engine):
         return min(latency.max, drawn)
 
 
-def _token_count(messages: Sequence[Mapping[str, Any]]) -> int:
+def _token_count(messages: Sequence[ChatMessage]) -> int:
     return sum(count_pseudo_tokens(m["content"]) for m in messages) + MESSAGE_OVERHEAD * len(
         messages
     )
@@ -395,7 +396,7 @@ def _token_count(messages: Sequence[Mapping[str, Any]]) -> int:
 
 def _read_prompt(
     request: GenerationRequest, context: int
-) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...] | None]:
+) -> tuple[tuple[ChatMessage, ...], tuple[int, ...] | None]:
     """Return the messages for the rules, and the token ids of a prompt without a conversation.
 
     Raises EngineRequestError.

@@ -9,8 +9,9 @@ split_pieces         text -> what a stream says of it token by token
 
 import codecs
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+
+from nip_lm_server.formats.chat_types import ChatMessage
 
 TOKEN_BYTES = 3
 """About the length of real tokens, so that limits mean what they mean elsewhere. With
@@ -34,7 +35,7 @@ def token_ids(text: str) -> tuple[int, ...]:
     )
 
 
-def prompt_ids(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+def prompt_ids(messages: Sequence[ChatMessage]) -> tuple[int, ...]:
     """The tokens of a conversation: begin, role, content, end of each message."""
     ids: list[int] = []
     for message in messages:

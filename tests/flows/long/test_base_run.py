@@ -10,7 +10,7 @@ from small_game import FEW, train_here, write_config
 from nip_core import loop
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session

@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 from nip_core import loop
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_lm_server import placement

@@ -17,7 +17,7 @@ from tiny_model import SPECIAL, TOOL_TEMPLATE, make_model
 
 from nip_core.game.answer_guide import least_tokens, write_guide
 from nip_core.game.answer_rows import read_tokens
-from nip_core.game.parsing import AnswerForm, parse_response
+from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.protocols.scales import SCALES
 from nip_core.rollouts.acceptance import estimate_acceptance
 from nip_lm_server.engines.base import EngineRequestError, GenerationRequest

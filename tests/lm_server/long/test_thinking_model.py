@@ -21,10 +21,10 @@ from training_jobs import make_job, progress, run_here
 from nip_core.game.render import Game, Situation
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.chat_client import ChatClient
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.tables import build_tables
+from nip_core.rollouts.storage.tables import build_tables
 from nip_core.scenarios.datasets import load_problems
 from nip_core.trainers.dataset import Dataset, write_examples
 from nip_core.trainers.grpo import choose_trajectories

@@ -11,7 +11,7 @@ from stored_rows import typed_tables
 
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError
 from nip_core.rollouts.plan import TEST
-from nip_core.rollouts.tables import commit_shard, join_shards
+from nip_core.rollouts.storage.tables import commit_shard, join_shards
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.sweep.compute.cells import read_verdicts

@@ -16,7 +16,7 @@ from small_game import train_here, write_config
 
 from nip_core import loop
 from nip_core.records.models import read_models
-from nip_core.rollouts.tables import read_rollouts
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store

@@ -15,16 +15,16 @@ import pyarrow.compute as pc
 
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
-from nip_core.game.answer_rows import RecordedToken
+from nip_core.game.answer_rows import RecordedToken, place_of
 from nip_core.game.render import ChatMessage, Game, InvalidResponse, Situation, parse_columns
 from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.acceptance import find_acceptance
-from nip_core.rollouts.schema import EPISODES
-from nip_core.rollouts.table_rows import Episode, read_rows, row_columns
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.schema import EPISODES
+from nip_core.rollouts.storage.table_rows import Episode, read_rows, row_columns
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.rollouts.trees import Leaf, generation_numbers
-from nip_core.showing.episode_index import FAILED, RIGHT, WRONG
-from nip_core.showing.notes import EpisodeNote
+from nip_core.showing.episodes.episode_index import FAILED, RIGHT, WRONG
+from nip_core.showing.episodes.notes import EpisodeNote
 
 
 class _Row(Mapping[str, Any]):
@@ -123,6 +123,7 @@ class _Call(NamedTuple):
 
     round: int
     agent: str
+    exchange: int
     attempt: int
     model_served: str
     text: str
@@ -248,13 +249,9 @@ def _render_asked(
         episode.question, episode.solution, episode.prover_stance, episode.seed, columns
     )
     try:
-        before = [turn for turn in game.turns(calls, episode.seed) if turn.round < call.round]
-        wrong = game.find_mistakes(calls).get((call.round, call.agent, call.attempt))
-        return [
-            *game.asking(call.agent, episode).render(
-                call.agent, situation, before, call.round, wrong
-            )
-        ]
+        turns, place = game.turns(calls, episode.seed), place_of(call)
+        wrong = game.find_mistakes(calls).get(place)
+        return game.asking(call.agent, episode).render_at(place, situation, turns, wrong)
     except (InvalidResponse, NipError, LookupError, ValueError):
         return None  # the protocol or a template is another by now
 

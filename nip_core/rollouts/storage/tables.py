@@ -1,7 +1,7 @@
 """From rows in memory to committed Parquet, and back.
 
 RolloutTables    episodes and generations, of a shard or of a whole split
-Tables           these and the timings of a shard (see `nip_core.rollouts.schema`)
+Tables           these and the timings of a shard (see `nip_core.rollouts.storage.schema`)
 build_tables     rows -> Tables, in an order that does not depend on timing
 commit_shard     Tables -> files with a manifest of their own
 join_shards      all shards of a split -> the manifest that makes them readable
@@ -25,15 +25,28 @@ from typing import Any
 import pyarrow as pa
 
 from nip_core.errors import CorruptionError, StageError
-from nip_core.rollouts.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
-from nip_core.rollouts.shard_manifests import (
+from nip_core.game.answer_rows import place_of
+from nip_core.rollouts.storage.parquet import parquet_bytes, parquet_table
+from nip_core.rollouts.storage.schema import (
+    CHOICES,
+    EPISODES,
+    GENERATIONS,
+    TIMINGS,
+    VALUES_BEFORE,
+)
+from nip_core.rollouts.storage.shard_manifests import (
     SHARD_INPUT,
     shard_is_committed,
     shard_manifest,
     shards_of,
 )
-from nip_core.rollouts.table_rows import Episode, Generation, MessageChoice, Timing, stored_row
+from nip_core.rollouts.storage.table_rows import (
+    Episode,
+    Generation,
+    MessageChoice,
+    Timing,
+    stored_row,
+)
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import (
@@ -54,15 +67,18 @@ SHARED_PROMPTS = "shared_prompts"
 """In a shard's manifest: by agent, tokens of prompts that stand in several rows and were read once
 (see `nip_core.records.spending`)."""
 _DIGEST_VERSION = 2
-_LATER = (
-    *("columns", "opponent", "opponent_iteration", "opponent_run"),
-    *("reasoning", "reasoning_tokens"),
-)
-"""What later versions of the schema have added, which is left out of digests where it is empty."""
-_IN_NO_DIGEST = ("drawn", "p_accept")
+_LATER: Mapping[str, Any] = {
+    **dict.fromkeys(("columns", "opponent", "opponent_iteration", "opponent_run")),
+    **dict.fromkeys(("reasoning", "reasoning_tokens")),
+    **VALUES_BEFORE,
+}
+"""Columns of later versions of the schema with the values of rows from before them. Digests leave
+such a value out."""
+_IN_NO_DIGEST = ("drawn", "p_accept", "round_rewards")
 """What says nothing new of the game, so that a run from before there was such a column has the
-digests of one that is played today: `drawn` follows from problem and seed, and `p_accept` is what
-the engine says of an answer that is there; its last bits depend on what shares the batch."""
+digests of one that is played today: `drawn` follows from problem and seed, `round_rewards` from the
+answers and the protocol, and `p_accept` is what the engine says of an answer that is there; its
+last bits depend on what shares the batch."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,7 @@ def build_tables(
 
     Episodes keep their order. Generations are put in the order of play, episode by episode: by
     round, then by the number of messages before, by the agents' order in the episode's rewards,
-    and by attempt; timings follow them.
+    by exchange and by attempt; timings follow them.
 
     Raises StageError for a row that breaks the schema, a key that stands twice, or a generation
     or timing that belongs to nothing.
@@ -112,8 +128,7 @@ def build_tables(
             row.round,
             _measure_depth(row, by_key, depths),
             row.branch_path,
-            agents[row.episode](row.agent),
-            row.attempt,
+            *place_of(row).order(agents[row.episode]),
         )
 
     # 2. Generations by it, timings by them.
@@ -320,11 +335,11 @@ class _RowHashes:
 
 
 def _encode_row(row: Mapping[str, Any]) -> bytes:
-    # A later column is left out where it is empty, so runs from before it keep their digests.
+    # A later column is left out where it says nothing, so runs from before it keep their digests.
     row = {
         name: value
         for name, value in row.items()
-        if name not in _IN_NO_DIGEST and (name not in _LATER or value is not None)
+        if name not in _IN_NO_DIGEST and (name not in _LATER or value != _LATER[name])
     }
     # NaN, which the schema allows in rewards and log-probabilities, is written as such.
     return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nip_core.game.render import Game
-from nip_core.rollouts.schema import EPISODES
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.schema import EPISODES
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.run_store.store import Store
-from nip_core.showing.episode_filters import EpisodeFilters, find_in_calls, find_rows
-from nip_core.showing.episode_index import COLUMNS, make_empty_index, read_part
-from nip_core.showing.episode_rows import ReadableEpisode, read_episode_rows
-from nip_core.showing.notes import RunNotes
+from nip_core.showing.episodes.episode_filters import EpisodeFilters, find_in_calls, find_rows
+from nip_core.showing.episodes.episode_index import COLUMNS, make_empty_index, read_part
+from nip_core.showing.episodes.episode_rows import ReadableEpisode, read_episode_rows
+from nip_core.showing.episodes.notes import RunNotes
 
 
 class FoundEpisodes:

@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from nip_core.game.answer_lines import NUMBERING
-from nip_core.game.decisions import (
+from nip_core.game.answers.answer_lines import NUMBERING
+from nip_core.game.answers.decisions import (
     InvalidDecision,
     VerdictReader,
     any_case,
     is_blank,
     strip_decoration,
 )
-from nip_core.game.verdict_labels import (
+from nip_core.game.answers.verdict_labels import (
     OTHER_SEPARATOR,
     WORDS,
     Answer,

@@ -10,8 +10,8 @@ What follows a label is read by `decisions`, lines come from `answer_lines`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nip_core.game.answer_lines import NUMBERING, AnswerLines, Start, begins_question
-from nip_core.game.decisions import (
+from nip_core.game.answers.answer_lines import NUMBERING, AnswerLines, Start, begins_question
+from nip_core.game.answers.decisions import (
     CROSSES,
     TICKS,
     InvalidDecision,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.rollouts.journal import (
+from nip_core.rollouts.storage.journal import (
     GroupCommits,
     Journal,
     Record,

@@ -19,15 +19,25 @@ below (in the order of the numbers), the others reach it by the beginning of the
 
 Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, version 4 `opponent` and
 `opponent_iteration`, version 5 `reasoning` and `reasoning_tokens`, version 6 `drawn`, version 7
-`p_accept`, version 8 `opponent_run`; tables of earlier versions are read as if they had them,
-empty.
+`p_accept`, version 8 `opponent_run`, version 9 `exchange` and `round_rewards`; tables of earlier
+versions are read as if they had them: `exchange` is 0, the others are empty.
 """
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
+VALUES_BEFORE = {"exchange": 0}
+"""What a row has in a later column, if it is from before that column; in all others it has null."""
+
+
+def _list_rewards(*place: pa.Field) -> pa.DataType:
+    """Make the type of a list of rewards, each of an agent."""
+    agent = pa.field("agent", pa.string(), nullable=False)
+    reward = pa.field("reward", pa.float64(), nullable=False)
+    return pa.list_(pa.struct([*place, agent, reward]))
+
 
 EPISODES = pa.schema(
     [
@@ -57,17 +67,9 @@ EPISODES = pa.schema(
         pa.field("decision_value", pa.float64()),  # on the decision scale, -1 to 1; null: none
         pa.field("outcome", pa.string(), nullable=False),  # finished, terminated, failed
         pa.field("error", pa.string()),  # why it failed
-        pa.field(
-            "rewards",
-            pa.list_(
-                pa.struct(
-                    [
-                        pa.field("agent", pa.string(), nullable=False),
-                        pa.field("reward", pa.float64(), nullable=False),
-                    ]
-                )
-            ),
-            nullable=False,
+        pa.field("rewards", _list_rewards(), nullable=False),
+        pa.field(  # what each round paid, without zeros; null: unknown; in no digest
+            "round_rewards", _list_rewards(pa.field("round", pa.int16(), nullable=False))
         ),
     ],
     metadata=_METADATA,
@@ -87,7 +89,10 @@ GENERATIONS = pa.schema(
         pa.field("branch_path", pa.string(), nullable=False),
         pa.field("round", pa.int16(), nullable=False),
         pa.field("agent", pa.string(), nullable=False),
-        pa.field("attempt", pa.int16(), nullable=False),  # invalid answers before this one
+        pa.field("exchange", pa.int16(), nullable=False),  # valid answers of the turn before it
+        pa.field(
+            "attempt", pa.int16(), nullable=False
+        ),  # invalid answers before it in the exchange
         pa.field("model_asked", pa.string(), nullable=False),
         pa.field("model_served", pa.string(), nullable=False),
         pa.field("text", pa.string(), nullable=False),

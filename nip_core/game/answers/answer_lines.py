@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from nip_core.game.decisions import (
+from nip_core.game.answers.decisions import (
     InvalidResponse,
     MissingPart,
     any_case,

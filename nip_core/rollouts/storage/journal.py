@@ -11,7 +11,7 @@ commit: a header (magic, payload length, CRC-32 of the payload, CRC-32 of the he
 payload, one JSON document per line. A frame that a crash left incomplete is the last one; it is
 dropped whole, and nobody was told that anything in it was durable. A damaged frame with an intact
 one behind it is no crash: that is refused. For object stores see
-`nip_core.rollouts.journal_segments`.
+`nip_core.rollouts.storage.journal_segments`.
 
 Covered: the process or machine dies at any instant. Not covered: a lost disk, and damage to the
 very last frame, which looks like a torn one.

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.rollouts.schema import SCHEMA_VERSION
+from nip_core.rollouts.storage.schema import SCHEMA_VERSION, VALUES_BEFORE
 
 _VERSION_KEY = b"nip.schema_version"
 
@@ -119,11 +119,13 @@ def has_current_version(written: pa.Schema, schema: pa.Schema, name: str) -> boo
 
 
 def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Add to a table of an earlier version the nullable columns of later ones, empty."""
+    """Add to a table of an earlier version the columns of later ones, with what they had then."""
     for index, field in enumerate(schema):
-        if field.name not in table.schema.names and field.nullable:
+        is_later = field.nullable or field.name in VALUES_BEFORE
+        if field.name not in table.schema.names and is_later:
             place = min(index, table.num_columns)  # of a table that lacks others too
-            table = table.add_column(place, field, pa.nulls(table.num_rows, field.type))
+            value = pa.scalar(VALUES_BEFORE.get(field.name), field.type)
+            table = table.add_column(place, field, pa.repeat(value, table.num_rows))
     return table.replace_schema_metadata(schema.metadata)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nip_core.game.answer_rows import RecordedToken, TokenLogprob
-from nip_core.rollouts.thoughts import MalformedAnswer
+from nip_core.rollouts.client.thoughts import MalformedAnswer
 
 
 def split_count(total: int | None, parts: int) -> Sequence[int | None]:

@@ -25,7 +25,7 @@ import orjson
 
 from nip_core.game.render import ChatMessage
 from nip_core.redaction import printable
-from nip_core.showing.episode_rows import ReadableEpisode, ReadableMessage
+from nip_core.showing.episodes.episode_rows import ReadableEpisode, ReadableMessage
 
 CSV_BEGIN = "\ufeff"
 _SIGNS = "[=+\\-@\u2212\ufe62\ufe63\ufe66\ufe6b\uff0b\uff0d\uff1d\uff20]"

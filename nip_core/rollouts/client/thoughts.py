@@ -8,7 +8,8 @@ Thoughts stand in ``reasoning`` (vLLM, some gateways) or ``reasoning_content`` (
 and other gateways), in ``reasoning_details`` alone (a gateway, for some models), or as parts of the
 content that are of type ``thinking`` (Mistral). OpenAI, Gemini and Anthropic's endpoint for
 OpenAI's protocol give their number at most. A model that writes ``<think>`` into its text, with no
-parser in front of it, keeps it there: `nip_core.game.parsing` leaves it out of what others read.
+parser in front of it, keeps it there: `nip_core.game.answers.parsing` leaves it out of what others
+read.
 """
 
 from collections.abc import Mapping

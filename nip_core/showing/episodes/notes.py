@@ -26,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from nip_core.errors import CorruptionError, NipError, SettingsError, StoreError
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, Store, open_store
-from nip_core.showing.episode_filters import EpisodeFilters
-from nip_core.showing.episode_index import IndexedEpisode
+from nip_core.showing.episodes.episode_filters import EpisodeFilters
+from nip_core.showing.episodes.episode_index import IndexedEpisode
 
 MOST_CHARACTERS = 10_000
 """Of a note."""

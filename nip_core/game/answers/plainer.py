@@ -20,8 +20,8 @@ either. Only scales of accept and reject are read so.
 import json
 import re
 
-from nip_core.game.answer_lines import AnswerLines, begins_question
-from nip_core.game.decisions import any_case, strip_decoration
+from nip_core.game.answers.answer_lines import AnswerLines, begins_question
+from nip_core.game.answers.decisions import any_case, strip_decoration
 
 _LONGEST = 2000  # characters of a line that is looked at
 _ROWS = 9  # of a table

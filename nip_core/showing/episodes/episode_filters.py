@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from nip_core.errors import SettingsError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
-from nip_core.showing.episode_index import FAILED, RIGHT, WRONG
+from nip_core.showing.episodes.episode_index import FAILED, RIGHT, WRONG
 
 NOT_RIGHT = "not-right"
 CHOICES: Mapping[str, Mapping[str, str]] = {

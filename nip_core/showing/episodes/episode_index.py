@@ -24,12 +24,18 @@ from numpy.typing import NDArray
 
 from nip_core.errors import NipError
 from nip_core.rollouts.acceptance import GENERATIONS_OF_ACCEPTANCE, find_acceptance
-from nip_core.rollouts.shard_manifests import committed_shards, shards_of
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.shard_manifests import committed_shards, shards_of
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.rollouts.trees import for_each_episode
 from nip_core.run_store.manifest import MANIFEST, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.showing.kept_calls import OF_EPISODES, OF_GENERATIONS, KeptCalls, Shard, read_calls
+from nip_core.showing.episodes.kept_calls import (
+    OF_EPISODES,
+    OF_GENERATIONS,
+    KeptCalls,
+    Shard,
+    read_calls,
+)
 
 RIGHT, WRONG, FAILED = "right", "wrong", "failed"
 
@@ -291,7 +297,7 @@ def read_episodes(table: pa.Table) -> list[IndexedEpisode]:
 
 def make_empty_index() -> pa.Table:
     """Make an index of no episodes."""
-    from nip_core.rollouts.schema import EPISODES
+    from nip_core.rollouts.storage.schema import EPISODES
 
     kinds = {name: EPISODES.field(name).type for name in _PLAIN}
     kinds |= {"about": pa.string(), "verdict": pa.string(), "reward": pa.float64()}

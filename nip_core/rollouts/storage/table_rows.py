@@ -1,7 +1,8 @@
 """The rows of the tables that a played shard leaves behind, as types.
 
 Episode, Generation, Timing, MessageChoice   a row of each table; what a column means stands in
-                                            `nip_core.rollouts.schema`
+                                            `nip_core.rollouts.storage.schema`
+RoundReward       what a round paid an agent
 CallRecord, LabelRow   what the journal has of an answer, and of a solution labelled in play
 recorded_calls, recorded_labels   these of a journal's records
 row_columns       the columns that a kind of row has
@@ -14,19 +15,27 @@ a third of a second longer to make.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from nip_core.errors import CorruptionError
 from nip_core.game.answer_rows import RecordedToken
-from nip_core.rollouts.journal import Record
+from nip_core.rollouts.storage.journal import Record
 
 R = TypeVar("R")
+
+
+class RoundReward(NamedTuple):
+    """What a round paid an agent."""
+
+    round: int
+    agent: str
+    reward: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +70,8 @@ class Episode:
     error: str | None = None
     rewards: Mapping[str, float]
     """By agent, in the order of play. In the table it is a list."""
+    round_rewards: Sequence[RoundReward] | None = None
+    """In the order of rounds, without zeros; their sums are the `rewards`. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +84,7 @@ class Generation:
     branch_path: str
     round: int
     agent: str
+    exchange: int = 0
     attempt: int
     model_asked: str
     model_served: str
@@ -139,6 +151,11 @@ def _read_column(table: pa.Table, name: str) -> list[Any]:
     values: list[Any] = table[name].to_pylist()
     if name == "rewards":
         return [{entry["agent"]: entry["reward"] for entry in entries} for entries in values]
+    if name == "round_rewards":
+        return [
+            None if entries is None else tuple(RoundReward(**entry) for entry in entries)
+            for entries in values
+        ]
     return values
 
 
@@ -148,6 +165,8 @@ def stored_row(row: Episode | Generation | Timing | MessageChoice) -> dict[str, 
     stored = {name: getattr(row, name) for name in row_columns(kind)}
     if isinstance(row, Episode):
         stored["rewards"] = [{"agent": a, "reward": paid} for a, paid in row.rewards.items()]
+        if row.round_rewards is not None:
+            stored["round_rewards"] = [paid._asdict() for paid in row.round_rewards]
     return stored
 
 

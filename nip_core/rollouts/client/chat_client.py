@@ -29,16 +29,16 @@ from nip_core.game.answer_rows import RecordedToken
 from nip_core.progress.traffic import Traffic
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
-from nip_core.rollouts.answer_parts import (
+from nip_core.rollouts.client.answer_parts import (
     make_storable,
     read_ids,
     read_logprobs,
     refuse_other_model,
     split_count,
 )
-from nip_core.rollouts.call_limit import CallLimit, Places
-from nip_core.rollouts.joined_calls import JoinedCall
-from nip_core.rollouts.thoughts import (
+from nip_core.rollouts.client.call_limit import CallLimit, Places
+from nip_core.rollouts.client.joined_calls import JoinedCall
+from nip_core.rollouts.client.thoughts import (
     MalformedAnswer,
     read_message,
     read_usage,

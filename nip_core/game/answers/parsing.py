@@ -20,18 +20,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nip_core.game.answer_lines import AnswerLines, cut_parts, find_part_starts, without_thinking
-from nip_core.game.decisions import (
+from nip_core.game.answers.answer_lines import (
+    AnswerLines,
+    cut_parts,
+    find_part_starts,
+    without_thinking,
+)
+from nip_core.game.answers.decisions import (
     InvalidDecision,
     InvalidResponse,
     VerdictReader,
     any_case,
     simplify,
 )
-from nip_core.game.other_words import Claim, find_claims
-from nip_core.game.plainer import put_plainly
-from nip_core.game.reasons import EMPTY
-from nip_core.game.verdict_labels import (
+from nip_core.game.answers.other_words import Claim, find_claims
+from nip_core.game.answers.plainer import put_plainly
+from nip_core.game.answers.reasons import EMPTY
+from nip_core.game.answers.verdict_labels import (
     WORDS,
     Answer,
     LabelledLine,

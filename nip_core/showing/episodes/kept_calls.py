@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
-from nip_core.rollouts.tables import StoredRollouts
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
 from nip_core.run_store.manifest import Manifest
 from nip_core.run_store.store import Store

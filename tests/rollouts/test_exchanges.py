@@ -1,0 +1,192 @@
+"""A turn is a list of exchanges: each is in its place wherever an episode is played or read."""
+
+from functools import partial
+
+import pyarrow as pa
+import pytest
+from in_memory import InMemory
+from playing import agent_of, play, problems
+
+from nip_core.evaluation.episode_transcripts import transcript_of
+from nip_core.game.answer_rows import AnswerPlace, place_of
+from nip_core.game.render import Game
+from nip_core.parameters import load_parameters
+from nip_core.rollouts.branching import Branching
+from nip_core.rollouts.storage.schema import GENERATIONS
+from nip_core.rollouts.storage.table_rows import Generation, read_rows
+from nip_core.rollouts.storage.tables import RolloutTables, canonical_digest
+from nip_core.showing.episodes.episode_rows import _render_asked
+from nip_core.trainers.conversations import make_conversations
+from nip_core.trainers.episodes import read_played
+from nip_core.trainers.grpo import _find_valid_rows
+from nip_core.trainers.malt import choose_pairs
+from nip_core.viewer.episode_page import _render_chats
+
+VERIFIER = ["Question: a?", "Question: b?", "Decision: accept", "Decision: reject"]
+PROVER = ["Answer: c", "", "Answer: d"]
+PLACES = [
+    *(AnswerPlace(0, "verifier"), AnswerPlace(0, "verifier", exchange=1)),
+    *(AnswerPlace(1, "prover"), AnswerPlace(1, "prover", exchange=1)),
+    AnswerPlace(1, "prover", attempt=1, exchange=1),
+    *(AnswerPlace(2, "verifier"), AnswerPlace(2, "verifier", exchange=1)),
+]
+
+
+def settings(**more):
+    agent = {
+        "model_provider": "SelfHosted",
+        "model_name": "m",
+        "max_tokens_per_message": 40,
+        "num_invalid_generation_retries": 3,
+        "retry_hint": True,
+    }
+    return load_parameters(
+        {
+            "run_name": "a",
+            "dataset": "x",
+            "interaction_protocol": "nip",
+            "nip_protocol": {"max_message_rounds": 3},
+            "rl": {"rollouts_per_iteration": None},
+            "rollouts": {"failure_threshold": 1.0},
+            "agents": {"_default": agent},
+            **more,
+        }
+    )
+
+
+def in_turn(**texts):
+    """Each agent says its next text, whichever of its calls it is."""
+    left = {agent: list(answers) for agent, answers in texts.items()}
+    return lambda body: left[agent_of(body)].pop(0)
+
+
+class TwoExchanges(Game):
+    """The same game, in which each turn has two exchanges."""
+
+    exchanges = 2
+
+
+async def play_two(**more):
+    parameters = settings()
+    script = in_turn(verifier=VERIFIER, prover=PROVER)
+    return await play(parameters, script, game=TwoExchanges(parameters), **more)
+
+
+@pytest.fixture
+async def played():
+    return await play_two()
+
+
+def rows_of(played):
+    return [*read_rows(played.tables().generations, Generation)]
+
+
+def said(messages):
+    return [m["content"] for m in messages if m["role"] == "assistant"]
+
+
+async def test_a_turn_has_its_exchanges_one_after_another_and_the_last_one_is_its_move(played):
+    rows, [episode] = rows_of(played), played.episodes
+    assert [place_of(row) for row in rows] == PLACES
+    assert [row.text for row in rows] == [*VERIFIER[:2], *PROVER, *VERIFIER[2:]]
+    assert episode["decision"] == 0 and episode["outcome"] == "finished"
+    seed = partial(played.specs[0].generation_seed, played.parameters.seed)
+    assert [body["seed"] for body in played.server.bodies] == [seed(place) for place in PLACES]
+    assert len({row.key for row in rows}) == len(PLACES)
+    # What an agent has said in its turn stands in its chat, and the last of it in that of others.
+    bodies = [body["messages"] for body in played.server.bodies]
+    assert [said(chat) for chat in bodies] == [
+        [], VERIFIER[:1], [], PROVER[:1], PROVER[:1], VERIFIER[:2], VERIFIER[:3],
+    ]  # fmt: skip
+    assert "b?" in bodies[2][-1]["content"] and "a?" not in str(bodies[2][1:])
+    assert "Your answer to this" in bodies[4][-1]["content"]
+
+
+async def test_a_kill_between_two_exchanges_costs_none_of_those_before(played):
+    keys = [row.key for row in rows_of(played)]
+    recorded = played.log.by_key()
+    for done in range(len(keys) + 1):
+        texts = {"verifier": [*VERIFIER], "prover": [*PROVER]}
+        for place in PLACES[:done]:
+            texts[place.agent].pop(0)
+        resumed = await play(
+            played.parameters,
+            in_turn(**texts),
+            game=played.game,
+            recorded={key: recorded[key] for key in keys[:done]},
+        )
+        assert resumed.server.bodies == played.server.bodies[done:]
+        assert rows_of(resumed) == rows_of(played)
+
+
+async def test_a_second_exchange_has_a_key_and_a_seed_of_its_own_and_is_in_the_digest(played):
+    place, [spec] = AnswerPlace(2, "verifier", 1), played.specs
+    later = place._replace(exchange=1)
+    assert spec.generation_key(place) != spec.generation_key(later)
+    assert spec.generation_seed(7, place) != spec.generation_seed(7, later)
+    tables = played.tables()
+    episodes, generations = tables.episodes, tables.generations
+    at, zeros = GENERATIONS.get_field_index("exchange"), [0] * generations.num_rows
+    all_first = generations.set_column(at, GENERATIONS.field(at), pa.array(zeros, pa.int16()))
+    before_the_column = canonical_digest(episodes, generations.drop_columns("exchange"))
+    assert canonical_digest(episodes, all_first) == before_the_column
+    assert canonical_digest(episodes, generations) != before_the_column
+
+
+async def test_every_reader_shows_each_exchange_in_its_place(played):
+    tables, [episode] = played.tables(), played.typed.episodes
+    bodies = {
+        row.key: body["messages"]
+        for row, body in zip(rows_of(played), played.server.bodies, strict=True)
+    }
+    # 1. Transcripts: who was told what, and which answer went to a channel.
+    shown, rows = transcript_of(episode.key, tables.episodes, tables.generations, played.game)
+    assert [place_of(message) for message in shown.messages] == PLACES
+    channels = [("main",) if place.exchange else () for place in PLACES]
+    channels[3] = channels[-1] = ()  # invalid; a verdict
+    assert [message.channels for message in shown.messages] == channels
+    told = [place for place, m in zip(PLACES, shown.messages, strict=True) if m.told is not None]
+    assert told == [PLACES[4], PLACES[5]]  # the hint, and that the turn is the last
+    # 2. The viewer's chats are those that were sent.
+    chats, why_not = _render_chats(episode, rows, played.game)
+    assert not why_not and {key: list(chat) for key, (chat, _) in chats.items()} == bodies
+    # 3. A row that is taken away has the chat of the answer that decided.
+    assert _render_asked(episode, rows, played.game) == bodies[rows[-1].key]
+
+
+async def test_every_exchange_is_trained_on_in_the_chat_that_it_answered(played):
+    tables = played.tables()
+    part, keys = InMemory((RolloutTables(tables.episodes, tables.generations),)), ["key"]
+    [episode] = read_played(played.game, part, part.episodes(keys)["key"].to_pylist())
+    [side] = make_conversations(played.game, "verifier", episode)
+    assert said(side.messages) == VERIFIER
+    assert [answer.text for answer in side.learned] == VERIFIER
+    assert list(side.messages[:-1]) == played.server.bodies[-1]["messages"]
+    rows = rows_of(played)
+    found = _find_valid_rows(part.tables[0])[episode.key, "verifier"]
+    assert [rows[number].text for number in found] == VERIFIER
+
+
+async def test_pairs_are_made_of_first_exchanges_alone():
+    parameters = settings(
+        **{"trainer": "pure_text_malt", "pure_text_malt": {"interval_threshold_proportion": 0.01}}
+    )
+    game = TwoExchanges(parameters)
+
+    def script(body):
+        chat, count = body["messages"], body.get("n", 1)
+        if agent_of(body) == "prover":
+            return [f"Answer: {len(said(chat))} {i}" for i in range(count)]
+        if len(said(chat)) >= 2:
+            return [f"Decision: {('accept', 'reject')[body['seed'] % 2]}"] * count
+        return [f"Question: {len(said(chat))} {i}?" for i in range(count)]
+
+    branch = Branching(parameters, game.protocol, 0)
+    played = await play(parameters, script, on=problems(6), branch=branch, game=game)
+    tables = played.tables()
+    rows = {row.key: row for row in read_rows(tables.generations, Generation)}
+    shards = InMemory((RolloutTables(tables.episodes, tables.generations),))
+    pairs = [*choose_pairs(game, "group", 0, shards, ["prover", "verifier"]).examples]
+    assert pairs
+    for pair in pairs:
+        assert {place_of(rows[key]).exchange for key in pair.generations} == {0}
