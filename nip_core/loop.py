@@ -23,10 +23,9 @@ from nip_core.concurrency import gather_or_cancel
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.hook import FIRST, After, Call, directly, within
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.attack import PLATEAU
-from nip_core.parameters.derived.tested_iterations import attacks_untrained, is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.status import find_first_incomplete, find_last
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.session.opening import open_session
 from nip_core.session.session import Session
 from nip_core.showing.summary import summarise_run
@@ -101,14 +100,8 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
         with session.progress.during(last, "test"):
             newest = await play_and_measure(session, last, TEST, call, After(newest))
     # 3. What an attack on another run's verifier did to it: the tests, or a game of choices.
-    if attacks_untrained(parameters):
-        with session.progress.during(last, "attack"):
-            newest = await play(session, last, ATTACK, call, After(newest))
-    if parameters.attack.tests_worst:
-        newest = await _test_worst(session, last, call, After(newest))
-    if parameters.attack.run is not None:
-        newest = await do(measuring.measure, ATTACK, After(newest))
-    await do(publish, "test", True, tested, After(newest))
+    shown = await attacking.finish(session, last, play, call, After(newest))
+    await do(publish, "test", True, tested, shown)
     return None
 
 
@@ -132,7 +125,7 @@ async def iterate(
         # Only its test was missing. A fork could not go through the rest, which has other keys.
         models = await call(proving.prove_serving, session, iteration + 1, After(newest))
         return IterationEnd(iteration, models)
-    if await _attack(session, iteration, call, After(newest)):
+    if await attacking.begin_step(session, iteration, play, call, After(newest)):
         return IterationEnd(iteration, is_last=True)
     # 2. Play the training episodes.
     has_played = not parameters.imitates(iteration)
@@ -168,31 +161,6 @@ async def iterate(
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
         await do(publish, "train", True, False, After(models, metrics))
     return IterationEnd(iteration, models)
-
-
-async def _attack(session: Session, iteration: int, call: Call, after: After) -> bool:
-    """Do what an attack by training has to do before a step; return whether its course has ended.
-
-    Before the first step test problems are played, with provers that are only told to lie.
-    """
-    attack = session.parameters.attack
-    if attack.tests_worst and iteration == 0:
-        with session.progress.during(0, "attack"):
-            await play(session, 0, ATTACK, call, after)
-    if attack.until != PLATEAU:
-        return False
-    has_ended: bool = await call(attacking.has_ended, session, iteration, after)
-    return has_ended
-
-
-async def _test_worst(session: Session, last: int, call: Call, after: After) -> Any:
-    """Test the provers that were the worst on validation problems, once, on test problems."""
-    worst: int = await call(attacking.end_course, session, last, after)
-    with session.progress.during(last, "attack"):
-        if worst > 0:
-            after = After(await call(proving.prove_serving, session, worst, after))
-        # Without any training the test before it is this one.
-        return await play(session, last if worst > 0 else 0, ATTACK, call, after)
 
 
 async def retest(session: Session, iteration: int, call: Call = directly) -> IterationEnd:

@@ -14,8 +14,7 @@ from nip_core.costs.estimate import Estimate
 from nip_core.evaluation.figures_in_words import amount, plain_percent
 from nip_core.jobs.document import read_job
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.attack import PLATEAU
-from nip_core.parameters.derived.tested_iterations import attacks_untrained, is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.progress.board import Stage
 from nip_core.records.stage_seconds import read_seconds_so_far
 from nip_core.records.status import find_first_incomplete
@@ -49,10 +48,10 @@ def list_stages(parameters: HyperParameters, estimate: Estimate) -> tuple[Stage,
         if trains and parameters.promotion.enabled:
             stages.append(Stage(i, "gate", estimate.gate_episodes // last))
         stages.append(Stage(i, "swap"))
-    if attacks_untrained(parameters):
-        stages.append(Stage(last, "attack", estimate.attack_episodes))
-    elif parameters.attack.tests_worst:
-        half = estimate.attack_episodes // 2
+    if parameters.choice is not None:
+        stages.append(Stage(last, "attack", estimate.apart_episodes))
+    elif parameters.tests_apart:
+        half = estimate.apart_episodes // 2
         stages.insert(1, Stage(0, "attack", half))  # after the first test
         stages.append(Stage(last, "attack", half))
     return tuple(stages)
@@ -101,22 +100,22 @@ def describe_opening(session: Session) -> str:
     last = parameters.rl.num_iterations
     tested = [i for i in range(last + 1) if is_tested(parameters, i)]
     size = 0 if estimate is None or not tested else estimate.test_episodes // len(tested)
-    is_attack = attacks_untrained(parameters)
+    is_chosen = parameters.choice is not None
     if parameters.base_run.base_run_type == "rerun_tests":
         does = f"plays the tests of {amount(last, 'iteration')} again, and trains nothing"
-    elif is_attack:
-        does = name_attack(parameters.attack, estimate)
+    elif is_chosen:
+        does = name_attack(parameters, estimate)
     else:
         every = len(session.problems[TRAIN]) * group_size(parameters, TRAIN)
         count = parameters.rollouts_per_iteration or every
-        imitates, most = parameters.imitates(0), parameters.attack.until == PLATEAU
+        imitates, most = parameters.imitates(0), parameters.may_end_early
         groups = [g for g in parameters.trainable_groups if _trains(parameters, g, last)]
         does = f"trains {' and '.join(groups) or 'nothing'}"
         if played := last - imitates:
             iterations = f"{amount(played, 'iteration')} of {amount(count, 'episode')}"
             after = " after one of imitation" if imitates else ""
             does = f"plays {'at most ' if most else ''}{iterations}{after}, {does}"
-    tests = [] if is_attack and not tested else [_tests_words(tested, last, size)]
+    tests = [] if is_chosen and not tested else [_tests_words(tested, last, size)]
     return "; ".join([does, *tests, f"kept in {session.run.store.url}"])
 
 
