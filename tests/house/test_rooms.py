@@ -62,6 +62,18 @@ def test_each_function_of_a_stage_is_used_by_the_loop_or_another_room():
     assert not unused
 
 
+def test_the_loop_is_one_text_and_flows_are_flows():
+    loop = (ROOT / "nip_core" / "loop.py").read_text(encoding="utf-8")
+    assert len(loop.splitlines()) <= 230
+    flows = [path for path in (ROOT / "flows").rglob("*.py") if path.name != "__init__.py"]
+    assert len(flows) <= 10
+    # A flow, or what flows alone need.
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in flows}
+    together = "\n".join(texts.values())
+    for name, text in texts.items():
+        assert "@flow" in text or f"nip_prefect.flows.{name} import" in together, name
+
+
 def test_links_are_those_that_the_installed_names_need():
     links = {
         str(path.relative_to(ROOT))
