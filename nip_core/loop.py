@@ -70,7 +70,7 @@ async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
 
 
 async def _all_iterations(session: Session, call: Call) -> str | None:
-    """Do all iterations; return what the run was parked for (`park_after_s`), None if nothing."""
+    """Do all iterations; return what the run is parked for, see `park_after_s`, or None."""
     parameters = session.parameters
     last = find_last(session.records, parameters)
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
@@ -132,12 +132,11 @@ async def iterate(
     async with times.during("dataset"):
         chosen = (do(choosing.build_dataset, group, After(newest)) for group in groups)
         datasets = dict(zip(groups, await gather_or_cancel(chosen), strict=True))
-    # 4. Train, and measure meanwhile. A job that is not waited for any longer stops the run here.
+    # 4. Train, and measure meanwhile. A job that the settings say not to wait for parks the run.
     async with times.during("train"):
         jobs = await _submit(datasets, do)
-        ends, metrics = await gather_or_cancel(
-            [_wait(jobs, do), _measure_and_show(has_played, do, After(newest))]
-        )
+        measured = _measure_and_show(has_played, do, After(newest))
+        ends, metrics = await gather_or_cancel([_wait(jobs, do), measured])
     newest = After(*(ends or [newest]))
     if parked := [end.parked for end in ends if end.parked is not None]:
         await do(publish, "park", True, False, newest)
@@ -176,8 +175,7 @@ async def play(
     do = within(session, iteration, call)
     shards = await do(playing.plan_split, split, after)
     played = await do(playing.play_shards, split, shards, call)
-    newest = After(*(played or [shards]))
-    committed: CommittedSplit = await do(playing.commit_split, split, newest)
+    committed: CommittedSplit = await do(playing.commit_split, split, After(*(played or [shards])))
     return committed
 
 
@@ -202,9 +200,8 @@ async def _wait(jobs: Mapping[str, JobReference], do: Call) -> list[JobEnd]:
     while jobs:
         waits = (do(training.wait_for_job, group, After(job)) for group, job in jobs.items())
         ends += (newest := await gather_or_cancel(waits))
-        if any(end.parked is not None for end in newest):
-            break
-        jobs = await _submit({end.job.group: end for end in newest if end.again}, do)
+        again = {end.job.group: end for end in newest if end.again}
+        jobs = {} if any(end.parked for end in newest) else await _submit(again, do)
     return ends
 
 
