@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nip_core.evaluation.attack_metrics import ShownAttack
-from nip_core.evaluation.attack_words import loss_sentences
+from nip_core.attack_figures.metrics_document import ShownAttack
+from nip_core.attack_figures.sentences import loss_sentences
 
 ROOT = Path(__file__).parent.parent
 

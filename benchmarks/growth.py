@@ -148,11 +148,11 @@ async def train(place: Path, iterations: int) -> dict[str, Any]:
             return result
         if function is not publish:
             return await directly(function, *arguments)
-        session, after, iteration, _, samples = arguments
+        session, iteration, after, _, samples, *_ = arguments
         of = publishing.setdefault(iteration, {})
         sent = artifacts.bytes
         with meter.measured(of):
-            function(*arguments)
+            await directly(function, *arguments)
             await publish_artifacts(session, after, iteration, samples)
         of["bytes_sent"] = of.get("bytes_sent", 0) + artifacts.bytes - sent
         return None

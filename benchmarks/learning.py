@@ -217,8 +217,8 @@ def say_durations(results: dict[str, Any]) -> str:
 
 def write_curve(row: dict[str, Any], target: Path) -> None:
     """The learning curve of one run as a picture, with what believing its prover would give."""
-    from nip_core.evaluation.plots import learning_curve_svg
     from nip_core.evaluation.split_metrics import SplitMetrics
+    from nip_core.report.plots import learning_curve_svg
 
     tests = [
         (entry["iteration"], {**entry["test"], "believe_the_prover": believed})

@@ -4,9 +4,10 @@
     python benchmarks/plateau_rule.py --bound > bound.md
 
 Draws the verdicts of an attack's tests, every 5 steps until 100 at most, from a soundness that is
-known at every step, and asks the rule of `nip_core.evaluation.plateau` after each test. Questions
-differ in how hard they are (a spread of 2 of their log-odds), each has one wrong problem, and each
-test draws anew. Groups of episodes have unequal rewards throughout, so no course is without signal.
+known at every step, and asks the rule of `nip_core.attack_figures.plateau` after each test.
+Questions differ in how hard they are (a spread of 2 of their log-odds), each has one wrong problem,
+and each test draws anew. Groups of episodes have unequal rewards throughout, so no course is
+without signal.
 
 Prints tables in Markdown; each is the same every time. By course and number of questions it has how
 many of 500 courses, in percent, ended with a plateau while soundness had more than 3 points left to
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nip_core.evaluation.plateau import RULE, bound_fall, find_window, judge_course
+from nip_core.attack_figures.plateau import RULE, bound_fall, find_window, judge_course
 
 EVERY, MOST = 5, 100
 QUESTIONS = (100, 200, 400, 1000)

@@ -7,13 +7,14 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
+from nip_core.hook import After
 from nip_core.loop import play_and_measure
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import TEST
 from nip_core.stages.proving import prove_serving
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS_OF_TESTS
-from nip_prefect.flows.iteration import call
+from nip_prefect.flows.iteration import Steps
 from nip_prefect.tasks.flow_run_names import name_flow_run
 from nip_prefect.tasks.runtime import offered_settings, open_run
 
@@ -48,6 +49,7 @@ async def evaluate(
     parameters = offered_settings() or load_parameters(config_file or config, overrides)
     async with open_run(parameters) as session:
         newest = session.run.finished_iterations()
-        await call(prove_serving, session, newest)
-        metrics = await play_and_measure(session, newest, TEST, call)
+        steps = Steps()
+        proved = await steps(prove_serving, session, newest)
+        metrics = await play_and_measure(session, newest, TEST, steps, After(proved))
     return {"run": session.run.name, "iteration": newest, "test": metrics.as_json()}

@@ -1,20 +1,24 @@
-"""The loop's iterations as flow runs, what it calls as task runs.
+"""The loop's iterations as flow runs, their steps as task runs, each with the steps that it needs.
 
-iteration   one iteration
-retest      one test, with models of another run
-call        the hook by which `nip_core.loop` runs everything through Prefect
+    prove ─► plan ─► play (shards) ─► commit ─► measure       of the test, then of the training:
+                                        ├─► measure ─► publish
+                                        └─► dataset ─► submit ─► await (of each group) ─► prove ─►
+    [gate: plan ─► play ─► commit ─► measure, of both sides; prove] ─► swap ─► publish
+
+`nip_core.loop` says so; `Steps` is the hook by which it runs all of it through Prefect.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefect import flow
+from prefect.utilities.annotations import opaque, quote
 
 from nip_core import loop
 from nip_core.errors import StageError
+from nip_core.hook import separate
 from nip_core.session.session import Session
 from nip_core.stages.playing import play_shard, play_shards
-from nip_core.stages.remote_shards import count_while
 from nip_core.stages.training import submit_job
 from nip_prefect.flows.remote_shards import play_remotely
 from nip_prefect.tasks.calls import TASKS
@@ -22,57 +26,73 @@ from nip_prefect.tasks.flow_run_names import name_flow_run, tag_run, with_tags, 
 from nip_prefect.tasks.runtime import limit_by_tag, session_of
 
 
-@flow(
-    name="iteration",
-    persist_result=False,
-    result_serializer="json",
-)
+@flow(name="iteration", persist_result=False, result_serializer="json")
 async def iteration(run: str, iteration: int, prove: bool = False) -> loop.IterationEnd:
     """Play and train once; what is committed is skipped.
 
     `prove`: prove first that the models which are to play answer; a swap just before has done so.
     """
     with without_tags():
-        return await loop.iterate(session_of(run), iteration, prove, call)
+        return await loop.iterate(session_of(run), iteration, prove, Steps())
 
 
-@flow(
-    name="retest",
-    persist_result=False,
-    result_serializer="json",
-)
+@flow(name="retest", persist_result=False, result_serializer="json")
 async def retest(run: str, iteration: int) -> loop.IterationEnd:
     """Test the models of a base run's iteration again, once; nothing is trained."""
     with without_tags():
-        return await loop.retest(session_of(run), iteration, call)
+        return await loop.retest(session_of(run), iteration, Steps())
 
 
-async def call(function: Callable[..., Any], session: Session, *arguments: Any) -> Any:
-    """Run a part of the loop: an iteration as a flow run, everything else as task runs."""
-    run = session.run.name
-    if function in (loop.iterate, loop.retest):
-        *place, _ = arguments
-        one = iteration if function is loop.iterate else retest
-        named = one.with_options(flow_run_name=name_flow_run(one.name, run, place[0]))
-        with with_tags(tag_run(run)):
-            result = await named(run, *place)
-        # Prefect matches subflows of a retried run by order of call, not by parameters.
-        if result.iteration != place[0]:
-            raise StageError(f"iteration {place[0]} returned the result of {result.iteration}")
+class Steps:
+    """The loop's hook in one flow run: an iteration is a flow run, all other steps are task runs.
+
+    Prefect knows a step by the object that it returned, at its address: all are kept here, so that
+    none has the address of another. It looks into neither the results that a step needs nor its
+    arguments, where a text of another step would look like one more need.
+    """
+
+    def __init__(self) -> None:
+        """Begins with no step."""
+        self._results: list[Any] = []
+
+    async def __call__(
+        self, function: Callable[..., Any], session: Session, *arguments: Any
+    ) -> Any:
+        """Run a step, with those that it needs as its inputs; return what the function does."""
+        values, results = separate(arguments)
+        after = [opaque(result) for result in results]
+        if function in (loop.iterate, loop.retest):
+            kind = iteration if function is loop.iterate else retest
+            result = await _run_iteration(kind, session.run.name, values[:-1], after)
+        elif function is play_shards:
+            result = await self._play(session, *values[:-1])
+        else:
+            task = TASKS[function]
+            if function is submit_job:
+                task = await limit_by_tag(task, "nip-fine-tune")
+            result = await task(session.run.name, *map(quote, values), wait_for=after)
+        self._results.append(result)
         return result
-    if function is play_shards:
-        number, split, shards, _ = arguments
+
+    async def _play(
+        self, session: Session, number: int, split: str, shards: list[str]
+    ) -> list[Any]:
+        after = [opaque(shards)]
         if session.parameters.rollouts.task_runner != "local":
-            return await session.with_server(
-                lambda: count_while(
-                    session, number, split, lambda: play_remotely(session, number, split, shards)
-                )
-            )
-        # The tag is looked up once for all shards.
-        play = await limit_by_tag(TASKS[play_shard], "nip-rollouts")
-        in_task: loop.Call = lambda _, __, *place: play(run, *place)  # noqa: E731
-        return await play_shards(session, number, split, shards, in_task)
-    task = TASKS[function]
-    if function is submit_job:
-        task = await limit_by_tag(task, "nip-fine-tune")
-    return await task(run, *arguments)
+            return await play_remotely(session, number, split, shards, after)
+        task = await limit_by_tag(TASKS[play_shard], "nip-rollouts")  # looked up once for all
+
+        async def play(_: Callable[..., Any], __: Session, *place: Any) -> Any:
+            return await task(session.run.name, *map(quote, place), wait_for=after)
+
+        return await play_shards(session, number, split, shards, play)
+
+
+async def _run_iteration(kind: Any, run: str, place: Sequence[Any], after: Sequence[Any]) -> Any:
+    named = kind.with_options(flow_run_name=name_flow_run(kind.name, run, place[0]))
+    with with_tags(tag_run(run)):
+        end = await named(run, *place, wait_for=after)
+    # Prefect matches subflows of a retried run by order of call, not by parameters.
+    if end.iteration != place[0]:
+        raise StageError(f"iteration {place[0]} returned the result of {end.iteration}")
+    return end

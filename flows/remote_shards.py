@@ -11,8 +11,8 @@ from nip_core.distribution import how_to_install_packages
 from nip_core.errors import SettingsError
 from nip_core.parameters.blocks.loop_settings import RolloutParameters
 from nip_core.session.session import Session
-from nip_core.stages.remote_shards import Ticket, make_ticket
-from nip_prefect.tasks.calls import play_shard_remotely
+from nip_core.stages.remote_shards import count_while, make_ticket
+from nip_prefect.tasks.calls import TASKS, play_shard_remotely
 from nip_prefect.tasks.flow_run_names import name_flow_run, tag_run, with_tags, without_tags
 
 SETTING = "rollouts.task_runner"
@@ -26,33 +26,40 @@ _OF_SO_MANY: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 async def play_remotely(
-    session: Session, iteration: int, split: str, shards: Sequence[str]
+    session: Session, iteration: int, split: str, shards: Sequence[str], after: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """Play the shards where `rollouts.task_runner` says. Raises what a failed one raised."""
+    """Play the shards where `rollouts.task_runner` says, and count what is committed meanwhile.
+
+    The flow run comes `after` what Prefect knows by these results. Raises what a failed shard
+    raised.
+    """
     if not shards:
         return []
-    settings = session.parameters.rollouts
-    run = session.run.name
-    on_cluster = play_shards.with_options(
+    settings, run = session.parameters.rollouts, session.run.name
+    on_cluster: Any = play_shards.with_options(
         task_runner=task_runner(settings),
         flow_run_name=name_flow_run("play", run, split, iteration),
     )
-    with with_tags(tag_run(run)):
-        return await on_cluster(make_ticket(session), iteration, split, list(shards))
+
+    async def play() -> list[dict[str, Any]]:
+        with with_tags(tag_run(run)):
+            played: list[dict[str, Any]] = await on_cluster(
+                run, iteration, split, shards, wait_for=after
+            )
+        return played
+
+    return await session.with_server(lambda: count_while(session, iteration, split, play))
 
 
-@flow(
-    name="play-shards",
-    persist_result=False,
-    result_serializer="json",
-)
+@flow(name="play-shards", persist_result=False, result_serializer="json")
 async def play_shards(
-    ticket: Ticket, iteration: int, split: str, shards: list[str]
+    run: str, iteration: int, split: str, shards: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Play shards as tasks of this flow's task runner."""
     with without_tags():
+        ticket = await TASKS[make_ticket](run, return_state=True)
         futures = play_shard_remotely.map(
-            unmapped(ticket), unmapped(iteration), unmapped(split), shards
+            unmapped(ticket), unmapped(iteration), unmapped(split), shards, wait_for=[ticket]
         )
     played: list[Any] = await asyncio.to_thread(futures.result)
     return played

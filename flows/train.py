@@ -26,7 +26,7 @@ from nip_core.stages.publishing import check_store
 from nip_core.upkeep.rerun import rerun
 from nip_prefect.flows.form import Bundled
 from nip_prefect.flows.hooks import HOOKS
-from nip_prefect.flows.iteration import call
+from nip_prefect.flows.iteration import Steps
 from nip_prefect.tasks.flow_run_marks import note_goal
 from nip_prefect.tasks.flow_run_names import name_flow_run
 from nip_prefect.tasks.publish import published_state
@@ -175,7 +175,7 @@ async def _train(
             # Once for each flow run, however often it is retried.
             await rerun(session, again_from, stage, token=str(flow_run.get_id()))
         spare = _describe_spare(session)
-        result = await go_on(session, call)
+        result = await go_on(session, Steps())
     if spare is None:
         return result
     # As a warning, too: a schedule that trains nothing would be green night after night.

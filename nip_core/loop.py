@@ -8,44 +8,34 @@ play     the episodes of one split
 
 Each step is a function of `nip_core.stages` that takes the session and plain values, commits what
 it has made and returns plain values. What is committed is skipped, so a run goes on from wherever
-it was stopped. Every step goes through the hook ``call(function, session, *arguments)``: `directly`
-runs it here, Prefect makes a task run of it, tests try it again or break it. `iterate`, `retest`
-and `playing.play_shards` go through it, too, with the hook itself as their last argument. (A run
-that only tests passes its models on without it: that is one small document.)
+it was stopped. Every step goes through the hook ``call(function, session, *arguments)`` of
+`nip_core.hook`: `directly` runs it here, Prefect makes a task run of it, tests try it again or
+break it. `After` holds the results of the steps that it needs, which makes a graph of them.
+`iterate`, `retest` and `playing.play_shards` go through the hook, too, which is their last
+argument. (A run that only tests passes on its models, one small document, without it.)
 """
 
-import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.hook import FIRST, After, Call, directly, within
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.attack import PLATEAU
-from nip_core.parameters.derived.tested_iterations import attacks_untrained, is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.status import find_first_incomplete, find_last
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.session.opening import open_session
 from nip_core.session.session import Session
 from nip_core.showing.summary import summarise_run
-from nip_core.stages import (
-    agenda,
-    attacking,
-    choosing,
-    gating,
-    measuring,
-    playing,
-    proving,
-    swapping,
-    training,
-)
+from nip_core.stages import attacking, choosing, gating, measuring, playing, proving, training
+from nip_core.stages.agenda import announce, announce_end
 from nip_core.stages.playing import CommittedSplit
-from nip_core.stages.publishing import Milestone, publish
+from nip_core.stages.publishing import publish
 from nip_core.stages.stage_times import StageTimes
-from nip_core.stages.training import JobEnd
-
-Call = Callable[..., Awaitable[Any]]
+from nip_core.stages.swapping import pass_on, swap_models
+from nip_core.stages.training import JobEnd, JobReference
 
 
 @dataclass(frozen=True)
@@ -61,12 +51,6 @@ class IterationEnd:
     """A verdict on its test has ended an attack, see `attacking`."""
 
 
-async def directly(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a function of a stage in this process, once."""
-    result = function(*arguments)
-    return await result if inspect.isawaitable(result) else result
-
-
 async def train(
     parameters: HyperParameters, *, retry_failed_jobs: bool = False, call: Call = directly
 ) -> dict[str, Any]:
@@ -77,18 +61,13 @@ async def train(
 
 async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
     """Do all missing work of the run; return its summary, as `nip show --json` prints it."""
-    run = session.run
-    agenda.expect(session)
-    words = f"run {run.name}: {agenda.describe_opening(session)}"
-    session.tell("run", words, run=run.name, run_store=run.store.url)
-    if resuming := agenda.describe_resumption(session):
-        session.tell("resume", f"run {run.name} goes on: {resuming}", run=run.name)
+    announce(session)
     parked = await _all_iterations(session, call)
-    result = summarise_run(run, session.records)
-    ended = f"parked, {parked}" if parked else f"{result['status']}{agenda.describe_ending(result)}"
-    status = "parked" if parked else result["status"]
-    session.tell("end", f"run {run.name}: {ended}", run=run.name, status=status)
-    return result if parked is None else {**result, "status": "parked", "waits_for": parked}
+    result = summarise_run(session.run, session.records)
+    if parked is not None:
+        result |= {"status": "parked", "waits_for": parked}
+    announce_end(session, result)
+    return result
 
 
 async def _all_iterations(session: Session, call: Call) -> str | None:
@@ -102,31 +81,27 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     # 1. The iterations from the first that lacks anything. It proves the models that it begins
     #    with; later ones begin with what a swap has just proved.
     first = find_first_incomplete(session.records, parameters)
+    newest: Any = None  # the result of the newest step
     for i in range(first, last):
         step = (retest, session, i) if only_tests else (iterate, session, i, i == first)
-        result: IterationEnd = await call(*step, call)
-        if result.parked is not None:
-            return result.parked
-        if result.is_last:
+        newest = await call(*step, After(newest), call)
+        if newest.parked is not None:
+            return str(newest.parked)
+        if newest.is_last:
             last = i
             break
+    do = within(session, last, call)
     # 2. The last test, of the final models, and the report of the whole run.
     if only_tests:
-        await call(retest, session, last, call)
+        newest = await do(retest, After(newest), call)
     elif first == last:
-        await call(proving.prove_serving, session, last)
+        newest = await do(proving.prove_serving)
     if tested := is_tested(parameters, last) and not only_tests:
         with session.progress.during(last, "test"):
-            await play_and_measure(session, last, TEST, call)
+            newest = await play_and_measure(session, last, TEST, call, After(newest))
     # 3. What an attack on another run's verifier did to it: the tests, or a game of choices.
-    if attacks_untrained(parameters):
-        with session.progress.during(last, "attack"):
-            await play(session, last, ATTACK, call)
-    if parameters.attack.tests_worst:
-        await _test_worst(session, last, call)
-    if parameters.attack.run is not None:
-        await call(measuring.measure, session, last, ATTACK)
-    await _publish(call, session, "test", last, played=tested)
+    shown = await attacking.finish(session, last, play, call, After(newest))
+    await do(publish, "test", True, tested, shown)
     return None
 
 
@@ -137,140 +112,125 @@ async def iterate(
 
     `prove` the models that are to play first, unless a swap just before has done so.
     """
-    run, parameters = session.run, session.parameters
+    run, parameters, do = session.run, session.parameters, within(session, iteration, call)
     times = StageTimes(session, iteration)
+    newest: Any = None  # the result of the newest step
     # 1. Test the models that play now.
     if prove:
-        await call(proving.prove_serving, session, iteration)
+        newest = await do(proving.prove_serving)
     if is_tested(parameters, iteration):
         async with times.during("test"):
-            await play_and_measure(session, iteration, TEST, call)
+            newest = await play_and_measure(session, iteration, TEST, call, After(newest))
     if run.store.exists(run.models(iteration)):
         # Only its test was missing. A fork could not go through the rest, which has other keys.
-        models = await call(swapping.swap_models, session, iteration)
+        models = await call(proving.prove_serving, session, iteration + 1, After(newest))
         return IterationEnd(iteration, models)
-    if await _attack(session, iteration, call):
+    if await attacking.begin_step(session, iteration, play, call, After(newest)):
         return IterationEnd(iteration, is_last=True)
     # 2. Play the training episodes.
-    if not parameters.imitates(iteration):
+    has_played = not parameters.imitates(iteration)
+    if has_played:
         async with times.during("play"):
-            await play_and_measure(session, iteration, TRAIN, call)
-    # 3. Choose: one dataset for each group that is trained. The publishing meanwhile takes its
-    #    time, where it sends something to Prefect's server.
+            newest = await play(session, iteration, TRAIN, call, After(newest))
+    # 3. Choose: one dataset for each group that is trained.
     groups = training.list_scheduled_groups(parameters, iteration)
     async with times.during("dataset"):
-        published = _publish(call, session, "play", iteration, report=False, played=True)
-        chosen = (call(choosing.build_dataset, session, iteration, group) for group in groups)
-        await gather_or_cancel([published, *chosen])
-    # 4. Train. A job that the settings say not to wait for any longer stops the run here.
+        chosen = (do(choosing.build_dataset, group, After(newest)) for group in groups)
+        datasets = dict(zip(groups, await gather_or_cancel(chosen), strict=True))
+    # 4. Train; what was played is measured and shown meanwhile. A job that the settings say not to
+    #    wait for any longer stops the run here.
     async with times.during("train"):
-        parked = await _train_groups(session, iteration, groups, call)
-    if parked is not None:
-        await _publish(call, session, "park", iteration)
-        return IterationEnd(iteration, parked=parked)
+        jobs = await _submit(datasets, do)
+        ends, metrics = await gather_or_cancel(
+            [_wait(jobs, do), _measure_and_show(has_played, do, After(newest))]
+        )
+    newest = After(*(ends or [newest]))
+    if parked := [end.parked for end in ends if end.parked is not None]:
+        await do(publish, "park", True, False, newest)
+        return IterationEnd(iteration, parked=parked[0])
     # 5. Gate: the models that play against those that are to follow.
     if gating.is_due(session, iteration):
         async with times.during("gate"):
-            await call(proving.prove_candidates, session, iteration)
-            in_turns = gating.takes_turns_in(session)  # base models, on a server with one place
-            if in_turns:
-                await call(proving.prove_serving, session, iteration)
-            await play_and_measure(session, iteration, VALIDATION, call)
-            if in_turns:
-                await call(proving.prove_candidates, session, iteration)
-            await play_and_measure(session, iteration, CANDIDATE, call)
+            newest = After(await _play_both(session, iteration, call, newest))
     # 6. Swap: prove that the new models answer, then put on record that they play from here on.
     async with times.during("swap"):
-        models = await call(swapping.swap_models, session, iteration)
+        proved = await do(proving.prove_candidates, newest)
+        models = await do(swap_models, proved, After(proved))
     times.finish()
     is_last = iteration + 1 == parameters.rl.num_iterations
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
-        await _publish(call, session, "train", iteration)
+        await do(publish, "train", True, False, After(models, metrics))
     return IterationEnd(iteration, models)
-
-
-async def _attack(session: Session, iteration: int, call: Call) -> bool:
-    """Do what an attack by training has to do before a step; return whether its course has ended.
-
-    Before the first step test problems are played, with provers that are only told to lie.
-    """
-    attack = session.parameters.attack
-    if attack.tests_worst and iteration == 0:
-        with session.progress.during(0, "attack"):
-            await play(session, 0, ATTACK, call)
-    if attack.until != PLATEAU:
-        return False
-    has_ended: bool = await call(attacking.has_ended, session, iteration)
-    return has_ended
-
-
-async def _test_worst(session: Session, last: int, call: Call) -> None:
-    """Test the provers that were the worst on validation problems, once, on test problems."""
-    worst: int = await call(attacking.end_course, session, last)
-    with session.progress.during(last, "attack"):
-        if worst > 0:
-            await call(proving.prove_serving, session, worst)
-        # Without any training the test before it is this one.
-        await play(session, last if worst > 0 else 0, ATTACK, call)
 
 
 async def retest(session: Session, iteration: int, call: Call = directly) -> IterationEnd:
     """Test the iteration's models of the base run once more; nothing is trained."""
-    await call(proving.prove_serving, session, iteration)
+    do = within(session, iteration, call)
+    newest: Any = await do(proving.prove_serving)
     if is_tested(session.parameters, iteration):
         with session.progress.during(iteration, "test"):
-            await play_and_measure(session, iteration, TEST, call)
-    models = swapping.pass_on(session, iteration)
-    await _publish(call, session, "test", iteration, played=True)
+            newest = await play_and_measure(session, iteration, TEST, call, After(newest))
+    models = pass_on(session, iteration)
+    await do(publish, "test", True, True, After(newest))
     return IterationEnd(iteration, models)
 
 
 async def play(
-    session: Session, iteration: int, split: str, call: Call = directly
+    session: Session, iteration: int, split: str, call: Call = directly, after: After = FIRST
 ) -> CommittedSplit:
     """Play the missing shards of a split, and commit all as one."""
-    shards = await call(playing.plan_split, session, iteration, split)
-    await call(playing.play_shards, session, iteration, split, shards, call)
-    split_end: CommittedSplit = await call(playing.commit_split, session, iteration, split)
-    return split_end
+    do = within(session, iteration, call)
+    shards = await do(playing.plan_split, split, after)
+    played = await do(playing.play_shards, split, shards, call)
+    newest = After(*(played or [shards]))
+    committed: CommittedSplit = await do(playing.commit_split, split, newest)
+    return committed
 
 
 async def play_and_measure(
-    session: Session, iteration: int, split: str, call: Call = directly
+    session: Session, iteration: int, split: str, call: Call = directly, after: After = FIRST
 ) -> SplitMetrics:
     """Play and measure a split; return its metrics."""
-    await play(session, iteration, split, call)
-    metrics: SplitMetrics = await call(measuring.measure, session, iteration, split)
+    do = within(session, iteration, call)
+    committed = await play(session, iteration, split, call, after)
+    metrics: SplitMetrics = await do(measuring.measure, split, After(committed))
     return metrics
 
 
-async def _publish(
-    call: Call,
-    session: Session,
-    after: Milestone,
-    iteration: int,
-    *,
-    report: bool = True,
-    played: bool = False,
-) -> None:
-    """Show what is committed after this milestone of the iteration."""
-    await call(publish, session, after, iteration, report, played)
+async def _submit(steps: Mapping[str, object], do: Call) -> dict[str, JobReference]:
+    """Submit the jobs of groups, each after the step of its group.
 
-
-async def _train_groups(
-    session: Session, iteration: int, groups: Sequence[str], call: Call
-) -> str | None:
-    """Submit all jobs, then wait for all; do so once more for jobs to be tried again.
-
-    Returns which job is not waited for any longer, None if all have ended.
+    One after another: what a cap leaves for a job depends on those that were submitted before.
     """
-    while groups:
-        for group in groups:
-            await call(training.submit_job, session, iteration, group)
-        waits = (call(training.wait_for_job, session, iteration, group) for group in groups)
-        ended: list[JobEnd] = await gather_or_cancel(waits)
-        parked = [end.parked for end in ended if end.parked is not None]
-        if parked:
-            return parked[0]
-        groups = [end.job.group for end in ended if end.again]
-    return None
+    return {g: await do(training.submit_job, g, After(step)) for g, step in steps.items()}
+
+
+async def _wait(jobs: Mapping[str, JobReference], do: Call) -> list[JobEnd]:
+    """Wait for all jobs; submit once more those that are to be tried again, and wait for them."""
+    ends: list[JobEnd] = []
+    while jobs:
+        waits = (do(training.wait_for_job, group, After(job)) for group, job in jobs.items())
+        ends += (newest := await gather_or_cancel(waits))
+        if any(end.parked is not None for end in newest):
+            break
+        jobs = await _submit({end.job.group: end for end in newest if end.again}, do)
+    return ends
+
+
+async def _measure_and_show(has_played: bool, do: Call, after: After) -> Any:
+    """Measure the training episodes, where some were played, and show what is committed."""
+    metrics = await do(measuring.measure, TRAIN, after) if has_played else None
+    await do(publish, "play", False, True, After(metrics) if has_played else after)
+    return metrics
+
+
+async def _play_both(session: Session, iteration: int, call: Call, after: After) -> SplitMetrics:
+    """Play with the models of now and with the new ones, in turns where a server has one place."""
+    do, in_turns = within(session, iteration, call), gating.takes_turns_in(session)
+    newest: Any = await do(proving.prove_candidates, after)
+    if in_turns:
+        newest = await do(proving.prove_serving, After(newest))
+    newest = await play_and_measure(session, iteration, VALIDATION, call, After(newest))
+    if in_turns:
+        newest = await do(proving.prove_candidates, After(newest))
+    return await play_and_measure(session, iteration, CANDIDATE, call, After(newest))

@@ -75,7 +75,7 @@ ENGINES: Mapping[str, Capabilities] = {
 """Our engines, with the abilities that each has whatever its options are."""
 
 
-def list_engines(ability: str) -> str:
+def name_engines(ability: str) -> str:
     """Name our engines with an ability, for people."""
     return " or ".join(name for name, can in ENGINES.items() if getattr(can, ability))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from nip_core.evaluation.plots import INK, svg_element
+from nip_core.report.plots import INK, svg_element
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "soundness"

@@ -21,7 +21,7 @@ from typing import Any
 
 import duckdb
 
-from nip_core.evaluation.plots import INK, svg_element
+from nip_core.report.plots import INK, svg_element
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "study" / "results.json"

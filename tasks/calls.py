@@ -14,7 +14,7 @@ from typing import Any
 
 from prefect import Task
 
-from nip_core.loop import directly
+from nip_core.hook import directly
 from nip_core.run_store.while_led import while_led
 from nip_core.session.session import Session
 from nip_core.stages.attacking import end_course, has_ended
@@ -23,7 +23,7 @@ from nip_core.stages.measuring import measure
 from nip_core.stages.playing import commit_split, plan_split, play_shard
 from nip_core.stages.proving import prove_candidates, prove_serving
 from nip_core.stages.publishing import Milestone, publish
-from nip_core.stages.remote_shards import Ticket, open_apart
+from nip_core.stages.remote_shards import Ticket, make_ticket, open_apart
 from nip_core.stages.swapping import swap_models
 from nip_core.stages.training import submit_job, wait_for_job
 from nip_prefect.tasks.publish import publish_artifacts
@@ -45,15 +45,16 @@ def _task(function: Callable[..., Any], name: str, run_name: str) -> Task[..., A
 
 
 async def _publish(
-    session: Session, after: Milestone, iteration: int, report: bool, samples: bool
+    session: Session, iteration: int, after: Milestone, report: bool, samples: bool
 ) -> None:
     """Write the report, and the artifacts that show the run in Prefect's UI."""
-    publish(session, after, iteration, report, samples)
+    publish(session, iteration, after, report, samples)
     await publish_artifacts(session, after, iteration, samples)
 
 
 TASKS: dict[Callable[..., Any], Task[..., Any]] = {
     plan_split: _task(plan_split, "plan", "plan-{split}-{iteration}"),
+    make_ticket: _task(make_ticket, "make-ticket", "make-ticket"),
     play_shard: _task(play_shard, "play-shard", "play-{split}-{iteration}-{shard}"),
     commit_split: _task(commit_split, "commit-rollouts", "commit-{split}-{iteration}"),
     measure: _task(measure, "measure", "measure-{split}-{iteration}"),

@@ -20,10 +20,10 @@ from prefect.artifacts import (
 )
 
 from nip_core.evaluation.baseline_words import believed_line
-from nip_core.evaluation.embedding import thin_out
-from nip_core.evaluation.report import metrics_table
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
+from nip_core.report.embedding import thin_out
+from nip_core.report.report import metrics_table
 from nip_core.rollouts.plan import TEST
 from nip_core.session.session import Session
 from nip_core.showing.transcripts import choose_newest_sample

@@ -8,9 +8,6 @@ from nip_cli.launching.launch import run_flow
 from nip_cli.printing.options import RunName, Shown, ShownAs
 from nip_cli.printing.plans_and_runs import show_plan, show_result, show_run
 from nip_core.errors import SettingsError
-from nip_core.parameters.blocks.attack import BEST_OF_N, SCRIPT, SNEAKY, WAY_OF
-
-_WAYS = (BEST_OF_N, SNEAKY, SCRIPT)
 
 
 def attack(
@@ -18,7 +15,7 @@ def attack(
     by: Annotated[
         str,
         typer.Option(
-            help="best-of-n; sneaky: train provers against it; or script: yours, or nip's."
+            help="best-of-n; sneaky: train provers; script; or an attack of yours, file.py:Class."
         ),
     ],
     iteration: Annotated[
@@ -69,23 +66,18 @@ def attack(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")] = False,
 ) -> None:
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
+    from nip_core.attacks import list_options_of_others
+    from nip_core.attacks.course import TESTED_EVERY
     from nip_core.records.named_run import name_place
-    from nip_core.sweep.plan.attack_run import TESTED_EVERY, attack_settings
+    from nip_core.sweep.plan.attack_run import attack_settings, find_way
 
-    if by not in _WAYS:
-        raise SettingsError(f"--by {by!r}: use one of {', '.join(_WAYS)}")
+    kind = find_way(by, "--by")
     given = {"n": n, "steps": steps, "every": every, "until": until, "script": script}
     given["start_from"] = start_from
-    _refuse(by, {option: value for option, value in given.items() if WAY_OF[option] != by})
+    _refuse(by, {option: given[option] for option in list_options_of_others(kind)})
     chosen: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
-    if n is not None:
-        chosen["n"] = _numbers(n)
-    if until is not None:
-        chosen["until"] = until
-    if start_from is not None:
-        chosen["start_from"] = start_from
-    if by == SCRIPT:
-        chosen["script"] = script
+    settings = {**given, "n": None if n is None else _numbers(n), "steps": None, "every": None}
+    chosen |= {name: value for name, value in settings.items() if value is not None}
     run_store, run = name_place(run, run_store)
     parameters = attack_settings(
         run_store,

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nip_cli.printing.terminal import say
-from nip_core.evaluation.attack_metrics import Effort, MessageGallery, ShownAttack
-from nip_core.evaluation.attack_words import loss_sentences
+from nip_core.attack_figures.metrics_document import Effort, MessageGallery, ShownAttack
+from nip_core.attack_figures.sentences import loss_sentences
 from nip_core.evaluation.figures_in_words import amount, plain_percent
 
 if TYPE_CHECKING:

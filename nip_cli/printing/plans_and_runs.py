@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nip_cli.printing.options import Shown
+    from nip_core.attack_figures.metrics_document import Reach
     from nip_core.costs.estimate import Estimate
-    from nip_core.evaluation.attack_metrics import Reach
 
 _LARGE_CHANGE = 0.15  # of accuracy, between two tests
 _COUNTS = ("distinct_problems", "questions")
@@ -245,7 +245,7 @@ def _unreachable_threshold(parameters: HyperParameters) -> "Iterator[str]":
 
 def reach_cell(reach: "Reach | None") -> str:
     """Write what an attack will reach, behind its cost in a plan; "" where it samples nothing."""
-    from nip_core.evaluation.attack_reach import reach_share
+    from nip_core.attack_figures.reach import reach_share
 
     return "" if reach is None else f"  reach {reach_share(reach.rarest, reach.rarest_to_train)}"
 
@@ -257,7 +257,7 @@ def reach_entry(reach: "Reach | None") -> dict[str, Any]:
 
 def explain_reach(reaches: "Iterable[Reach | None]") -> None:
     """Say under a plan what reach is, where an attack of it has one."""
-    from nip_core.evaluation.attack_reach import PLANNED_REACH, PLANNED_TRAINING
+    from nip_core.attack_figures.reach import PLANNED_REACH, PLANNED_TRAINING
 
     known = [reach for reach in reaches if reach is not None]
     if known:

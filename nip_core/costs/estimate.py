@@ -32,8 +32,8 @@ from nip_core.costs.loads import (
     count_all_tokens,
     count_first_prompts,
     count_passes,
-    reckon_attack_loads,
-    reckon_attack_means,
+    reckon_choice_loads,
+    reckon_choice_means,
     reckon_episode_loads,
     reckon_training_tokens,
     reckon_tree_loads,
@@ -43,7 +43,7 @@ from nip_core.evaluation.statistics.power import detectable_change
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.prices import find_missing_prices, price_calls, price_training
-from nip_core.parameters.derived.tested_iterations import attacks_untrained, is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.rollouts.plan import ATTACK, find_played_problems, group_size, plan_episodes
 from nip_core.scenarios import Problem
 
@@ -83,6 +83,11 @@ class Estimate:
     None where there are less than two tests or two questions."""
 
     @property
+    def apart_episodes(self) -> int:
+        """Count the trees, or episodes, that are played against a verifier under attack."""
+        return self.attack_episodes
+
+    @property
     def expected_tokens(self) -> int:
         """Add up all expected tokens, trained ones included."""
         played = self.expected_prompt_tokens + self.expected_completion_tokens
@@ -96,7 +101,7 @@ class _Counts:
     per_iteration: int  # in training
     test: int
     gate: int
-    attack: int
+    apart: int  # of an attack
 
 
 @dataclass
@@ -159,21 +164,21 @@ def estimate_run(
     sizes = _questions(game, tested[:per_test])
     tests = sum(is_tested(parameters, i) for i in range(iterations + 1))
     gates = sum(_may_be_gated(parameters, i) for i in range(iterations)) * trains
-    attacks = 0
-    if attacks_untrained(parameters) or parameters.attack.tests_worst:
-        attacks = len(plan_episodes(parameters, problems["test"], ATTACK, iterations))
-        attacks *= 1 + parameters.attack.tests_worst  # before any training, and the worst provers
+    apart = 0
+    if parameters.choice is not None or parameters.tests_apart:
+        apart = len(plan_episodes(parameters, problems["test"], ATTACK, iterations))
+        apart *= 1 + parameters.tests_apart  # before any training, and the worst provers
     counts = _Counts(
         per_iteration,
         test=tests * per_test * times,
         gate=gates * 2 * len(problems["validation"]) * times,
-        attack=attacks,
+        apart=apart,
     )
     # 2. What that takes.
     played = [
         *problems["train"],
         *problems["test"],
-        *(tested if parameters.attack.tests_worst else ()),
+        *(tested if parameters.tests_apart else ()),
     ]
     size = sum(len(text.encode()) for p in played for text in p.texts.values())
     problem_tokens = size // max(len(played), 1) // BYTES_PER_TOKEN
@@ -184,7 +189,7 @@ def estimate_run(
     expected = _totals(by, counts)
     most.cover(expected)  # what runs took has answers that were asked for again
     # 3. Room on the disk, for all texts and for what is recorded of tokens.
-    episodes = playing * per_iteration + counts.test + counts.gate + counts.attack
+    episodes = playing * per_iteration + counts.test + counts.gate + counts.apart
     text = episodes * (problem_tokens + _PROMPT_TOKENS) + most.completion_tokens
     disk_bytes = text * BYTES_PER_TOKEN + most.recorded_tokens * _BYTES_PER_RECORDED_TOKEN
     return Estimate(
@@ -192,7 +197,7 @@ def estimate_run(
         train_episodes=playing * per_iteration,
         test_episodes=counts.test,
         gate_episodes=counts.gate,
-        attack_episodes=attacks,
+        attack_episodes=apart,
         calls=round(most.calls),
         prompt_tokens=round(most.prompt_tokens),
         completion_tokens=round(most.completion_tokens),
@@ -227,10 +232,10 @@ class _AtMost:
         """Of an episode."""
         return self._by_seed
 
-    def attacks(self) -> list[Loads]:
-        """Give the loads of an attacked problem."""
+    def chosen(self) -> list[Loads]:
+        """Give the loads of a problem on which messages are chosen."""
         return [
-            reckon_attack_loads(self.game, seed, loads) for seed, loads in enumerate(self._by_seed)
+            reckon_choice_loads(self.game, seed, loads) for seed, loads in enumerate(self._by_seed)
         ]
 
     def trees(self, iteration: int) -> list[Loads]:
@@ -262,14 +267,14 @@ class _Expected(_AtMost):
     def plain(self) -> list[Loads]:
         return [self._as_taken(self._keys.game, self._guessed)]
 
-    def attacks(self) -> list[Loads]:
+    def chosen(self) -> list[Loads]:
         by = (self._prompts, self.assumed, self._known.repeated)
         apart = any(
             self.game.drawn_again(make_situation(problem, None, 0), 0)
             for problem in self._train[:1]
         )
-        each = [reckon_attack_means(self.game, seed, *by, apart=apart) for seed in range(_SEEDS)]
-        return [self._as_taken(self._keys.attack, average_loads(each))]
+        each = [reckon_choice_means(self.game, seed, *by, apart=apart) for seed in range(_SEEDS)]
+        return [self._as_taken(self._keys.choices, average_loads(each))]
 
     def trees(self, iteration: int) -> list[Loads]:
         return [self._as_taken(self._keys.trees, average_loads(super().trees(iteration)))]
@@ -325,15 +330,15 @@ def _totals(by: _AtMost, counts: _Counts) -> _Totals:
     # 1. Episodes that are evaluated, as they are.
     if counts.test + counts.gate:
         totals.add(parameters, counts.test + counts.gate, by.plain())
-    if counts.attack:
-        is_chosen = attacks_untrained(parameters)
-        totals.add(parameters, counts.attack, by.attacks() if is_chosen else by.plain())
+    if counts.apart:
+        is_chosen = parameters.choice is not None
+        totals.add(parameters, counts.apart, by.chosen() if is_chosen else by.plain())
     # 2. Those of training, and what is trained on them.
     for iteration in range(iterations * trains):
         method = parameters.method(iteration)
         possible = by.trees(iteration) if method == "dpo" else by.plain()
         is_imitation = parameters.imitates(iteration)
-        count = parameters.attack.imitate if is_imitation else counts.per_iteration
+        count = parameters.most_imitated if is_imitation else counts.per_iteration
         if not is_imitation:
             totals.add(parameters, count, possible)
         loads = max(possible, key=count_all_tokens)

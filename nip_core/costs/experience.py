@@ -23,7 +23,7 @@ _OF_AN_AGENT = (
     *("reasoning_effort", "chat_format"),
 )
 _OF_TRAINING = ("freeze_agent", "shared_model_group", "update_schedule", "train_reasoning")
-_OF_AN_ATTACK = ("by", "n", "continuations", "score_by")
+_OF_CHOICES = ("by", "n", "continuations", "score_by", "options")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Keys:
 
     game: str  # an episode
     trees: str  # a tree of responses
-    attack: str  # a problem that is attacked by best-of-n
+    choices: str  # a problem on which messages are chosen
     training: str  # a training episode in a job
 
     @classmethod
@@ -51,7 +51,7 @@ class Keys:
             settings["lm_server"]["replies"],
         ]
         trees = [settings["trainer"], _plain(settings["pure_text_malt"])]
-        attack = {n: v for n, v in _plain(settings["attack"]).items() if n in _OF_AN_ATTACK}
+        choices = {n: v for n, v in _plain(settings["attack"]).items() if n in _OF_CHOICES}
         training = [
             *(settings["trainer"], settings["text_rl"]["fine_tune_on_all_previous_rollouts"]),
             *(_plain(settings[n]) for n in ("pure_text_ei", "pure_text_malt", "pure_text_grpo")),
@@ -65,7 +65,7 @@ class Keys:
         return cls(
             _digest(game),
             _digest([game, trees]),
-            _digest([game, attack, heats]),
+            _digest([game, choices, heats]),
             _digest([game, training]),
         )
 

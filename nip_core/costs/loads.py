@@ -5,8 +5,8 @@ Assumed               how long messages are taken to be, and the like: AT_MOST, 
 count_first_prompts   the tokens of an agent's first prompt, counted where its tokenizer is here
 reckon_episode_loads  of an episode, or of a tree of responses
 reckon_tree_loads     of the trees that an iteration may play
-reckon_attack_loads   of the tree of an attack by best-of-n, at most; reckon_attack_means, as it is
-                      expected
+reckon_choice_loads   of the tree of a game in which messages are chosen, at most;
+                      reckon_choice_means, as it is expected
 average_loads         of several loads that are equally likely
 
 Of a model's messages nothing is known here but how long they may be; see `nip_core.costs.taken`
@@ -14,15 +14,13 @@ for what runs have taken.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
 from nip_core.game.render import Game, make_situation
 from nip_core.models import locate_model
 from nip_core.parameters import HyperParameters, Method
-from nip_core.parameters.blocks.attack import SCRIPT
-from nip_core.parameters.checks import find_attackers
 from nip_core.rollouts.branching import Branching
 from nip_core.rollouts.plan import episode_spec
 from nip_core.scenarios import Problem
@@ -191,28 +189,28 @@ def _rounds(game: Game, seed: int, assumed: Assumed) -> int:
     return ends[len(ends) // 2] + 1
 
 
-def reckon_attack_loads(game: Game, seed: int, plain: Loads) -> Loads:
-    """By agent, in the tree of an attack by best-of-n: as if all messages differed, every turn of
-    the game was played on from each, and every n chose another one."""
+def reckon_choice_loads(game: Game, seed: int, plain: Loads) -> Loads:
+    """By agent, in the tree of a game in which messages are chosen, as the choice itself says."""
     parameters, protocol = game.parameters, game.protocol
-    attack, provers = parameters.attack, set(find_attackers(parameters))
+    assert parameters.choice is not None  # messages are chosen
+    provers = set(parameters.choosing_provers)
     turns = sum(
         not provers.isdisjoint(protocol.active(r, seed)) for r in range(protocol.max_message_rounds)
     )
-    if attack.by == SCRIPT:
-        return plain  # there is nothing to choose from, so each game is played once
-    messages = attack.n[-1] + max(turns - 1, 0) * sum(attack.n)
-    played = messages * attack.continuations + len(attack.n)
+    most = parameters.choice.load(turns)
     loads = {}
     for agent, load in plain.items():
-        times = messages if agent in provers and turns == 1 else played + messages
-        loads[agent] = Load(
-            load.calls * times, load.prompt_tokens * times, load.completion_tokens * times
+        times = most.provers if agent in provers else most.others
+        loads[agent] = replace(
+            load,
+            calls=load.calls * times,
+            prompt_tokens=load.prompt_tokens * times,
+            completion_tokens=load.completion_tokens * times,
         )
     return loads
 
 
-def reckon_attack_means(
+def reckon_choice_means(
     game: Game,
     seed: int,
     prompts: Mapping[str, float],
@@ -228,8 +226,9 @@ def reckon_attack_means(
     `apart` says whether each continuation is a call of its own (see `Scenario.draw_again`).
     """
     parameters, protocol = game.parameters, game.protocol
-    attack, provers = parameters.attack, set(find_attackers(parameters))
-    candidates = attack.candidates
+    choice, provers = parameters.choice, set(parameters.choosing_provers)
+    assert choice is not None  # messages are chosen
+    candidates = choice.counts
 
     def distinct(n: float) -> float:
         return n if not repeated else (1 - (1 - repeated) ** n) / repeated
@@ -239,23 +238,23 @@ def reckon_attack_means(
         1 - distinct(fewer) / distinct(more) for fewer, more in pairwise(candidates)
     )
     asked = fmean(candidates[-max(1, round(ways_on)) :])
-    at_once = 1 if apart else attack.continuations
+    at_once = 1 if apart else max(1, choice.continuations)
     # By round: nodes from which the game goes on, calls that play a message on, and games that do.
     ways, fresh, judging = 1.0, 0.0, 0.0
     shape: list[float] = []
     several: dict[str, list[float]] = {agent: [] for agent in parameters.model_agents}
     for round_ in range(protocol.max_message_rounds):
         nodes = ways + fresh + judging
-        attacking = provers & set(protocol.active(round_, seed))
-        messages = (asked if judging else float(candidates[-1])) if attacking else 1.0
+        choosing = provers & set(protocol.active(round_, seed))
+        messages = (asked if judging else float(candidates[-1])) if choosing else 1.0
         continued = fresh * at_once + judging
         for agent, written in several.items():
-            said = messages if agent in attacking else 1.0
+            said = messages if agent in choosing else 1.0
             written.append((ways * said + continued) / nodes)
-        differ = distinct(messages) if attacking else 1.0
-        fresh = ways * differ * (differ > 1) * attack.continuations / at_once
+        differ = distinct(messages) if choosing else 1.0
+        fresh = ways * differ * (differ > 1) * choice.continuations / at_once
         judging = continued
-        ways *= ways_on if attacking else 1.0
+        ways *= ways_on if choosing else 1.0
         shape.append((ways + fresh + judging) / nodes)
     return reckon_episode_loads(game, seed, prompts, assumed, shape, several)
 
@@ -297,7 +296,7 @@ def count_passes(parameters: HyperParameters, iteration: int, group: str) -> flo
     epoch, for every iteration that it trains on.
     """
     if parameters.imitates(iteration):
-        return parameters.attack.imitation_epochs
+        return parameters.imitation_epochs
     seen = 1
     if parameters.text_rl.fine_tune_on_all_previous_rollouts:
         seen += iteration

@@ -20,7 +20,7 @@ _TESTS = 6  # of the run, the newest
 Row = Mapping[str, Any]
 
 
-def measure_repetition(run: RunStore, attackers: Collection[str]) -> float | None:
+def measure_repetition(run: RunStore, provers: Collection[str]) -> float | None:
     """Return the share of equal answers among pairs to the same chat, from 0 to 1.
 
     None where no attacker was asked the same twice. Raises StoreError for what can't be read.
@@ -34,7 +34,7 @@ def measure_repetition(run: RunStore, attackers: Collection[str]) -> float | Non
         of_episode = {row["key"]: row["problem"] for row in problems}
         columns = ["episode", "round", "agent", "text", "invalid_reason"]
         rows = stored.generations(columns).to_pylist()
-        _count(rows, of_episode, attackers, answers)
+        _count(rows, of_episode, provers, answers)
     pairs = same = 0
     for texts in answers.values():
         total = texts.total()
@@ -46,17 +46,17 @@ def measure_repetition(run: RunStore, attackers: Collection[str]) -> float | Non
 def _count(
     rows: Iterable[Row],
     problems: Mapping[str, str],
-    attackers: Collection[str],
+    provers: Collection[str],
     answers: Mapping[tuple[Any, ...], Counter[str]],
 ) -> None:
-    """Count the attackers' messages by the problem and everything said before."""
+    """Count the provers' messages by the problem and everything said before."""
     by_episode: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row["invalid_reason"] is None:
             by_episode[row["episode"]].append(row)
     for episode, said in by_episode.items():
         for row in said:
-            if row["agent"] in attackers:
+            if row["agent"] in provers:
                 before = sorted(
                     (r["round"], r["agent"], r["text"]) for r in said if r["round"] < row["round"]
                 )

@@ -14,20 +14,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from nip_core.attack_figures.metrics_document import AnyMetrics
 from nip_core.costs.experience import Experience, Keys
 from nip_core.costs.loads import Load, Loads, count_passes
 from nip_core.costs.repeats import measure_repetition
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_metrics import AttackMetrics
-from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.attack import BEST_OF_N
-from nip_core.parameters.checks import find_attackers
-from nip_core.parameters.derived.tested_iterations import attacks_untrained
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.iterations import IterationRecord, Records
-from nip_core.records.spending import Spent
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.records.spending import STAGE_BY_SPLIT, Spent
+from nip_core.rollouts.plan import TEST, TRAIN, may_choose
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store, is_missing, open_store
 
@@ -37,7 +33,7 @@ _UNREADABLE = (StoreError, KeyError, TypeError, AttributeError, ValueError)
 """What a run of another version, or one that is damaged, may make of its reading."""
 _LOOKED_AT = 50  # runs, the newest: an estimate of a large store must not take minutes
 _ITERATIONS = 6  # of each: as many of the first and of the last
-_STAGES = {"test": TEST, "play": TRAIN, "gate, old": VALIDATION, "gate, new": CANDIDATE}
+_SPLIT_BY_STAGE = {stage: split for split, stage in STAGE_BY_SPLIT.items()}
 
 
 def read_experience(run: RunStore) -> Experience:
@@ -53,7 +49,8 @@ def read_experience(run: RunStore) -> Experience:
     last = records.shown.last
     for iteration in _some([*range(records.over()), last]):
         record = records.of(iteration)
-        if iteration == last and not (record.stored_metrics(TEST) or record.attack):
+        ends = (record.stored_figures(split) for split in (TEST, *records.shown.measured_last))
+        if iteration == last and not any(ends):
             continue  # begun at most, and its journals may be long
         for key, count, stage in _played(parameters, keys, record):
             spent.setdefault(key, []).append((count, stage))
@@ -88,27 +85,25 @@ def _played(
 ) -> Iterator[tuple[str, float, Spent]]:
     """Give of each played stage its key, its episodes or trees, and its spending."""
     for stage, spent in record.spent.items():
-        split = ATTACK if stage == "attack" else _STAGES.get(stage)
+        split = _SPLIT_BY_STAGE.get(stage)
         if split is None:
             continue
         count = _count(record.stored_figures(split), parameters, split)
         key = keys.game
-        if split == ATTACK:
-            key = keys.attack
+        if may_choose(split):
+            key = keys.choices
         elif split == TRAIN and parameters.method(record.iteration) == "dpo":
             key = keys.trees
         if count:
             yield key, count, spent
 
 
-def _count(
-    metrics: SplitMetrics | AttackMetrics | None, parameters: HyperParameters, split: str
-) -> float:
+def _count(metrics: AnyMetrics | None, parameters: HyperParameters, split: str) -> float:
     """Count the episodes of a split, or the roots of its trees."""
     if metrics is None:
         return 0
     problems = float(metrics.distinct_problems or 0)
-    if split == ATTACK:
+    if may_choose(split):
         return problems * parameters.rl.num_test_iterations
     if split == TRAIN and parameters.trainer == "pure_text_malt":
         return float(parameters.rollouts_per_iteration or problems)
@@ -155,18 +150,18 @@ def find_experience(parameters: HyperParameters) -> Experience:
 
 def _repeats(store: Store, parameters: HyperParameters) -> float | None:
     """Return how often the attacked run's provers repeat themselves, for an attack by best-of-n."""
-    attacked = parameters.attack.run
-    if attacked is None or parameters.attack.by != BEST_OF_N:
+    target, choice = parameters.target_run, parameters.choice
+    if target is None or choice is None or choice.counts[-1] == 1:
         return None
     try:
-        return measure_repetition(RunStore(store, attacked), find_attackers(parameters))
+        return measure_repetition(RunStore(store, target), parameters.choosing_provers)
     except _UNREADABLE:
         return None
 
 
 def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> Experience:
     """Take each key from the first source with it, until all `needed` ones are there."""
-    wanted = {keys.game, keys.trees, keys.attack}
+    wanted = {keys.game, keys.trees, keys.choices}
     episodes: dict[str, Loads] = {}
     trained: dict[str, Mapping[str, float]] = {}
     sources: list[str] = []
@@ -184,8 +179,8 @@ def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> 
 
 def _needed(parameters: HyperParameters, keys: Keys) -> set[str]:
     """Return the keys of what a run with these settings does."""
-    if attacks_untrained(parameters):
-        return {keys.attack}
+    if parameters.choice is not None:
+        return {keys.choices}
     needed = {keys.game}
     if parameters.trainer == "pure_text_malt":
         needed.add(keys.trees)

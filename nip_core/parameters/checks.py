@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 
 from nip_core.parameters.basis.update_schedule import AlternatingPeriodicUpdateSchedule
 from nip_core.parameters.blocks.agents import OWN_DPO_SETTINGS, PureTextAgentParameters
-from nip_core.parameters.blocks.attack import LEAST_STEPS, PLATEAU, SCRIPT
 from nip_core.parameters.derived.hosting import find_host, takes_turns
 from nip_core.parameters.derived.prices import find_missing_prices, write_price_lines
 from nip_core.parameters.services.dialects import check_dialect, find_dialect
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
 from nip_core.scenarios import make_scenario
-from nip_core.scenarios.scripts import check_script_named
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters
@@ -152,14 +150,12 @@ def check_attack(parameters: "HyperParameters") -> None:
             f"attack.run: protocol {protocol.name!r} has no prover that could attack the verifier; "
             "attack a run of a protocol that has one"
         )
-    if attack.tests_worst:
-        _check_course(parameters)
     if not find_attackers(parameters):
         raise ValueError(
             f"attack.run: protocol {protocol.name!r} has no prover with a model that argues for "
             "acceptance"
         )
-    check_script_named(make_scenario(parameters), attack.script)
+    attack.way.check_run(parameters)
     for setting in ("randomize_prover_stance", "shared_reward"):
         if getattr(parameters.protocol_common, setting):
             raise ValueError(
@@ -170,26 +166,6 @@ def check_attack(parameters: "HyperParameters") -> None:
         raise ValueError(
             f"attack.run: {parameters.scenario} has its labels from play, so it is not known "
             "beforehand which problems are wrong"
-        )
-
-
-def _check_course(parameters: "HyperParameters") -> None:
-    """Refuse an attack by training whose tests can't choose the worst provers, or end it."""
-    attack, scheme = parameters.attack, parameters.text_rl.test_scheme
-    if parameters.test_dataset_split == attack.course_on:
-        raise ValueError(
-            "attack.course_on: tests are held on validation problems (test_dataset_split), so none "
-            "are left for the provers that were the worst on these; set attack.course_on: test"
-        )
-    if scheme == "none" or (attack.until == PLATEAU and scheme != "all"):
-        raise ValueError(
-            f"text_rl.test_scheme: the tests of an attack say which provers are the worst, and "
-            f"when it ends (got {scheme!r}); use all"
-        )
-    if attack.until == PLATEAU and (most := parameters.rl.num_iterations) < LEAST_STEPS:
-        raise ValueError(
-            f"attack.until: a plateau is looked for from step {LEAST_STEPS} on, and there are at "
-            f"most {most} (rl.num_iterations); give --steps {LEAST_STEPS} or more, or until: steps"
         )
 
 
@@ -218,7 +194,7 @@ def find_attackers(parameters: "HyperParameters") -> tuple[str, ...]:
 def list_scripted(parameters: "HyperParameters") -> tuple[str, ...]:
     """List the attackers that play without their models, as a script writes their messages."""
     attack = parameters.attack
-    return find_attackers(parameters) if attack.run and attack.by == SCRIPT else ()
+    return find_attackers(parameters) if attack.run and attack.way.script else ()
 
 
 def check_schedules(parameters: "HyperParameters") -> None:

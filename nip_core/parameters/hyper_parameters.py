@@ -13,7 +13,7 @@ from nip_core.parameters.blocks.agents import (
     is_random,
     lay_over,
 )
-from nip_core.parameters.blocks.attack import AttackParameters
+from nip_core.parameters.blocks.attack import AttackParameters, AttackQuestions
 from nip_core.parameters.blocks.base_run import BaseRunParameters, RunName
 from nip_core.parameters.blocks.budget import BudgetParameters
 from nip_core.parameters.blocks.game import (
@@ -49,6 +49,7 @@ from nip_core.parameters.checks import (
     check_groups,
     check_log_probs,
     check_schedules,
+    find_attackers,
     list_scripted,
 )
 from nip_core.parameters.derived.recording import check_recording
@@ -93,7 +94,7 @@ Method = Literal["supervised", "dpo", "trajectories"]
 _REASONING_TOKENS = 1000
 
 
-class HyperParameters(Parameters):
+class HyperParameters(AttackQuestions, Parameters):
     """Every setting of a run. A run name means one configuration."""
 
     run_name: RunName
@@ -338,9 +339,18 @@ class HyperParameters(Parameters):
             if not agent.freeze_agent and agent.update_schedule.updates(iteration)
         )
 
-    def imitates(self, iteration: int) -> bool:
-        """Tell whether an attack begins with imitation in this iteration, and plays nothing."""
-        return iteration == 0 and self.attack.start_from is not None
+    @property
+    def choosing_provers(self) -> tuple[str, ...]:
+        """Return the provers whose messages an attack chooses, writes or trains."""
+        return find_attackers(self)
+
+    @property
+    def names_run(self) -> bool:
+        """Tell whether the settings name another run."""
+        is_based = self.base_run.base_run_type != "none" or self.attack.run is not None
+        is_based |= bool(self.opponents.runs)
+        agents = self.model_agents.values()
+        return is_based or any(agent.load_checkpoint_and_parameters for agent in agents)
 
     def method(self, iteration: int) -> Method:
         """Return how the groups are trained in this iteration."""

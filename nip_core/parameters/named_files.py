@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nip_core.attacks.base import CHATS
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, KNOWN, refuse_both
 from nip_core.parameters.basis.plain import Plain, PlainDict, PlainMapping
-from nip_core.parameters.blocks.attack import CHATS
 from nip_core.scenarios import find_scenario
 
 _IN_PYTHON = (
     ("scenario",),
     ("interaction_protocol",),
+    ("attack", "by"),
     ("attack", "script"),
     ("lm_server", "engine"),
 )

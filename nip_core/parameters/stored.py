@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from nip_core.attacks.course import TEST
 from nip_core.errors import SettingsError
 from nip_core.parameters.basis.base import Parameters, change_groups
 from nip_core.parameters.basis.plain import PlainDict, PlainMapping
 from nip_core.parameters.blocks.agents import PureTextAgentParameters
-from nip_core.parameters.blocks.attack import PLATEAU, TEST
 from nip_core.parameters.blocks.budget import BudgetParameters
 from nip_core.parameters.blocks.loop_settings import Price
 from nip_core.parameters.hyper_parameters import HyperParameters
@@ -50,7 +50,7 @@ def keep_course(parameters: HyperParameters, stored: PlainMapping) -> HyperParam
     is_earlier = isinstance(begun, dict) and begun.get("run") and "course_on" not in begun
     if not (is_earlier and attack.tests_worst):
         return parameters
-    if attack.until == PLATEAU:
+    if attack.may_end_early:
         raise SettingsError(
             f"attack.until: run {parameters.run_name!r} was begun by an earlier version, with its "
             "tests on test problems, on which no plateau is looked for; leave it out, or give the "

@@ -9,7 +9,7 @@ find_early_end  the iteration with which a verdict ended an attack before its mo
 
 from collections.abc import Iterable
 
-from nip_core.evaluation.attack_metrics import CourseEnd
+from nip_core.attack_figures.metrics_document import CourseEnd
 from nip_core.parameters import HyperParameters
 from nip_core.records.models import ServedModel, read_models
 from nip_core.run_store.run import RunStore, read_document

@@ -5,8 +5,8 @@ with_training          the figures of an attack, with that
 read_shown_attack      the same of the figures on record
 """
 
-from nip_core.evaluation.attack_metrics import AttackMetrics, ShownAttack, TrainedSteps
-from nip_core.evaluation.attack_words import StepJob, count_trained
+from nip_core.attack_figures.metrics_document import AttackMetrics, ShownAttack, TrainedSteps
+from nip_core.attack_figures.sentences import StepJob, count_trained
 from nip_core.records.iterations import Records
 
 
@@ -34,5 +34,5 @@ def with_training(metrics: AttackMetrics, trained: TrainedSteps | None) -> Shown
 
 def read_shown_attack(records: Records) -> ShownAttack | None:
     """Read the figures on record, with `count_attack_training`; None where there are none yet."""
-    metrics = records.of(records.shown.last).attack if records.shown.attacks else None
+    metrics = records.of(records.shown.last).attack if records.shown.measured_last else None
     return None if metrics is None else with_training(metrics, count_attack_training(records))

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from nip_core.attack_figures.metrics_document import AttackMetrics
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_metrics import AttackMetrics
 from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.records.jobs_shown import DatasetShown, JobShown
 from nip_core.records.models import Decision, Swap

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from nip_core.evaluation.attack_metrics import AttackMetrics
+from nip_core.attack_figures.metrics_document import AttackMetrics
 from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
 from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.blocks import (
@@ -40,7 +40,7 @@ from nip_core.records.spending import (
     find_tree_splits,
 )
 from nip_core.records.stage_seconds import StageSeconds, read_seconds_so_far
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.plan import ATTACK, EVERY_SPLIT, TEST, TRAIN
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.manifest import MANIFEST, is_committed, read_manifest
@@ -216,7 +216,7 @@ class IterationRecord:
 
     def to_block(self) -> dict[str, Any]:
         """Give all of it for a block of iterations, but for the breakdowns of its metrics."""
-        splits = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
+        splits = EVERY_SPLIT
         figures = {split: self.figures(split) for split in splits}
         return {
             "swap": None if self.swap is None else self.swap.to_document(),

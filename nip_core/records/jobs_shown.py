@@ -4,10 +4,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from nip_core.evaluation.embedding import thin_out
 from nip_core.jobs.job import JobRecord
 from nip_core.jobs.steps import read_step_figures
 from nip_core.records.models import NOT_SCHEDULED
+from nip_core.report.embedding import thin_out
 
 _MOST_LOSSES = 100  # of a job, which is more than the curve of the report has room for
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nip_core.parameters.blocks.attack import PLATEAU
+from nip_core.attacks.course import PLATEAU
 from nip_core.parameters.derived.model_names import dummy_name
 from nip_core.parameters.derived.tested_iterations import scheme_tests
 from nip_core.parameters.stored import complete_settings
 from nip_core.records.attack_course import find_early_end
+from nip_core.rollouts.plan import ATTACK
 from nip_core.run_store.documents import damaged
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_lm_server.client import base_served_name
@@ -23,8 +24,8 @@ class RunShown:
     a verdict has ended it is that of its last test."""
     tested: frozenset[int]
     """Those with a test, by the settings."""
-    attacks: bool
-    """Whether it attacks another run, which is measured with the last."""
+    measured_last: tuple[str, ...]
+    """The splits that are measured with the last, beside its test: an attack on another run."""
     first_models: Mapping[str, str]
     """By group, in agent order: what plays iteration 0."""
     may_end: bool = False
@@ -67,7 +68,7 @@ def open_shown(run: RunStore) -> RunShown:
         record,
         last,
         frozenset(i for i in tested if i <= last),
-        attacks,
+        (ATTACK,) if attacks else (),
         first_models,
         may_end=may_end and ended is None,
     )

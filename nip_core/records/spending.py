@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nip_core.evaluation.attack_metrics import AttackMetrics
-from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.attack_figures.metrics_document import AnyMetrics
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.prices import price_calls, price_training
@@ -35,8 +34,6 @@ from nip_core.run_store.store import Store
 
 if TYPE_CHECKING:  # what is measured is added up without Arrow
     from nip_core.rollouts.storage.table_rows import Generation, Timing
-
-Metrics = SplitMetrics | AttackMetrics
 
 STAGE_BY_SPLIT = {
     TEST: "test",
@@ -129,7 +126,7 @@ def find_tree_splits(settings: Mapping[str, Any]) -> frozenset[str]:
 def add_up_by_stage(
     run: RunStore,
     iteration: int,
-    metrics_of: Callable[[str], Metrics | None],
+    metrics_of: Callable[[str], AnyMetrics | None],
     billed: Mapping[str, int],
     trees: frozenset[str],
 ) -> dict[str, Spent]:
@@ -191,7 +188,7 @@ class PlayedTables:
                 return str(rows["run"][0].as_py())
         return None
 
-    def spent(self, split: str, metrics: Metrics | None) -> Spent:
+    def spent(self, split: str, metrics: AnyMetrics | None) -> Spent:
         """Return what a split took, by its metrics, or without them by its shards and journals."""
         if metrics is None:
             return self._unmeasured(split)

@@ -8,13 +8,11 @@ What a fork has copied was paid by the run that it was copied from.
 
 from collections.abc import Iterator
 
-from nip_core.evaluation.attack_metrics import AttackMetrics
-from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.attack_figures.metrics_document import find_metrics_type
 from nip_core.jobs.document import count_billed_tokens, read_job
 from nip_core.records.iterations import Records
 from nip_core.records.spending import (
     STAGE_BY_SPLIT,
-    Metrics,
     PlayedTables,
     Spent,
     add_up,
@@ -22,7 +20,7 @@ from nip_core.records.spending import (
     find_tree_splits,
     list_folders,
 )
-from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.rollouts.plan import TEST, TRAIN
 from nip_core.run_store.run import RunStore, read_document
 
 
@@ -78,7 +76,7 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
         for split in tables.splits:
             if tables.player(split) in (None, run.name):
                 path = f"{root}/iterations/{name}/metrics-{split}.json"
-                kind: type[Metrics] = AttackMetrics if split == ATTACK else SplitMetrics
+                kind = find_metrics_type(split)
                 yield tables.spent(split, read_document(run, path, kind))
         for file in run.store.list(f"{root}/iterations/{name}/jobs"):
             path = f"{root}/iterations/{name}/jobs/{file}"

@@ -16,12 +16,11 @@ from collections.abc import Callable
 
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.attack import PLATEAU
 from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.iterations import Records
 from nip_core.records.liveness import watch_lease
-from nip_core.records.run_shown import open_shown
-from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.records.run_shown import RunShown, open_shown
+from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 
@@ -45,11 +44,16 @@ def find_status(run: RunStore, records: Records | None = None) -> str:
     records = records or Records(run)
     shown = records.shown
     is_tested = shown.last not in shown.tested or run.store.exists(run.metrics(shown.last, TEST))
-    is_tested &= not shown.attacks or run.store.exists(run.metrics(shown.last, ATTACK))
+    is_tested &= has_last_figures(run, shown, shown.last)
     # Before the lease: also while its runner still publishes what it has finished.
     if is_tested and records.finished() >= shown.last:
         return "finished"
     return "running" if is_running(run) else "stopped"
+
+
+def has_last_figures(run: RunStore, shown: RunShown, last: int) -> bool:
+    """Return whether all is measured that is measured with the last iteration, but its test."""
+    return all(run.store.exists(run.metrics(last, split)) for split in shown.measured_last)
 
 
 def is_running(run: RunStore) -> bool:
@@ -69,7 +73,7 @@ def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> b
 def find_last(records: Records, parameters: HyperParameters) -> int:
     """The iteration with the last test: `num_iterations`, or where a verdict ended an attack."""
     most, shown = parameters.rl.num_iterations, records.shown
-    may_have_ended = parameters.attack.until == PLATEAU and not shown.may_end
+    may_have_ended = parameters.may_end_early and not shown.may_end
     return min(most, shown.last) if may_have_ended else most
 
 

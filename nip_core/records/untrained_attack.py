@@ -5,19 +5,23 @@ find_control     the finished attack of the same way on the untrained models of 
 find_guarantee   what the scenario of some settings guarantees
 list_scripts     the scripts of that scenario that can be played
 put_beside       the figures of an attack, with both
+read_section     the section of the report that has them
+encode_section   the part of the summary that has them
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nip_core.attack_figures.controls import measure_guarantee, take_control
+from nip_core.attack_figures.metrics_document import ShownAttack, UntrainedControl
+from nip_core.attack_figures.report_section import make_section
+from nip_core.attack_figures.sentences import causes, caution
+from nip_core.attacks.base import CHATS
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_controls import measure_guarantee, take_control
-from nip_core.evaluation.attack_metrics import ShownAttack, UntrainedControl
 from nip_core.hashing import digest
-from nip_core.parameters.blocks.attack import CHATS
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.protocols import make_protocol
-from nip_core.records.attack_on_record import read_shown_attack
+from nip_core.records.attack_on_record import count_attack_training, read_shown_attack
 from nip_core.records.iterations import Records
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
@@ -100,3 +104,35 @@ def put_beside(attack: ShownAttack, records: Records) -> ShownAttack:
     if attacked["iteration"]:
         beside["control"] = find_control(run.store, attacked["run"], parameters)
     return attack.model_copy(update=beside)
+
+
+def read_section(records: Records) -> dict[str, Any]:
+    """Read the values of the report's section on an attack; empty ones where there is none."""
+    attack = read_shown_attack(records)
+    return make_section(None if attack is None else put_beside(attack, records))
+
+
+def encode_section(
+    records: Records, of_each: Sequence[str], *, with_control: bool
+) -> dict[str, Any]:
+    """Encode an attack for a summary, first of all whether it says anything of the verifier.
+
+    Of each n or step it has the metrics `of_each`. `with_control` looks for the same attack on the
+    untrained models. Without an attack it is empty.
+    """
+    shown = read_shown_attack(records)
+    if shown is None:
+        return {}
+    from nip_core.attack_figures.figures import attack_shown  # with Arrow, for attacks alone
+
+    trained = count_attack_training(records)
+    counted = {} if trained is None else trained.as_json()
+    beside: dict[str, Any] = {"caution": caution(shown), "causes": causes(shown)}
+    if with_control:
+        found = put_beside(shown, records)
+        beside |= found.model_dump(
+            mode="json", include={"guarantee", "control"}, exclude_unset=True
+        )
+    metrics = records.of(records.shown.last).attack
+    assert metrics is not None  # it is shown
+    return {"attack": {**beside, **attack_shown(metrics, of_each), **counted}}

@@ -21,7 +21,13 @@ from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.shard_context import ShardContext
-from nip_core.rollouts.storage.table_rows import AttackChoice, Episode, Generation, LabelRow, Timing
+from nip_core.rollouts.storage.table_rows import (
+    Episode,
+    Generation,
+    LabelRow,
+    MessageChoice,
+    Timing,
+)
 from nip_core.rollouts.turns import Played
 
 _EPISODES_PER_CALL = 2  # in flight
@@ -39,7 +45,7 @@ class PlayedShard:
     failed: list[str] = field(default_factory=list)
     """Keys of the specs that failed."""
     labels: list[LabelRow] = field(default_factory=list)
-    choices: list[AttackChoice] = field(default_factory=list)
+    choices: list[MessageChoice] = field(default_factory=list)
     """Of an attack."""
 
 

@@ -16,7 +16,9 @@ CANDIDATE = "candidate"
 ``validation`` the models that have played the iteration do."""
 ATTACK = "attack"
 """The split in which provers attack the verifier on test problems: by chosen messages, see
-`best_of_n`; or, once trained, as they are."""
+`message_choice`; or, once trained, as they are."""
+EVERY_SPLIT = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
+"""All that an iteration may have, in the order in which they are shown."""
 
 
 OpponentKey = int | str
@@ -101,7 +103,7 @@ def plan_episodes(
         ]
     else:
         times = parameters.rl.num_test_iterations
-        if split == ATTACK or (split == TEST and parameters.attack.run is not None):
+        if split == ATTACK or (split == TEST and parameters.target_run is not None):
             ordered = _choose_attacked(parameters, ordered)
         elif split == "test" and not parameters.text_rl.test_on_whole_dataset:
             count = parameters.rollouts_per_iteration or len(ordered)
@@ -122,9 +124,19 @@ def find_played_problems(
 
 def name_played_problems(parameters: HyperParameters, split: str) -> str:
     """Name the problems of a split's episodes for whoever watches: of what they are, or are for."""
-    if parameters.attack.tests_worst:
+    if parameters.tests_apart:
         return {TEST: VALIDATION, ATTACK: TEST}.get(split, split)
     return split
+
+
+def may_choose(split: str) -> bool:
+    """Tell whether the split is one in which messages may be chosen."""
+    return split == ATTACK
+
+
+def is_final_test(parameters: HyperParameters, split: str, iteration: int) -> bool:
+    """Tell whether a split is the last test of provers that were trained, by the worst of them."""
+    return split == ATTACK and iteration > 0 and parameters.tests_apart
 
 
 def _choose_attacked(parameters: HyperParameters, ordered: list[Problem]) -> list[Problem]:

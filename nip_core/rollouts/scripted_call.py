@@ -3,6 +3,7 @@
 find_attack_script     the script of an attack
 find_opponent_scripts  the scripts of other runs that play in training
 make_scripted_players  whose messages it writes
+make_writing_player    an agent that says one text, for an attack that writes
 ask_script             the answer, as a call that nobody was asked
 check_script           try a script on the problems of an attack before anything is paid for
 
@@ -15,7 +16,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 
+from nip_core.attacks import find_attack_file
 from nip_core.errors import SettingsError, StageError
 from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.answers.decisions import InvalidResponse
@@ -32,7 +35,9 @@ from nip_core.scenarios.scripts import (
     ScriptedTurn,
     call_script,
     describe_turn,
+    digest_file,
     load_script,
+    name_as_model,
 )
 
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="script")
@@ -79,6 +84,27 @@ def make_scripted_players(game: Game) -> dict[str, Player]:
         for agent in list_scripted(game.parameters)
         if script is not None
     }
+
+
+def make_writing_player(game: Game, agent: str, text: str) -> Player:
+    """Make a player that says a text which the attack of the settings has written."""
+    by = game.parameters.attack.by
+    script = LoadedScript(by, lambda _: text, *_find_source(by), setting="attack.by")
+    settings = game.parameters.prompted_agents[agent]
+    return Player(agent, script.model, None, settings, script=script)
+
+
+def name_writing_model(game: Game) -> str:
+    """Name an attack that writes messages itself where a model's name would stand."""
+    by = game.parameters.attack.by
+    return name_as_model(by, _find_source(by)[1])
+
+
+@cache
+def _find_source(by: str) -> tuple[str, str | None]:
+    """Find the file of an attack of the user's, and its digest."""
+    file = find_attack_file(by)
+    return ("", None) if file is None else (str(file), digest_file(file))
 
 
 async def ask_script(

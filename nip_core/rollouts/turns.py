@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from nip_core.game.answer_rows import make_exchange
 from nip_core.protocols import Exchange, Move, Turn
-from nip_core.rollouts.storage.table_rows import AttackChoice, CallRecord, Episode
+from nip_core.rollouts.storage.table_rows import CallRecord, Episode, MessageChoice
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Played:
     """One for each leaf, in the order of their branch paths."""
     records: list[CallRecord]
     """One for each call that it took."""
-    choices: list[AttackChoice] = field(default_factory=list)
-    """Of an attack, see `best_of_n`."""
+    choices: list[MessageChoice] = field(default_factory=list)
+    """Of an attack, see `message_choice`."""
 
 
 def assign_episode(record: CallRecord, episode: str) -> CallRecord:

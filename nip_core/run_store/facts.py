@@ -3,6 +3,7 @@
 SplitFacts     of the rollouts of a split
 ShardFacts     of those of one shard
 DatasetFacts   of a dataset
+read_split_digest  the canonical digest of a split
 
 Each is read by its `from_manifest`, and written as `to_extra` gives it.
 """
@@ -12,7 +13,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict
 
 from nip_core.run_store.documents import validate_document
-from nip_core.run_store.manifest import Manifest
+from nip_core.run_store.manifest import Manifest, read_manifest
+from nip_core.run_store.store import Store
 
 
 class _Facts(BaseModel):
@@ -76,3 +78,8 @@ class DatasetFacts(_Facts):
     training_usd: float | None = None
     """For all epochs; None: there is no price, or the tokens are not known."""
     curriculum: dict[str, Any] | None = None
+
+
+def read_split_digest(store: Store, directory: str) -> str:
+    """Read the canonical digest of a committed split."""
+    return SplitFacts.from_manifest(read_manifest(store, directory)).canonical_digest

@@ -25,13 +25,14 @@ ABSENT = "(absent)"
 _CONTENTS = {
     "scenario": "scenario",
     "interaction_protocol": "protocol",
+    "attack.by": "attack",
     "attack.script": "script",
     "attack.start_from": "start_from",
     "dataset": "problems",
     "lm_server.replies": "replies",
 }
 """By setting with a path, the digest of what lies there, in the contents on record."""
-_CLASSES = ("scenario", "interaction_protocol", "attack.script")
+_CLASSES = ("scenario", "interaction_protocol", "attack.by", "attack.script")
 _VALUE_SHOWN = 80  # characters
 
 

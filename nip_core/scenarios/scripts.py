@@ -17,6 +17,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
@@ -25,6 +26,8 @@ from nip_core.importing import find_line, import_object
 from nip_core.nearest import did_you_mean
 
 _SHOWN = 12  # characters of a digest
+OF_SCRIPT = "script:"
+"""What names of scripts begin with where a model's name would stand."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class LoadedScript:
 
 def name_as_model(script: str, digest: str | None) -> str:
     """Name a script, with the digest of its file if it is a user's, as a model is named."""
-    return f"script:{script}" + ("" if digest is None else f"@{digest[:_SHOWN]}")
+    return f"{OF_SCRIPT}{script}" + ("" if digest is None else f"@{digest[:_SHOWN]}")
 
 
 def check_script_named(scenario: _WithScripts, name: str | None) -> None:
@@ -126,9 +129,12 @@ def load_script(scenario: _WithScripts, name: str) -> LoadedScript:
     if inspect.iscoroutinefunction(function):
         raise ValueError(f"attack.script: {name!r} is async; write it as a plain function")
     file = _find_file(function)
-    with open(file, "rb") as opened:
-        digest = hashlib.sha256(opened.read()).hexdigest()
-    return LoadedScript(name, function, file, digest)
+    return LoadedScript(name, function, file, digest_file(file))
+
+
+def digest_file(file: str | Path) -> str:
+    """Digest a file by SHA-256."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _find_file(function: Any) -> str:

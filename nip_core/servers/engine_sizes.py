@@ -106,9 +106,5 @@ def _final_rank(parameters: HyperParameters, group: str) -> int:
 
 def _takes_models_over(parameters: HyperParameters) -> bool:
     """Return whether groups begin with models of other runs, or of the Hub."""
-    is_based = parameters.base_run.base_run_type != "none" or parameters.attack.run is not None
-    is_based |= bool(parameters.opponents.runs)
-    return is_based or any(
-        agent.load_checkpoint_and_parameters or agent.published_adapter is not None
-        for agent in parameters.model_agents.values()
-    )
+    agents = parameters.model_agents.values()
+    return parameters.names_run or any(agent.published_adapter is not None for agent in agents)

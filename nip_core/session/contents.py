@@ -26,10 +26,9 @@ from nip_core.models.added_models import read_digest
 from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.services.providers import Provider
 from nip_core.protocols import find_protocol
-from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.scenarios import Problem, find_scenario
 from nip_core.servers.endpoints import Endpoints
-from nip_core.session.imitated import read_start_file
+from nip_core.session.attack_files import digest_files, name_changed_files
 from nip_core.session.opponent_runs import digest_opponents
 from nip_core.session.origin import Origin
 from nip_lm_server.client import ReadError, find_file, read_text
@@ -73,13 +72,9 @@ def digest_contents(
             agent: digest(Path(inspect.getfile(provider)).read_text(encoding="utf-8"))
             for agent, provider in providers.items()
         }
-    script = find_attack_script(game)
-    if script is not None and script.digest is not None:
-        contents["script"] = script.digest
+    contents |= digest_files(game)
     if of_opponents := digest_opponents(game):
         contents["opponents"] = of_opponents
-    if parameters.attack.start_file is not None:
-        contents["start_from"] = digest(read_start_file(parameters.attack.start_file))
     for agent in parameters.model_agents.values():
         path = Path(os.path.expanduser(locate_model(agent.model_name)))
         names_weights = agent.provider.names_weights
@@ -111,11 +106,7 @@ def name_places(game: Game) -> dict[str, str]:
         places["scenario"] = _place_of(find_scenario(parameters.scenario))
     for agent, provider in _list_own_providers(game).items():
         places[f"providers.{agent}"] = _place_of(provider)
-    script = find_attack_script(game)
-    if script is not None and script.digest is not None:
-        places["script"] = f"{script.file}, in which function {script.called} stands,"
-    if parameters.attack.start_file is not None:
-        places["start_from"] = f"{parameters.attack.start_file}, which the provers imitate first,"
+    places |= name_changed_files(game)
     engine_file = find_file(parameters.lm_server.engine)
     if engine_file is not None:
         places["engine"] = f"{engine_file}, in which the engine of lm_server.engine stands,"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
+from nip_core.attack_figures.figures import plain_rollouts
 from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.attack_figures import plain_rollouts
 from nip_core.evaluation.spread import shared_text
 from nip_core.game.render import Game
 from nip_core.hashing import digest

@@ -18,7 +18,6 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.parameters.blocks.attack import BEST_OF_N, SCRIPT
 from nip_core.parameters.blocks.opponents import RUNS, FoundOpponent, OpponentRun
 from nip_core.parameters.checks import GROUP_SETTINGS, find_attackers
 from nip_core.parameters.derived.hosting import find_host
@@ -135,16 +134,16 @@ class _Other:
     def find(self) -> FoundOpponent:
         """Find what plays, and how it is asked. Raises SettingsError where it can't play here."""
         self._check_game()
-        by = self._stored["attack"]["by"] if self._stored["attack"]["run"] is not None else None
-        if by == BEST_OF_N:
+        other_run = read_settings(self._stored)
+        if other_run.choice is not None and not other_run.choice.has_own_provers:
             raise self._refuse(
-                "attacks by best-of-n, which chooses among messages of the attacked run's provers "
-                "and has none of its own; name an attack by training or by a script"
+                f"attacks by {other_run.attack.by}, which chooses among messages of the attacked "
+                "run's provers and has none of its own; name an attack by training or by a script"
             )
-        agents = self._choose_agents()
+        agents = self._choose_agents(other_run)
         asked = {agent: self._find_asked(agent) for agent in agents}
         shared = self._stored["protocol_common"]["shared_reward"]
-        if by == SCRIPT:
+        if other_run.choice is not None:
             if self._entry.iteration is not None:
                 raise self._refuse(
                     "attacks by a script, which has no iterations; leave iteration out"
@@ -153,7 +152,7 @@ class _Other:
                 iteration=None,
                 shared_reward=shared,
                 asked=asked,
-                script=self._stored["attack"]["script"],
+                script=other_run.choice.script,
                 script_digest=self._record.contents.get("script"),
             )
         iteration = self._find_iteration()
@@ -187,12 +186,11 @@ class _Other:
                     "name a run of this game"
                 )
 
-    def _choose_agents(self) -> tuple[str, ...]:
+    def _choose_agents(self, other_run: HyperParameters) -> tuple[str, ...]:
         """Choose the agents that the run plays: provers with a model, of an attack who attacked."""
-        there = read_settings(self._stored)
-        offered = find_attackers(there)
-        if there.attack.run is None:
-            offered = tuple(p for p in self._list_provers() if p in there.model_agents)
+        offered = find_attackers(other_run)
+        if other_run.target_run is None:
+            offered = tuple(p for p in self._list_provers() if p in other_run.model_agents)
         asked_for = self._parameters.opponents.of or self._list_provers()
         # In the order of the protocol, whatever the settings have.
         chosen = [a for a in self._parameters.model_agents if a in offered and a in asked_for]

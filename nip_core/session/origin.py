@@ -1,6 +1,6 @@
 """Taking over from another run: models to begin with, and the settings of agents.
 
-takes_over            whether the settings ask for any of that; names_run: of another run
+takes_over            whether the settings ask for any of that
 resolve_settings      the settings with those that are taken over
 find_origin           which models of another run play, by iteration
 check_attacked        refuses an attack on what is not there, or on another game
@@ -75,16 +75,7 @@ class Origin:
 def takes_over(parameters: HyperParameters) -> bool:
     """Return whether the settings name another run, or an adapter of the Hub."""
     agents = parameters.model_agents.values()
-    return names_run(parameters) or any(agent.published_adapter is not None for agent in agents)
-
-
-def names_run(parameters: HyperParameters) -> bool:
-    """Return whether the settings name another run."""
-    is_based = parameters.base_run.base_run_type != "none" or parameters.attack.run is not None
-    is_based |= bool(parameters.opponents.runs)
-    return is_based or any(
-        agent.load_checkpoint_and_parameters for agent in parameters.model_agents.values()
-    )
+    return parameters.names_run or any(agent.published_adapter is not None for agent in agents)
 
 
 def resolve_settings(

@@ -90,7 +90,7 @@ def _check(parameters: HyperParameters, program: str) -> None:
             )
     if not parameters.model_agents:
         raise SettingsError("agents: all of them are random, so that no model would play")
-    if parameters.attack.run is not None:
+    if parameters.target_run is not None:
         raise SettingsError(
             f"attack.run: an attack is played by nip train, not by {program}'s models"
         )

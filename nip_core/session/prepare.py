@@ -17,13 +17,11 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game, make_situation
 from nip_core.jobs.services import check_services
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
-from nip_core.parameters.checks import list_scripted
 from nip_core.parameters.derived.model_names import check_named
 from nip_core.parameters.stored import keep_course, keep_prompts
 from nip_core.records.left_out import drop_left_out, read_left_out_by_settings
 from nip_core.records.rewinds import finish_rewinds
-from nip_core.rollouts.plan import ATTACK, SPLITS, TEST, plan_episodes
-from nip_core.rollouts.scripted_call import check_script, find_attack_script
+from nip_core.rollouts.plan import SPLITS
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.run_documents import DECLARATION, DeclaredBefore
@@ -40,6 +38,7 @@ from nip_core.servers.endpoints import Endpoints, find_remote_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.missing_packages import check_packages
 from nip_core.servers.own_server import check_server
+from nip_core.session.attack_files import try_script
 from nip_core.session.contents import digest_contents, name_places, read_code_version
 from nip_core.session.disk_room import check_room
 from nip_core.session.imitated import check_imitated
@@ -49,7 +48,7 @@ from nip_core.session.opponent_runs import (
     find_opponents_there,
     list_adapters_there,
 )
-from nip_core.session.origin import Origin, find_origin, names_run, resolve_settings, takes_over
+from nip_core.session.origin import Origin, find_origin, resolve_settings, takes_over
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.session.user_files import digest_user_files, find_user_files
 from nip_core.tracking.places import check_trackers
@@ -108,7 +107,7 @@ def prepare(
     check_system(game)
     problems = load_all_problems(parameters)
     check_functions(game, problems)
-    check_attack_script(game, problems)
+    try_script(game, problems)
     check_opponent_scripts(game, problems)
     check_services(parameters)
     endpoints = find_remote_endpoints(parameters, environment)
@@ -174,20 +173,6 @@ def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
                     _try_written(scenario, problem)
 
 
-def check_attack_script(game: Game, problems: Mapping[str, list[Problem]]) -> None:
-    """Try the script of an attack on all that it is to play, before anything is paid for.
-
-    Raises SettingsError for one that is not there, and for whatever it raises or returns wrongly.
-    """
-    try:
-        script = find_attack_script(game)
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
-    if script is not None:
-        specs = plan_episodes(game.parameters, problems[TEST], ATTACK, 0)
-        check_script(game, script, specs, list_scripted(game.parameters))
-
-
 def _drawn_twice(scenario: Scenario, problem: Problem) -> Mapping[str, str]:
     """Return what is drawn for an episode. Raises SettingsError if it is not the same twice."""
     first, second = (draw_columns(scenario, problem.texts, 0) for _ in range(2))
@@ -216,7 +201,7 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
     check_trackers(parameters.tracking)
     if takes_over(parameters):
         where = parameters.run_store
-        if not names_run(parameters) and is_missing(where, "run_store"):
+        if not parameters.names_run and is_missing(where, "run_store"):
             return parameters, estimate_settings(parameters), find_origin(parameters, None, None)
         store = open_store(where, read_only=True)
         record = _record(RunStore(store, parameters.run_name))
@@ -225,7 +210,7 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
         parameters = resolve_settings(parameters, store, record)
         parameters = find_opponents_there(parameters, store, record)
         origin = find_origin(parameters, store, record)  # refuses models that are not there
-        if record is None and parameters.attack.start_from is not None:
+        if record is None and parameters.imitated is not None:
             check_imitated(Game(parameters), store, load_all_problems(parameters))
     return parameters, estimate_settings(parameters), origin
 
@@ -239,7 +224,7 @@ def estimate_settings(parameters: HyperParameters) -> Estimate:
     problems = load_all_problems(parameters)
     game = Game(parameters)
     check_functions(game, problems)
-    check_attack_script(game, problems)
+    try_script(game, problems)
     check_opponent_scripts(game, problems)
     left = drop_left_out(problems, read_left_out_by_settings(parameters) or {})
     return estimate_run(game, left, find_experience(parameters))

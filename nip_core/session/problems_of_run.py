@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from nip_core.attack_figures.plateau import fewest_questions
 from nip_core.errors import DatasetError
-from nip_core.evaluation.plateau import fewest_questions
 from nip_core.evaluation.spread import shared_text
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.attack import PLATEAU
 from nip_core.rollouts.plan import SPLITS, TEST, VALIDATION, plan_episodes, shuffle_labels
 from nip_core.scenarios import Problem, make_scenario
 from nip_core.scenarios.datasets import check_splits, load_problems
@@ -27,7 +26,7 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
     for split in SPLITS:
         # `nip evaluate` may test any run, also one that is told to hold no tests.
         played = split in ("train", parameters.test_dataset_split)
-        is_course = split == "validation" and parameters.attack.tests_worst
+        is_course = split == "validation" and parameters.tests_apart
         played |= is_course or (split == "validation" and gate.enabled)
         problems[split] = load_problems(
             scenario,
@@ -52,31 +51,30 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
         problems["train"] = shuffle_labels(problems["train"], parameters.seed)
     # Tests may be held on the validation split while a method is being developed.
     problems["test"] = problems[parameters.test_dataset_split]
-    _check_attacked_problems(parameters, problems, scenario.split_by)
+    _check_wrong_problems(parameters, problems, scenario.split_by)
     return problems
 
 
-def _check_attacked_problems(
+def _check_wrong_problems(
     parameters: HyperParameters,
     problems: Mapping[str, Sequence[Problem]],
     split_by: Sequence[str],
 ) -> None:
     """Raise DatasetError for an attack without enough problems to be accepted wrongly."""
-    attack = parameters.attack
-    if attack.run is None:
+    if parameters.target_run is None:
         return
     if all(p.y != 0 for p in problems[TEST]):
         raise DatasetError(
             f"attack.run: {parameters.dataset} has no wrong problem in its split "
             f"{parameters.test_dataset_split}, so there is nothing to be accepted wrongly"
         )
-    if attack.tests_worst and all(p.y != 0 for p in problems[VALIDATION]):
+    if parameters.tests_apart and all(p.y != 0 for p in problems[VALIDATION]):
         raise DatasetError(
             f"attack.course_on: {parameters.dataset} has no wrong problem in its split validation, "
             "on which the provers are tested while they are trained; attack a run with some, or "
             "set attack.course_on: test, and take the worst for biased"
         )
-    if attack.until != PLATEAU:
+    if not parameters.may_end_early:
         return
     played = plan_episodes(parameters, problems[VALIDATION], TEST, 0)
     wrong = {

@@ -100,7 +100,7 @@ def guess_paces(estimate: Estimate, speed: Speed) -> dict[str, float]:
 
 def _count_episodes(estimate: Estimate) -> int:
     played = estimate.train_episodes + estimate.test_episodes
-    return played + estimate.gate_episodes + estimate.attack_episodes
+    return played + estimate.gate_episodes + estimate.apart_episodes
 
 
 def _models(session: Session) -> dict[str, str]:

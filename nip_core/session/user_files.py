@@ -23,8 +23,8 @@ from nip_core.hashing import digest
 from nip_core.models import BUNDLED, KNOWN
 from nip_core.parameters.services.providers import find_provider
 from nip_core.protocols import find_protocol
-from nip_core.rollouts.scripted_call import find_attack_script
 from nip_core.scenarios import find_scenario
+from nip_core.session.attack_files import list_named_files
 from nip_core.session.contents import digest_directory
 
 _NIP = Path(__file__).parents[1].resolve()
@@ -36,10 +36,11 @@ def find_user_files(game: Game) -> dict[str, Path]:
     A name is the path as the settings have it, or the module; what a scenario or a protocol brings
     is named by where it lies beside that. So it is the same on every machine.
     """
-    found = [*_list_code(game), *_list_templates(game), *_list_data(game), *_list_models(game)]
+    listed = [*_list_code(game), *list_named_files(game), *_list_templates(game)]
+    listed += [*_list_data(game), *_list_models(game)]
     return {
         name: path
-        for name, path in found
+        for name, path in listed
         if (path.is_file() or path.is_dir()) and not path.resolve().is_relative_to(_NIP)
     }
 
@@ -60,13 +61,9 @@ def digest_user_files(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _list_code(game: Game) -> Iterator[tuple[str, Path]]:
-    """List the Python files with a script, a scenario, a protocol or a provider."""
-    parameters = game.parameters
+    """List the Python files with a scenario, a protocol or a provider."""
     for address, kind in _list_classes(game):
         yield _place_of(address), Path(inspect.getfile(kind))
-    script = find_attack_script(game)
-    if script is not None and script.digest is not None:
-        yield _place_of(str(parameters.attack.script)), Path(script.file)
 
 
 def _list_classes(game: Game) -> Iterator[tuple[str, type]]:
@@ -110,9 +107,8 @@ def _list_data(game: Game) -> Iterator[tuple[str, Path]]:
         yield _name_beside(game, path), path
     elif dataset not in scenario.generated:
         yield dataset, Path(os.path.expanduser(dataset))
-    for file in (parameters.attack.start_file, parameters.lm_server.replies):
-        if file is not None:
-            yield str(file), Path(file)
+    if parameters.lm_server.replies is not None:
+        yield parameters.lm_server.replies, Path(parameters.lm_server.replies)
 
 
 def _list_models(game: Game) -> Iterator[tuple[str, Path]]:

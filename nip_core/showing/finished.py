@@ -12,9 +12,9 @@ from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.intervals import read_shown_metrics
 from nip_core.records.iterations import Records
-from nip_core.records.status import find_first_incomplete, find_last
+from nip_core.records.status import find_first_incomplete, find_last, has_last_figures
 from nip_core.records.transcript_files import name_transcripts_file
-from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import read_document
 from nip_core.session.prepare import Prepared
 from nip_core.showing.reports import write_report
@@ -36,7 +36,7 @@ def find_finished_run(prepared: Prepared) -> dict[str, Any] | None:
         return None
     if is_tested(parameters, last) and not _is_tested(prepared, last):
         return None
-    if parameters.attack.run is not None and not run.store.exists(run.metrics(last, ATTACK)):
+    if not has_last_figures(run, records.shown, last):
         return None
     if run.open().parameters["rl"]["num_iterations"] != parameters.rl.num_iterations:
         return None  # the record is brought up to date when the run is opened

@@ -12,24 +12,21 @@ from typing import Any
 
 from nip_core.costs.spent_and_estimated import make_cost_rows, read_costs, read_expected_by
 from nip_core.evaluation.baseline_words import left_out_words, remarks
-from nip_core.evaluation.report import (
+from nip_core.evaluation.split_metrics import Measures, SplitMetrics
+from nip_core.evaluation.statistics.differences import holm
+from nip_core.records.intervals import find_help_on_record, find_rate_alone
+from nip_core.records.iterations import IterationRecord, Records
+from nip_core.records.left_out import describe_left_out, read_left_out
+from nip_core.records.status import find_status
+from nip_core.records.untrained_attack import read_section
+from nip_core.report.report import (
     Comparison,
     GroupReport,
     IterationReport,
     ReportData,
     build_report,
 )
-from nip_core.evaluation.report_checksum import add_checksum
-from nip_core.evaluation.split_metrics import Measures, SplitMetrics
-from nip_core.evaluation.statistics.differences import holm
-from nip_core.records.attack_on_record import (
-    read_shown_attack,
-)
-from nip_core.records.intervals import find_help_on_record, find_rate_alone
-from nip_core.records.iterations import IterationRecord, Records
-from nip_core.records.left_out import describe_left_out, read_left_out
-from nip_core.records.status import find_status
-from nip_core.records.untrained_attack import put_beside
+from nip_core.report.report_checksum import add_checksum
 from nip_core.rollouts.plan import CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.run_store.run import RunStore
 from nip_core.showing.changes import describe_test_changes
@@ -64,7 +61,6 @@ def read_report_data(records: Records, status: str | None = None) -> ReportData:
     parameters = record.parameters
     iterations = [_iteration_report(entry) for entry in records.all()]
     tests = [entry.test for entry in iterations if entry.test]
-    attack = read_shown_attack(records)
     return ReportData(
         run=run.name,
         status=status or find_status(run, records),
@@ -74,7 +70,7 @@ def read_report_data(records: Records, status: str | None = None) -> ReportData:
         remarks=remarks(tests[-1], find_rate_alone(parameters), find_help_on_record(parameters))
         if tests
         else (),
-        attack=None if attack is None else put_beside(attack, records),
+        sections=read_section(records),
         comparisons=_comparisons(records),
         created_at=record.created_at,
         code_version=record.code_version,

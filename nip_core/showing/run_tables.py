@@ -16,14 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.attack_figures.metrics_document import AnyMetrics
 from nip_core.errors import NipError, SettingsError
-from nip_core.evaluation.attack_metrics import AttackMetrics
-from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.game.render import Game
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.jobs_shown import DatasetShown, JobShown
 from nip_core.records.named_run import find_run, open_runs
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.plan import EVERY_SPLIT, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.manifest import is_committed
@@ -37,7 +36,7 @@ from nip_core.showing.summary import find_report, summarise_run
 from nip_core.showing.transcripts import rebuild_game
 from nip_core.trainers.dataset import open_dataset
 
-_SPLITS = (TRAIN, VALIDATION, TEST, CANDIDATE, ATTACK)
+_SPLITS = (TRAIN, VALIDATION, TEST, *EVERY_SPLIT[3:])
 _RATES = ("accuracy", "completeness", "soundness")
 _COUNTS = ("episodes", "distinct_problems", "questions")
 _PLACE = [pa.field("iteration", pa.int32()), pa.field("split", pa.string())]
@@ -339,7 +338,7 @@ def _with_columns(table: pa.Table, values: dict[str, Any]) -> pa.Table:
     return table
 
 
-def _rates(measured: SplitMetrics | AttackMetrics) -> dict[str, Any]:
+def _rates(measured: AnyMetrics) -> dict[str, Any]:
     figures = measured.as_json()
     row = {name: figures.get(name) for name in (*_COUNTS, *_RATES)}
     for rate in _RATES:

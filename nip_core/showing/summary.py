@@ -10,19 +10,13 @@ with the defaults of today where they are missing.
 from typing import Any
 
 from nip_core.costs.spent_and_estimated import read_costs, read_expected_by
-from nip_core.evaluation.attack_metrics import AttackMetrics
-from nip_core.evaluation.attack_words import causes, caution
 from nip_core.evaluation.baseline_words import remarks
 from nip_core.evaluation.split_metrics import SplitMetrics
-from nip_core.records.attack_on_record import (
-    count_attack_training,
-    with_training,
-)
 from nip_core.records.intervals import find_help_on_record, find_rate_alone
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.left_out import read_left_out
 from nip_core.records.status import find_status
-from nip_core.records.untrained_attack import put_beside
+from nip_core.records.untrained_attack import encode_section
 from nip_core.rollouts.plan import TEST, TRAIN
 from nip_core.run_store.run import RunStore
 
@@ -59,7 +53,6 @@ def summarise_run(
     """
     records = (records or Records(run)).look_again()
     shown = records.shown
-    attack = records.of(shown.last).attack if shown.attacks else None
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
     parameters = shown.record.parameters
@@ -77,24 +70,8 @@ def summarise_run(
         },
         "iterations": [_entry(record) for record in iterations],
         "remarks": remarks(tests[-1], rate_alone, helps) if tests else [],
-        **({} if attack is None else {"attack": _attack(attack, records, with_control)}),
+        **encode_section(records, _IN_SUMMARY, with_control=with_control),
     }
-
-
-def _attack(metrics: AttackMetrics, records: Records, with_control: bool) -> dict[str, Any]:
-    """Encode the figures of an attack, first of all whether they say anything of the verifier."""
-    from nip_core.evaluation.attack_figures import attack_shown  # with Arrow, for attacks alone
-
-    trained = count_attack_training(records)
-    attack = with_training(metrics, trained)
-    counted = {} if trained is None else trained.as_json()
-    beside = {"caution": caution(attack), "causes": causes(attack)}
-    if with_control:
-        found = put_beside(attack, records)
-        beside |= found.model_dump(
-            mode="json", include={"guarantee", "control"}, exclude_unset=True
-        )
-    return {**beside, **attack_shown(metrics, _IN_SUMMARY), **counted}
 
 
 def _entry(record: IterationRecord) -> dict[str, Any]:

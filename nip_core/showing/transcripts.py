@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.attack_figures import plain_rollouts
-from nip_core.evaluation.embedding import Embedded, embed_transcript, fair_share
+from nip_core.attack_figures.figures import plain_rollouts
 from nip_core.evaluation.episode_transcripts import (
     SAMPLE,
     Transcript,
@@ -30,7 +29,15 @@ from nip_core.evaluation.episode_transcripts import (
 from nip_core.game.render import Game
 from nip_core.parameters.stored import read_settings
 from nip_core.records.iterations import Records
-from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
+from nip_core.report.embedding import Embedded, embed_transcript, fair_share
+from nip_core.rollouts.plan import (
+    CANDIDATE,
+    EVERY_SPLIT,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    may_choose,
+)
 from nip_core.rollouts.storage.tables import RolloutTables, StoredRollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
@@ -41,7 +48,7 @@ _MOST = 300  # of each, of those that are worth reading
 _ROOM = 4_000_000  # characters of all in the report
 _NEWEST, _EVENLY = 3, 12  # iterations of a long run that are shown: the last, and some before
 _SPECIAL_TO_A_SAMPLE = 3
-_SPLITS = (TEST, TRAIN, ATTACK)
+_SPLITS = tuple(split for split in EVERY_SPLIT if split not in (VALIDATION, CANDIDATE))
 
 _Verdicts = dict[tuple[str, int], int]
 
@@ -188,7 +195,7 @@ def choose_newest_sample(
     """Choose at most `limit` transcripts of the newest split, wrong verdicts first."""
     records = records or Records(run)
     for iteration in reversed(records.iterations()):
-        for split in (TEST, ATTACK, TRAIN):
+        for split in sorted(_SPLITS, key=TRAIN.__eq__):
             rollouts = read_committed_rollouts(run, iteration, split)
             if rollouts is not None:
                 why = reasons(rollouts.episodes, rollouts.generations, {})
@@ -232,7 +239,7 @@ def read_committed_rollouts(run: RunStore, iteration: int, split: str) -> Rollou
         return None
     rollouts = read_rollouts(run.store, directory)
     stored = StoredRollouts(run.store, [directory])
-    if split != ATTACK or not stored.has_choices:
+    if not may_choose(split) or not stored.has_choices:
         return rollouts
     choices = stored.choices()
     return plain_rollouts(rollouts, choices, pc.max(choices["n"]).as_py())

@@ -1,5 +1,6 @@
 """What a run has to do, said at its start, and what of it is on record.
 
+announce, announce_end  tell what the run has to do, and what came of it
 expect               tell the progress the stages of the run, and what those on record took
 describe_opening     what the run will do
 describe_resumption  what of it is there already, where it goes on
@@ -13,8 +14,7 @@ from nip_core.costs.estimate import Estimate
 from nip_core.evaluation.figures_in_words import amount, plain_percent
 from nip_core.jobs.document import read_job
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.attack import PLATEAU
-from nip_core.parameters.derived.tested_iterations import attacks_untrained, is_tested
+from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.progress.board import Stage
 from nip_core.records.stage_seconds import read_seconds_so_far
 from nip_core.records.status import find_first_incomplete
@@ -48,10 +48,10 @@ def list_stages(parameters: HyperParameters, estimate: Estimate) -> tuple[Stage,
         if trains and parameters.promotion.enabled:
             stages.append(Stage(i, "gate", estimate.gate_episodes // last))
         stages.append(Stage(i, "swap"))
-    if attacks_untrained(parameters):
-        stages.append(Stage(last, "attack", estimate.attack_episodes))
-    elif parameters.attack.tests_worst:
-        half = estimate.attack_episodes // 2
+    if parameters.choice is not None:
+        stages.append(Stage(last, "attack", estimate.apart_episodes))
+    elif parameters.tests_apart:
+        half = estimate.apart_episodes // 2
         stages.insert(1, Stage(0, "attack", half))  # after the first test
         stages.append(Stage(last, "attack", half))
     return tuple(stages)
@@ -77,28 +77,45 @@ def expect(session: Session) -> None:
     session.progress.turns_per_episode = count_turns(session.estimate)
 
 
+def announce(session: Session) -> None:
+    """Tell what the run has to do, and what of it is there."""
+    run = session.run
+    expect(session)
+    words = f"run {run.name}: {describe_opening(session)}"
+    session.tell("run", words, run=run.name, run_store=run.store.url)
+    if resuming := describe_resumption(session):
+        session.tell("resume", f"run {run.name} goes on: {resuming}", run=run.name)
+
+
+def announce_end(session: Session, result: Mapping[str, Any]) -> None:
+    """Tell what came of the run, by its summary."""
+    name, status = session.run.name, result["status"]
+    more = f", {result['waits_for']}" if status == "parked" else describe_ending(result)
+    session.tell("end", f"run {name}: {status}{more}", run=name, status=status)
+
+
 def describe_opening(session: Session) -> str:
     """Return what the run will do, as "plays 3 iterations of 400 episodes, trains ..."."""
     parameters, estimate = session.parameters, session.estimate
     last = parameters.rl.num_iterations
     tested = [i for i in range(last + 1) if is_tested(parameters, i)]
     size = 0 if estimate is None or not tested else estimate.test_episodes // len(tested)
-    is_attack = attacks_untrained(parameters)
+    is_chosen = parameters.choice is not None
     if parameters.base_run.base_run_type == "rerun_tests":
         does = f"plays the tests of {amount(last, 'iteration')} again, and trains nothing"
-    elif is_attack:
-        does = name_attack(parameters.attack, estimate)
+    elif is_chosen:
+        does = name_attack(parameters, estimate)
     else:
         every = len(session.problems[TRAIN]) * group_size(parameters, TRAIN)
         count = parameters.rollouts_per_iteration or every
-        imitates, most = parameters.imitates(0), parameters.attack.until == PLATEAU
+        imitates, most = parameters.imitates(0), parameters.may_end_early
         groups = [g for g in parameters.trainable_groups if _trains(parameters, g, last)]
         does = f"trains {' and '.join(groups) or 'nothing'}"
         if played := last - imitates:
             iterations = f"{amount(played, 'iteration')} of {amount(count, 'episode')}"
             after = " after one of imitation" if imitates else ""
             does = f"plays {'at most ' if most else ''}{iterations}{after}, {does}"
-    tests = [] if is_attack and not tested else [_tests_words(tested, last, size)]
+    tests = [] if is_chosen and not tested else [_tests_words(tested, last, size)]
     return "; ".join([does, *tests, f"kept in {session.run.store.url}"])
 
 
@@ -122,17 +139,11 @@ def describe_ending(result: Mapping[str, Any]) -> str:
     if not tests:
         return ""
     first, last = (plain_percent(test["accuracy"]) for test in (tests[0], tests[-1]))
-    return (
-        f", accuracy {first} at first and {last} at last"
-        if len(tests) > 1
-        else (f", accuracy {last}")
-    )
+    return f", accuracy {f'{first} at first and {last} at last' if len(tests) > 1 else last}"
 
 
 def _answers_in_journals(run: RunStore, iteration: int) -> int:
-    """Count the answers to episodes of shards not committed yet; 0 in a bucket.  Reading a bucket's
-    journals twice takes too many requests.
-    """
+    """Count the answers of shards not committed yet; 0 in a bucket: it takes many requests."""
     answers, root = 0, f"{run.root}/journals/{iteration:04d}"
     if run.store.local_path(root) is None:
         return 0
@@ -149,20 +160,15 @@ def describe_resumption(session: Session) -> str:
     """Say what is on record of the run and stays; "" for a new one."""
     run, parameters, last = session.run, session.parameters, session.parameters.rl.num_iterations
     i = find_first_incomplete(session.records, parameters)
-    parts = []
-    if i:
-        parts.append(f"{i} of {last} iterations are finished")
-    details = []
+    parts, details = [f"{i} of {last} iterations are finished"] if i else [], []
     if i <= last and run.read_json_or_none(run.metrics(i, TEST)) is not None:
         details.append("its test is held")
     for split, what in ((TEST, "test"), (TRAIN, "training"), (ATTACK, "attack")):
         shards = committed_shards(run.store, run.rollouts(i, split)).values()
         episodes = sum(manifest.rows.get("episodes", 0) for manifest in shards)
         if episodes and not (split == TEST and details):
-            is_one = episodes == 1
-            details.append(
-                f"{amount(episodes, f'{what} episode')} {'is' if is_one else 'are'} played"
-            )
+            are = "is" if episodes == 1 else "are"
+            details.append(f"{amount(episodes, f'{what} episode')} {are} played")
     if answers := _answers_in_journals(run, i):
         details.append(f"{answers:,} answers are in journals and not asked for again")
     for group in parameters.trainable_groups:

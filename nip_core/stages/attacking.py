@@ -1,31 +1,74 @@
-"""An attack by training: when its course ends, and which of its provers are tested.
+"""The part of an attack in a run: before each of its steps, and after the last.
 
+begin_step  what an attack by training does before a step; whether its course ends there
+finish      what the last models are attacked by, measured
 has_ended   whether the course ends with the test of an iteration, by the rule of `plateau`
 end_course  put on record how it ended
 
-Both follow from what is on record alone, so a run that goes on decides as it did before.
+All follows from what is on record alone, so a run that goes on decides as it did before.
 """
 
 import pyarrow as pa
 
-from nip_core.evaluation.attack_metrics import CourseEnd
-from nip_core.evaluation.attack_words import change_words
-from nip_core.evaluation.figures_in_words import plain_percent
-from nip_core.evaluation.plateau import (
+from nip_core.attack_figures.metrics_document import CourseEnd
+from nip_core.attack_figures.plateau import (
     find_window,
     is_flat,
     judge_course,
     measure_fall,
     share_taught,
 )
-from nip_core.parameters.blocks.attack import PLATEAU
+from nip_core.attack_figures.sentences import change_words
+from nip_core.evaluation.figures_in_words import plain_percent
+from nip_core.hook import After, Call
 from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.records.attack_course import course_path, read_course, read_moved
-from nip_core.rollouts.plan import TEST
+from nip_core.rollouts.plan import ATTACK, TEST
 from nip_core.rollouts.storage.schema import EPISODES
 from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.documents import validate_document
 from nip_core.session.session import Session
+from nip_core.stages import measuring, proving
+
+
+async def begin_step(
+    session: Session, iteration: int, play: Call, call: Call, after: After
+) -> bool:
+    """Do what an attack by training has to do before a step; tell whether its course ends there.
+
+    Before the first one test problems are played, with provers that are only told to lie. `play`
+    plays a split.
+    """
+    parameters = session.parameters
+    if parameters.tests_apart and iteration == 0:
+        with session.progress.during(0, "attack"):
+            await play(session, 0, ATTACK, call, after)
+    if not parameters.may_end_early:
+        return False
+    ended: bool = await call(has_ended, session, iteration, after)
+    return ended
+
+
+async def finish(session: Session, last: int, play: Call, call: Call, after: After) -> After:
+    """Play what an attack plays after its last step: the game of choices, or the last test.
+
+    The provers that were the worst on validation problems are tested once, on test problems.
+    Returns the step after which the report is due.
+    """
+    parameters, at = session.parameters, last
+    if parameters.target_run is None:
+        return after
+    worst: int | None = None
+    if parameters.tests_apart:
+        worst = await call(end_course, session, last, after)
+        # Without any training the test before it is this one.
+        at = last if worst else 0
+    if worst is not None or parameters.choice is not None:
+        with session.progress.during(last, "attack"):
+            if worst:
+                after = After(await call(proving.prove_serving, session, worst, after))
+            after = After(await play(session, at, ATTACK, call, after))
+    return After(await call(measuring.measure, session, last, ATTACK, after))
 
 
 def has_ended(session: Session, iteration: int) -> bool:
@@ -69,7 +112,7 @@ def _judge(session: Session, step: int) -> CourseEnd:
     parameters = session.parameters
     tested = [i for i in range(step + 1) if is_tested(parameters, i)]
     worst, moved = _find_worst(session, tested), read_moved(session.run, parameters, step)
-    if parameters.attack.until != PLATEAU:
+    if not parameters.may_end_early:
         return CourseEnd(step=step, worst_step=worst, moved=moved)
     since = find_window(tested, step)
     fall = None

@@ -127,7 +127,7 @@ def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -
     examples, episodes = facts.examples, facts.episodes
     has = f"has {amount(examples, 'training example')} from {amount(episodes, 'episode')}"
     if session.parameters.imitates(iteration):
-        start = session.parameters.attack.start_from
+        start = session.parameters.imitated
         has = f"is to imitate {amount(examples, 'message')} of {start} first"
     session.tell(
         "dataset",
@@ -151,7 +151,7 @@ def _cost(
     agent = parameters.group_parameters(group)
     epochs = agent.num_epochs or parameters.rl.num_epochs
     if parameters.imitates(iteration):
-        epochs = parameters.attack.imitation_epochs
+        epochs = parameters.imitation_epochs
     usd = None if known is None else price_training(parameters, group, epochs * known)
     return {
         "validation_examples": len(tokens) - len(trained),

@@ -1,7 +1,6 @@
 """Measuring a committed split: its metrics, and its transcripts where the settings ask for them."""
 
 import json
-from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial, reduce
 from hashlib import sha256
@@ -10,20 +9,12 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from nip_core.evaluation.acceptance_figures import measure_acceptance
-from nip_core.evaluation.attack_figures import (
-    COUNTED,
-    SPENT,
+from nip_core.attack_figures.figures import (
     attack_line,
-    count_messages,
-    figures_by_choice,
-    figures_by_script,
-    sum_up_spent,
     without_lying,
 )
-from nip_core.evaluation.attack_losses import OwnTest
-from nip_core.evaluation.attack_metrics import Attacked, AttackMetrics
-from nip_core.evaluation.attack_steps import FinalTests, figures_by_step
+from nip_core.attack_figures.metrics_document import Attacked, AttackMetrics
+from nip_core.evaluation.acceptance_figures import measure_acceptance
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
@@ -35,9 +26,6 @@ from nip_core.evaluation.invalid import (
     invalid_warning,
 )
 from nip_core.evaluation.league_figures import figures_by_opponent
-from nip_core.evaluation.message_gallery import (
-    gallery_of_choice,
-)
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import (
     LabelledSolutions,
@@ -45,29 +33,26 @@ from nip_core.evaluation.split_metrics import (
     SplitIntervals,
     SplitMetrics,
 )
-from nip_core.jobs.document import read_job
-from nip_core.jobs.steps import read_step_figures
-from nip_core.parameters.blocks.attack import SCRIPT
-from nip_core.parameters.checks import find_attackers
-from nip_core.parameters.derived.prices import price_calls
-from nip_core.parameters.derived.tested_iterations import attacks_untrained, is_tested
-from nip_core.records.attack_course import read_course
-from nip_core.records.attack_said import add_up_efforts, read_gallery
+from nip_core.parameters.derived.tested_iterations import is_tested
+from nip_core.records.attack_measured import (
+    describe_start,
+    is_told,
+    measure_choices,
+    measure_steps,
+    read_own_test,
+)
 from nip_core.records.intervals import combine_metrics, measure_baselines, measure_intervals
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_file
-from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.labels import add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION, name_played_problems
 from nip_core.rollouts.scripted_call import find_attack_script
-from nip_core.rollouts.storage.schema import EPISODES
 from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
-from nip_core.rollouts.storage.tables import RolloutTables, StoredRollouts, read_rollouts
+from nip_core.rollouts.storage.tables import RolloutTables, read_rollouts
 from nip_core.run_store.documents import validate_document
-from nip_core.run_store.facts import DatasetFacts, LabelCounts, ShardFacts, SplitFacts
-from nip_core.run_store.manifest import is_committed, read_manifest
+from nip_core.run_store.facts import LabelCounts, ShardFacts, read_split_digest
+from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore, read_document
 from nip_core.run_store.store import Store
-from nip_core.session.attacked_run import is_told, measure_sampled_reach, read_own_test
 from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_opponents
 
@@ -113,12 +98,45 @@ def measure(session: Session, iteration: int, split: str) -> SplitMetrics | Atta
 
 
 def _measure_attack(session: Session, iteration: int) -> AttackMetrics:
-    path = session.run.metrics(iteration, ATTACK)
-    stored = read_document(session.run, path, AttackMetrics)
+    """Measure an attack, or read what was measured, and tell of it."""
+    stored = read_document(session.run, session.run.metrics(iteration, ATTACK), AttackMetrics)
     metrics = _measured_attack(session, iteration) if stored is None else stored
     words = f"iteration {iteration}: played attack problems: {attack_line(metrics)}"
     session.tell("attack", words, iteration=iteration, split=ATTACK)
     return metrics
+
+
+def _measured_attack(session: Session, iteration: int) -> AttackMetrics:
+    """Measure what an attack did; with whose verifier it was played, and what was read."""
+    run, parameters = session.run, session.parameters
+    attack, target = parameters.attack, parameters.target_run
+    assert target is not None  # it is an attack
+    source = RunStore(run.store, target)
+    script = find_attack_script(session.game)
+    # A script is told nothing.
+    told = None if script else is_told(parameters, source, session.problems[TEST][0])
+    own_test = read_own_test(source, attack.iteration)
+    if parameters.choice is not None:
+        figures = measure_choices(run, session.game, iteration, own_test)
+    else:
+        models = partial(find_models, session)
+        figures = measure_steps(run, session.game, iteration, own_test, models)
+    (verifier,) = [g for g, agents in parameters.groups.items() if "verifier" in agents]
+    facts = Attacked(
+        run=target,
+        iteration=attack.iteration,
+        by=attack.by,
+        model=find_models(session, iteration)[verifier].model,
+        script=script and script.model,
+        told=told,
+        **describe_start(run, parameters),
+    )
+    figures = without_lying(figures) if told is False else figures
+    left_out = len(session.left_out.get(TEST, {}))
+    metrics = figures.model_copy(update={"attack": facts, "problems_left_out": left_out})
+    path = run.metrics(iteration, ATTACK)
+    stored = run.write_json_once(path, metrics.as_json(), lease=session.lease)
+    return validate_document(stored, AttackMetrics, path)
 
 
 def _test_before(session: Session, iteration: int) -> float | None:
@@ -160,7 +178,7 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
     played = name_played_problems(session.parameters, split)
     played = VALIDATION if played == CANDIDATE else played
     figures["problems_left_out"] = len(session.left_out.get(played, {}))
-    figures["rollouts"] = _digest_of_split(run.store, directory)
+    figures["rollouts"] = read_split_digest(run.store, directory)
     if session.game.scenario.labels_in_play:
         figures["labels"] = LabelledSolutions(
             **count_split_labels(run.store, directory),
@@ -186,157 +204,12 @@ def _by_opponent(
     return figures_by_opponent(episodes, names, session.parameters.seed, split_by)
 
 
-def _measured_attack(session: Session, iteration: int) -> AttackMetrics:
-    """Measure what an attack did; with whose verifier it was played, and what was read."""
-    run, parameters = session.run, session.parameters
-    (verifier,) = [g for g, agents in parameters.groups.items() if "verifier" in agents]
-    measured = _measured_choices if attacks_untrained(parameters) else _measured_steps
-    script = find_attack_script(session.game)
-    told = None
-    if script is None:  # which is told nothing
-        told = is_told(parameters, _attacked(session), session.problems[TEST][0])
-    played = measured(session, iteration)
-    attacked = Attacked(
-        run=parameters.attack.run,
-        iteration=parameters.attack.iteration,
-        by=parameters.attack.by,
-        model=find_models(session, iteration)[verifier].model,
-        script=script and script.model,
-        told=told,
-        **_imitated(session),
-    )
-    left_out = len(session.left_out.get(TEST, {}))
-    figures = without_lying(played) if told is False else played
-    metrics = figures.model_copy(update={"attack": attacked, "problems_left_out": left_out})
-    path = run.metrics(iteration, ATTACK)
-    stored = run.write_json_once(path, metrics.as_json(), lease=session.lease)
-    return validate_document(stored, AttackMetrics, path)
-
-
-def _imitated(session: Session) -> dict[str, Any]:
-    """Say what the provers began with, where they imitated something."""
-    parameters, run = session.parameters, session.run
-    if not parameters.imitates(0):
-        return {}
-    places = (run.dataset(0, group) for group in parameters.trainable_groups)
-    facts = [DatasetFacts.from_manifest(read_manifest(run.store, place)) for place in places]
-    count = sum(of.examples for of in facts)
-    return {"start_from": parameters.attack.start_from, "imitated": count}
-
-
-def _attacked(session: Session) -> RunStore:
-    assert session.parameters.attack.run is not None  # it is an attack
-    return RunStore(session.run.store, session.parameters.attack.run)
-
-
-def _own_test(session: Session) -> OwnTest:
-    return read_own_test(_attacked(session), session.parameters.attack.iteration)
-
-
-def _measured_choices(session: Session, iteration: int) -> AttackMetrics:
-    run, directory = session.run, session.run.rollouts(iteration, ATTACK)
-    choices = StoredRollouts(run.store, [directory]).choices()
-    parameters, rollouts = session.parameters, read_rollouts(run.store, directory)
-    split_by, own_test = session.game.scenario.split_by, _own_test(session)
-    attackers, is_scripted = find_attackers(parameters), parameters.attack.by == SCRIPT
-    price = partial(price_calls, parameters)
-    measure = figures_by_script if is_scripted else figures_by_choice
-    figures = measure(rollouts, choices, parameters.seed, split_by, own_test, attackers, price)
-    gallery = gallery_of_choice(session.game, rollouts, choices, attackers, is_scripted=is_scripted)
-    digest = _digest_of_split(run.store, directory)
-    return figures.model_copy(update={"rollouts": digest, "gallery": gallery})
-
-
-def _measured_steps(session: Session, last: int) -> AttackMetrics:
-    """Measure the tests before the first step of training and after each tested step."""
-    run, parameters = session.run, session.parameters
-    places = {i: run.rollouts(i, TEST) for i in range(last + 1) if is_tested(parameters, i)}
-    tests = {
-        i: StoredRollouts(run.store, [place]).episodes(EPISODES.names)
-        for i, place in places.items()
-    }
-    digests = {str(i): _digest_of_split(run.store, place) for i, place in places.items()}
-    updates = {i: sum(_updates(run, before) for before in range(i)) for i in places}
-    metrics = figures_by_step(
-        tests,
-        updates,
-        parameters.attack.exploited_at,
-        parameters.seed,
-        session.game.scenario.split_by,
-        _own_test(session),
-        _final_tests(session, last),
-    )
-    worst = metrics.worst
-    if worst is not None:
-        # The provers that were the worst can be played again.
-        provers = find_models(session, worst.step)
-        trained = parameters.trainable_groups
-        models = {group: of.model for group, of in provers.items() if group in trained}
-        worst = worst.model_copy(update={"models": models})
-    attackers = find_attackers(parameters)
-    steps = range(int(parameters.imitates(0)), last)
-    messages = sum(_count_trained_messages(run, i, attackers) for i in steps)
-    beside: dict[str, Any] = {"worst": worst, "tests": digests}
-    beside["reach"] = measure_sampled_reach(parameters, messages, len(steps))
-    efforts = add_up_efforts(run, parameters, places)
-    beside["by_step"] = tuple(
-        row.model_copy(update={"effort": efforts[row.step]}) for row in metrics.by_step or ()
-    )
-    if worst is not None:
-        beside["gallery"] = read_gallery(run, session.game, steps, worst.step, last)
-    if metrics.course is not None:
-        beside |= _record_final_tests(run, last)
-    return metrics.model_copy(update=beside)
-
-
-def _final_tests(session: Session, last: int) -> FinalTests | None:
-    """Read the tests on test problems; None where those by step are on them."""
-    run = session.run
-    if not session.parameters.attack.tests_worst or (course := read_course(run, last)) is None:
-        return None
-    at = (0, 0 if course.worst_step == 0 else last)
-    before, worst = (read_rollouts(run.store, run.rollouts(i, ATTACK)) for i in at)
-    likely = [find_acceptance(test.episodes, test.generations) for test in (before, worst)]
-    return FinalTests(before.episodes, worst.episodes, course, likely[0], likely[1])
-
-
-def _record_final_tests(run: RunStore, last: int) -> dict[str, Any]:
-    """Digest what the figures of these tests are made of, and count what the last one took."""
-    beside: dict[str, Any] = {
-        "untrained_rollouts": _digest_of_split(run.store, run.rollouts(0, ATTACK))
-    }
-    place = run.rollouts(last, ATTACK)
-    if is_committed(run.store, place):
-        beside["rollouts"] = _digest_of_split(run.store, place)
-        beside |= sum_up_spent(StoredRollouts(run.store, [place]).generations(SPENT))
-    return beside
-
-
-def _count_trained_messages(run: RunStore, iteration: int, attackers: Collection[str]) -> int:
-    """Count the messages by which the provers of an attack were trained in an iteration."""
-    rollouts = StoredRollouts(run.store, [run.rollouts(iteration, TRAIN)])
-    return count_messages(rollouts.episodes(("key", "y")), rollouts.generations(COUNTED), attackers)
-
-
-def _updates(run: RunStore, iteration: int) -> int:
-    """Count the optimizer's updates as the jobs of an iteration have reported them."""
-    folder = run.store.list(f"{run.iteration(iteration)}/jobs")
-    jobs = [read_job(run, f"{run.iteration(iteration)}/jobs/{name}") for name in folder]
-    return sum(max(read_step_figures(job.backend_events), default=0) for job in jobs if job)
-
-
 def count_split_labels(store: Store, directory: str) -> dict[str, Any]:
-    """Count by kind the solutions of a committed split with a label made in play, and the time
-    it took.
-    """
+    """Count by kind the solutions of a committed split labelled in play, with the time it took."""
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
     made = [ShardFacts.from_manifest(shard).labels for shard in shards]
     return reduce(add_counts, filter(None, made), LabelCounts()).model_dump()
-
-
-def _digest_of_split(store: Store, directory: str) -> str:
-    return SplitFacts.from_manifest(read_manifest(store, directory)).canonical_digest
 
 
 def save_transcripts(session: Session, iteration: int, split: str) -> str:
@@ -387,7 +260,7 @@ def write_intervals(
     document = measure_intervals(rollouts, metrics, seed, scenario.split_by)
     game = scenario.claims, session.game.protocol.provers
     baselines = measure_baselines(rollouts, metrics, seed, scenario.split_by, *game)
-    beside = {"baselines": baselines, "rollouts": _digest_of_split(run.store, directory)}
+    beside = {"baselines": baselines, "rollouts": read_split_digest(run.store, directory)}
     whole = document.model_copy(update=beside)
     written = run.write_json_once(path, whole.as_json(), lease=session.lease)
     return validate_document(written, SplitIntervals, path)

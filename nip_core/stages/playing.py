@@ -11,7 +11,7 @@ split_play    its episodes, plan and models, which all shards share
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, cast
@@ -20,24 +20,22 @@ from nip_core.concurrency import gather_or_cancel, in_thread
 from nip_core.errors import RunConflictError
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
+from nip_core.hook import Call
 from nip_core.parameters import RandomAgentParameters
-from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.derived.recording import gives_logprobs, records_p_accept
-from nip_core.parameters.derived.tested_iterations import attacks_untrained
 from nip_core.records.rewinds import find_stage_of_split
 from nip_core.records.spending import count_shared_prompts
 from nip_core.rollouts.acceptance import LIKELIEST
-from nip_core.rollouts.best_of_n import BestOfN
 from nip_core.rollouts.branching import Branch, Branching, no_branching
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.labels import count_labels
 from nip_core.rollouts.league import draw_opponents
+from nip_core.rollouts.message_choice import judges_by_tokens, make_choice_play
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import (
-    ATTACK,
     CANDIDATE,
     TRAIN,
     VALIDATION,
@@ -46,11 +44,16 @@ from nip_core.rollouts.plan import (
     SplitPlan,
     cut_into_shards,
     find_played_problems,
+    may_choose,
     name_played_problems,
     plan_episodes,
     replay_episodes,
 )
-from nip_core.rollouts.scripted_call import find_opponent_scripts, make_scripted_players
+from nip_core.rollouts.scripted_call import (
+    find_opponent_scripts,
+    make_scripted_players,
+    name_writing_model,
+)
 from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.journal import GroupCommits
 from nip_core.rollouts.storage.journal_segments import open_journal, remove_journal
@@ -219,19 +222,12 @@ class SplitPlay:
 
     def _way(self) -> PlaySpec:
         """Return what plays an episode: the game as it is, or an attack on the verifier."""
-        parameters = self.session.parameters
-        if self.split != ATTACK or not attacks_untrained(parameters):
+        if not self._chooses():
             return play_episode
-        attack, verifier = parameters.attack, parameters.model_agents["verifier"]
-        provers = frozenset(find_attackers(parameters))
-        by_tokens = attack.score_by == "log_probs"
-        return BestOfN(
-            attack.candidates,
-            provers,
-            attack.continuations,
-            verifier.temperature,
-            by_tokens=by_tokens,
-        ).play
+        return make_choice_play(self.session.parameters).play
+
+    def _chooses(self) -> bool:
+        return may_choose(self.split) and self.session.parameters.choice is not None
 
     def _players(self) -> dict[str, Player]:
         """Every agent with the model of its group."""
@@ -293,8 +289,7 @@ class SplitPlay:
     def _judged_by_tokens(self) -> tuple[str, ...]:
         """The agents whose answers an attack weighs by their log-probabilities."""
         parameters = self.session.parameters
-        is_chosen = self.split == ATTACK and attacks_untrained(parameters)
-        if not is_chosen or parameters.attack.score_by != "log_probs":
+        if not self._chooses() or not judges_by_tokens(parameters):
             return ()
         host = find_host(parameters, parameters.model_agents["verifier"])
         return ("verifier",) if host.gives_logprobs else ()
@@ -304,10 +299,11 @@ class SplitPlay:
         groups = self.session.parameters.groups
         plays = {agent: self.models[group] for group in groups for agent in groups[group]}
         scripted = make_scripted_players(self.session.game)
+        writing = name_writing_model(self.session.game) if self._chooses() else None
         plays |= {agent: player.model for agent, player in scripted.items()}
         for record in recorded.values():
             agent, asked = record.generation.agent, record.generation.model_asked
-            if asked in self.opponents.get(agent, {}).values():
+            if asked in self.opponents.get(agent, {}).values() or asked == writing:
                 continue
             if asked != plays.get(agent, asked):  # a random agent has no model
                 raise RunConflictError(
@@ -373,8 +369,8 @@ async def play_shards(
     iteration: int,
     split: str,
     shards: Sequence[str],
-    call: Callable[..., Awaitable[Any]],
-) -> None:
+    call: Call,
+) -> list[Any]:
     """Play shards side by side; `rollouts.concurrency` bounds the episodes of all of them.
 
     No more shards are under way than can fill it, however many there are.
@@ -384,11 +380,11 @@ async def play_shards(
     filling = -(-ready // split_play(session, iteration, split).plan.episodes_per_shard)
     places = asyncio.Semaphore(filling + _SHARDS_ENDING)
 
-    async def play(shard: str) -> None:
+    async def play(shard: str) -> Any:
         async with places:
-            await call(play_shard, session, iteration, split, shard)
+            return await call(play_shard, session, iteration, split, shard)
 
-    await gather_or_cancel(map(play, shards))
+    return await gather_or_cancel(map(play, shards))
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_new_models, find_opponents
 
 
-async def prove_serving(session: Session, iteration: int) -> None:
-    """Prove the trained models of `iteration` before they play. Without any, nothing is asked.
+async def prove_serving(session: Session, iteration: int) -> dict[str, str]:
+    """Prove the trained models of `iteration` before they play; name the models by group.
 
     These are the models of a run that is opened again, those of another run, those that newer
     base models have taken the place of, and those of earlier iterations or other runs that play in
-    training.
+    training. Where nothing was trained nothing is asked.
     """
     models = find_models(session, iteration)
     # A model that no iteration has trained is the one of the server's configuration: nothing was
@@ -39,6 +39,7 @@ async def prove_serving(session: Session, iteration: int) -> None:
     if trained:
         await prove_all(session, trained)
     await _prove_opponents(session, iteration)
+    return {group: model.model for group, model in models.items()}
 
 
 async def _prove_opponents(session: Session, iteration: int) -> None:
@@ -55,10 +56,9 @@ async def _prove_opponents(session: Session, iteration: int) -> None:
     await _prove_each(session, [*by_name.values()])
 
 
-async def prove_candidates(session: Session, iteration: int) -> dict[str, str]:
-    """Prove that the new models of all groups answer; return their names by group."""
-    proved = await prove_all(session, find_new_models(session, iteration))
-    return {group: model.model for group, model in proved.items()}
+async def prove_candidates(session: Session, iteration: int) -> dict[str, ServedModel]:
+    """Prove that the new models of all groups answer; return them with their proofs, by group."""
+    return await prove_all(session, find_new_models(session, iteration))
 
 
 async def prove_all(session: Session, models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:

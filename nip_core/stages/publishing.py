@@ -28,8 +28,6 @@ from nip_core.showing.summary import find_report
 
 _SHOWN = 5
 _NEWEST = 20  # iterations whose stages a table of costs names one by one
-
-
 Milestone = Literal["play", "park", "train", "test"]
 """What of an iteration was done last, as names of task runs have it."""
 _DONE: Mapping[Milestone, str] = {
@@ -46,7 +44,7 @@ def describe_milestone(after: Milestone, iteration: int) -> str:
 
 
 def publish(
-    session: Session, after: Milestone, iteration: int, report: bool, samples: bool
+    session: Session, iteration: int, after: Milestone, report: bool, samples: bool
 ) -> None:
     """Tell the trackers of what is new, and write the report where `report`.
 

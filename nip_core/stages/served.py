@@ -17,7 +17,7 @@ from nip_core.records.models import (
     name_opponents,
     read_models,
 )
-from nip_core.rollouts.plan import ATTACK, OpponentKey
+from nip_core.rollouts.plan import OpponentKey, is_final_test
 from nip_core.session.session import Session
 
 
@@ -73,7 +73,7 @@ def find_player(session: Session, iteration: int, split: str) -> int:
 
     The last test of an attack by training is played by the provers that were the worst.
     """
-    if split != ATTACK or iteration == 0 or not session.parameters.attack.tests_worst:
+    if not is_final_test(session.parameters, split, iteration):
         return iteration
     course = read_course(session.run, iteration)
     if course is None:

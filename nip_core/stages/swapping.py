@@ -13,31 +13,30 @@ from nip_core.run_store.documents import validate_document
 from nip_core.servers.kept_models import keep_models
 from nip_core.session.session import Session
 from nip_core.stages.gating import decide, is_due
-from nip_core.stages.proving import prove_all, prove_serving, return_places
-from nip_core.stages.served import find_models, find_new_models
+from nip_core.stages.proving import prove_serving, return_places
+from nip_core.stages.served import find_models
 from nip_core.stages.training import list_scheduled_groups
 
 
-async def swap_models(session: Session, iteration: int) -> dict[str, str]:
+async def swap_models(
+    session: Session, iteration: int, proved: Mapping[str, ServedModel]
+) -> dict[str, str]:
     """Record who serves from the next iteration on; returns the models' names by group.
 
-    New models do once they are proved, and have passed the gate where the settings ask for one;
-    then both sides must have played.
+    New models do, all of them `proved` just before, once they have passed the gate where the
+    settings ask for one; then both sides must have played.
     """
     # 1. A swap that is on record stays as it is.
     if session.run.store.exists(session.run.models(iteration)):
-        await prove_serving(session, iteration + 1)
-        return {g: model.model for g, model in find_models(session, iteration + 1).items()}
-    # 2. No model serves that is not proved.
-    proved = await prove_all(session, find_new_models(session, iteration))
-    # 3. The gate takes all new models or none.
+        return await prove_serving(session, iteration + 1)
+    # 2. The gate takes all new models or none.
     after, promotion = find_models(session, iteration), None
     if is_due(session, iteration):
         # Those that are not taken can be found again, too.
         promotion = replace(decide(session, iteration), candidates=proved)
     if promotion is None or promotion.promoted:
         after |= proved
-    # 4. From here on they serve, whatever happens to this process.
+    # 3. From here on they serve, whatever happens to this process.
     due = list_scheduled_groups(session.parameters, iteration)
     waiting = [group for group in session.parameters.trainable_groups if group not in due]
     stored = _record_swap(session, iteration, after, waiting, promotion)

@@ -39,9 +39,7 @@ Step = Literal["go_on", "keep_model", "try_again", "stop"]
 
 
 def list_scheduled_groups(parameters: HyperParameters, iteration: int) -> tuple[str, ...]:
-    """Return the groups whose training is due in the iteration: not frozen, and it is an agent's
-    turn.
-    """
+    """Return the groups that are trained in the iteration: not frozen, and an agent's turn."""
     groups = parameters.trainable_groups
     return tuple(group for group in groups if parameters.training_agents(group, iteration))
 
@@ -126,8 +124,7 @@ def _announce(session: Session, record: JobRecord) -> JobReference:
 async def wait_for_job(session: Session, iteration: int, group: str) -> JobEnd:
     """Wait for the group's job, as long as the settings say.
 
-    Raises JobError if it ends without a
-    model, and the settings let that stop the run.
+    Raises JobError if it ends without a model, and the settings let that stop the run.
     """
     record = _record(session, iteration, group)
     settings = session.parameters.fine_tuning

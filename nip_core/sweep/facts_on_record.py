@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from nip_core.attack_figures.sentences import caution
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_words import caution
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.attack import SCRIPT
 from nip_core.protocols import make_protocol
 from nip_core.records.attack_on_record import read_shown_attack
 from nip_core.records.intervals import find_rate_alone
@@ -199,7 +198,7 @@ class _Reader:
             n=attack.n,
             attacked=attack.parameters.attack.iteration,
             is_lying_known=lying is not None and lying.difference is not None,
-            is_script=attack.parameters.attack.by == SCRIPT,
+            is_script=not attack.parameters.attack.way.samples,
             caution=None if shown is None else caution(shown),
             verdict=None if shown is None or shown.course is None else shown.course.verdict,
             verifier_tokens=tokens,

@@ -9,7 +9,7 @@ render_files     the last three as files
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nip_core.evaluation.plots import Mark, arms_svg
+from nip_core.report.plots import Mark, arms_svg
 from nip_core.run_store.store import Store
 from nip_core.sweep.compute.arm_baselines import (
     ByMajority,

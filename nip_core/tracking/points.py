@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import read_step_figures
 from nip_core.records.iterations import IterationRecord, Records
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.plan import EVERY_SPLIT
 from nip_core.run_store.run import RunStore
 
 Part = str
@@ -30,7 +30,7 @@ ITERATION = "iteration"
 STEP = "step"
 """The axes: the number of an iteration, or of a step in all of a group's jobs."""
 
-_SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
+_SPLITS = EVERY_SPLIT
 _JOB = "job-"
 _TIMES = "times"
 _WITH_INTERVAL = ("accuracy", "completeness", "soundness", "mean_reward")

@@ -57,7 +57,7 @@ def group_job(
         parameters, group, from_base=parent.is_base, can_stack=parent.can_stack, method=method
     )
     if parameters.imitates(iteration):
-        hyper_parameters["n_epochs"] = parameters.attack.imitation_epochs
+        hyper_parameters["n_epochs"] = parameters.imitation_epochs
     return JobSpec(
         run=run,
         iteration=iteration,

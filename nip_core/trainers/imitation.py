@@ -85,11 +85,11 @@ def choose_fooling(
 
 
 def read_chats(
-    text: str, file: str, agents: Sequence[str], attackers: Collection[str], most: int
+    text: str, file: str, agents: Sequence[str], provers: Collection[str], most: int
 ) -> Choice:
     """Read chats to imitate: in each line ``{"messages": [...]}``, the last one an assistant's.
 
-    With a key ``agent``, one of the `attackers`, a chat is for that one, else for all of `agents`.
+    With a key ``agent``, one of the `provers`, a chat is for that one, else for all of `agents`.
     Raises SettingsError, which names the line.
     """
     examples: list[Example] = []
@@ -101,9 +101,9 @@ def read_chats(
         counts["candidates"] += 1
         place = f"attack.start_from: {file}, line {number}"
         messages, agent = _read_chat(line, place)
-        if agent is not None and agent not in attackers:
+        if agent is not None and agent not in provers:
             raise SettingsError(
-                f"{place}: agent has to be one that attacks, of {', '.join(attackers)} (got "
+                f"{place}: agent has to be one that attacks, of {', '.join(provers)} (got "
                 f"{agent!r}); without it a chat is for all of them"
             )
         for name in agents if agent is None else {agent} & {*agents}:

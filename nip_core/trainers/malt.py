@@ -95,7 +95,8 @@ def choose_pairs(
     than two valid answers from which an episode came to its end), ``too_close`` (no two answers far
     enough apart), ``other_hints`` (such two were given after different hints, where these are
     trained), ``identical`` (such two have the same text, and the same thoughts where these are
-    trained on). ``failed`` are leaves.
+    trained on), ``unasked`` (the chat before them ends with the agent's own message). ``failed``
+    are leaves.
     """
     names = ("candidates", "nodes", "turns", "pairs")
     counts = dict.fromkeys((*names, "unanswered", "too_close", "identical", "failed"), 0)
@@ -193,8 +194,14 @@ def _make_pairs(
                     if isinstance(found, str):
                         counts[found] = counts.get(found, 0) + 1
                         continue
+                    pair = _make_pair(game, tree, node, agent, *found)
+                    # After a verdict that came too early to count the agent goes on by itself.
+                    # Servers train no answer to an answer, and would refuse the whole file.
+                    if pair.messages[-1]["role"] == "assistant":
+                        counts["unasked"] = counts.get("unasked", 0) + 1
+                        continue
                     counts["pairs"] += 1
-                    yield _make_pair(game, tree, node, agent, *found)
+                    yield pair
 
 
 def _read_trees(shard: RolloutTables) -> Iterator[_Tree]:

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nip_core.attack_figures.metrics_document import CourseEnd
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_metrics import CourseEnd
 from nip_core.hashing import digest
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import JobRecord
 from nip_core.records.attack_course import course_path, read_course
 from nip_core.records.models import name_opponents
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN
+from nip_core.rollouts.plan import CANDIDATE, EVERY_SPLIT, TEST, TRAIN, may_choose
 from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
 from nip_core.run_store.manifest import MANIFEST, MANIFEST_NAME, Manifest, measure_file
 from nip_core.upkeep.file_checks import Check, as_local
@@ -43,7 +43,8 @@ class IterationCheck:
         self.course = self._read_course()
         for split in {*check.names(f"{self.directory}/rollouts"), *self._measured()}:
             self._split(split)
-        self._attack()
+        for split in filter(may_choose, EVERY_SPLIT):
+            self._tests_of_course(split)
         for group in {*check.names(f"{self.directory}/datasets"), *self.jobs}:
             self._dataset(group)
         self._swap()
@@ -157,7 +158,7 @@ class IterationCheck:
     def _players(self, split: str) -> str | None:
         """Digest the names of the models of a split; None where they are not known."""
         before = self._before
-        if split == ATTACK and self._before is not None and self.course is not None:
+        if may_choose(split) and self._before is not None and self.course is not None:
             # The provers that were the worst play the last test of an attack by training.
             before = self.run.models(self.course.worst_step - 1) if self.course.worst_step else None
         if before is None or before in self.check_.problems:
@@ -215,9 +216,9 @@ class IterationCheck:
         if "problems_left_out" in metrics:
             check.document(f"{self.run.root}/left_out.json", demanded_by=path)
 
-    def _attack(self) -> None:
+    def _tests_of_course(self, split: str) -> None:
         """Compare the figures of an attack by training with its tests."""
-        check, path = self.check_, self.run.metrics(self.number, ATTACK)
+        check, path = self.check_, self.run.metrics(self.number, split)
         metrics = check.document(path)
         made_of = metrics.get("tests") if isinstance(metrics, dict) else None
         for step, digest_then in (made_of or {}).items():
@@ -229,7 +230,7 @@ class IterationCheck:
         untrained = metrics.get("untrained_rollouts") if isinstance(metrics, dict) else None
         if untrained is not None:
             check.document(course_path(self.run, self.number), demanded_by=path)
-            first = check.manifest(self.run.rollouts(0, ATTACK), demanded_by=path)
+            first = check.manifest(self.run.rollouts(0, split), demanded_by=path)
             if first is not None:
                 now = first.extra.get("canonical_digest")
                 what = "of another test than that before any training"

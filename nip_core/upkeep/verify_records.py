@@ -7,9 +7,9 @@ from typing import Any
 
 from nip_core.costs.spent_and_estimated import ESTIMATE
 from nip_core.errors import StoreError
-from nip_core.evaluation.report_checksum import report_is_whole
 from nip_core.records.blocks import BLOCKS
 from nip_core.records.status import find_status
+from nip_core.report.report_checksum import report_is_whole
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.manifest import MANIFEST, MANIFEST_NAME
 from nip_core.upkeep.file_checks import Check

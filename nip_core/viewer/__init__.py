@@ -18,7 +18,7 @@ app           routes
 
 It reads runs, and writes nothing but notes, beside them (`nip_core.showing.episodes.notes`).
 
-The tables of a page and its style are those of the report (`nip_core.evaluation.report`).
+The tables of a page and its style are those of the report (`nip_core.report.report`).
 
 What is covered: a damaged or half-written part of a run is named on the page, and the rest of the
 run is shown. No part of an address becomes a path in a store: runs, splits and episodes are looked

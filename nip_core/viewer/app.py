@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from nip_core.distribution import __version__
 from nip_core.errors import NipError, SettingsError
 from nip_core.evaluation.episode_transcripts import judged_words
-from nip_core.evaluation.report import asset, report_environment
+from nip_core.report.report import asset, report_environment
 from nip_core.viewer import pages
 from nip_core.viewer.asked_downloads import (
     find_episode_download,

@@ -9,11 +9,11 @@ import pyarrow.compute as pc
 
 from nip_core.errors import NipError
 from nip_core.evaluation.calibration import Calibration
-from nip_core.evaluation.embedding import thin_out
-from nip_core.evaluation.report import IterationSpending
 from nip_core.evaluation.split_metrics import AgentMeasures, Interval95, SplitMetrics
 from nip_core.evaluation.verdict_changes import measure_changes
 from nip_core.parameters.stored import read_costing_settings
+from nip_core.report.embedding import thin_out
+from nip_core.report.report import IterationSpending
 from nip_core.rollouts.plan import TEST
 from nip_core.showing.changes import say_changes
 from nip_core.showing.episodes.episode_filters import EpisodeFilters, find_rows

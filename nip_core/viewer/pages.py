@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message
 from nip_core.evaluation.figures_in_words import true_minus
-from nip_core.evaluation.report import GroupReport, IterationReport
 from nip_core.jobs.job import JobRecord
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.report.report import GroupReport, IterationReport
+from nip_core.rollouts.plan import EVERY_SPLIT
 from nip_core.showing.episodes.episode_filters import (
     CHOICES,
     SORTS,
@@ -44,7 +44,7 @@ from nip_core.viewer.runs import Overview, ShownRun, ShownRuns
 from nip_core.viewer.timeline import lay_out_timeline
 
 Values = dict[str, Any]
-SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
+SPLITS = EVERY_SPLIT
 _MOST_CHOICES = 200  # entries of a menu
 
 

@@ -13,10 +13,10 @@ from threading import RLock
 from typing import Any
 
 from nip_core.errors import NipError
-from nip_core.evaluation.report import ReportData, page_values
 from nip_core.game.render import Game
 from nip_core.records.iterations import Records
 from nip_core.records.status import find_status
+from nip_core.report.report import ReportData, page_values
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
 from nip_core.showing.episodes.episode_index import Episodes, RunIndex

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nip_core.evaluation.change_words import describe_changes, describe_pairs
-from nip_core.evaluation.embedding import thin_out
 from nip_core.evaluation.verdict_changes import JudgedEpisodes, measure_changes
+from nip_core.report.embedding import thin_out
 from nip_core.rollouts.plan import TEST
 from nip_core.showing.episodes.episode_filters import EpisodeFilters, find_rows
 from nip_core.showing.episodes.episode_index import Episodes

@@ -19,7 +19,7 @@ from nip_lm_server.errors import EngineError
 from nip_lm_server.formats.chat_types import ChatMessage, Tool
 from nip_lm_server.formats.tool_calls import ToolCall
 from nip_lm_server.proof import Proof
-from nip_lm_server.spec import Capabilities, list_engines
+from nip_lm_server.spec import Capabilities, name_engines
 
 __all__ = [
     "COUNTED_CONTEXTS",
@@ -311,7 +311,7 @@ class Engine(ABC):
         """
         raise EngineRequestError(
             f"the engine {self.name} does not score given tokens by itself: serve the model with "
-            f"--engine {list_engines('scores_given_tokens')}",
+            f"--engine {name_engines('scores_given_tokens')}",
             "unsupported_value",
             "prompt_logprobs",
         )

@@ -14,7 +14,7 @@ from nip_lm_server import wire
 from nip_lm_server.errors import ApiError, model_not_found, wrong_value
 from nip_lm_server.formats.bounds import parse_json
 from nip_lm_server.serving.training_place import TrainingPlace
-from nip_lm_server.spec import list_engines
+from nip_lm_server.spec import name_engines
 from nip_lm_server.state.manifest import ModelManifest
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.state.rows import ModelRow
@@ -253,7 +253,7 @@ def _check_trains(place: TrainingPlace) -> None:
         raise wrong_value(
             "model",
             f"the engine of {place.base_model!r} loads no adapters: train a model of --engine "
-            f"{list_engines('trains')}",
+            f"{name_engines('trains')}",
         )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nip_lm_server.errors import ApiError
 from nip_lm_server.serving.pool import EnginePool
-from nip_lm_server.spec import list_engines
+from nip_lm_server.spec import name_engines
 from nip_lm_server.tinker.service import TinkerService
 from nip_lm_server.tinker.storage.store import DATABASE
 
@@ -40,7 +40,7 @@ class TinkerDoor:
         if not self.is_served:
             raise ApiError(
                 404,
-                f"Tinker's API is served by --engine {list_engines('trains_resident')}, and this "
+                f"Tinker's API is served by --engine {name_engines('trains_resident')}, and this "
                 "server has none",
                 code="unknown_url",
             )

@@ -21,7 +21,7 @@ from pathlib import Path
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.errors import ApiError, wrong_value
 from nip_lm_server.serving.pool import EnginePool
-from nip_lm_server.spec import list_engines
+from nip_lm_server.spec import name_engines
 from nip_lm_server.state.disk import want_of_space
 from nip_lm_server.state.models import AdapterError
 from nip_lm_server.tinker.executor import Executor, explain_payloads
@@ -223,7 +223,7 @@ class TinkerService:
             raise wrong_value(
                 "base_model",
                 f"{base_model!r} is served by the engine {engine.name}: Tinker's API needs "
-                f"--engine {list_engines('trains_resident')} for a base model",
+                f"--engine {name_engines('trains_resident')} for a base model",
             )
 
     def _known_bases(self) -> str:

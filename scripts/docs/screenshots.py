@@ -79,9 +79,11 @@ class Tab:
             await asyncio.sleep(0.2)
         await asyncio.sleep(1)
 
-    async def save(self, picture: Path) -> None:
-        """Save what is seen. Raises RuntimeError for an empty page."""
-        result = await self.call("Page.captureScreenshot", format="png")
+    async def save(self, picture: Path, place: dict[str, float] | None = None) -> None:
+        """Save what is seen, or one place of it. Raises RuntimeError for an empty page."""
+        clip = {key: place[key] for key in ("x", "y", "width", "height")} if place else None
+        more = {} if clip is None else {"clip": {**clip, "scale": 1}}
+        result = await self.call("Page.captureScreenshot", format="png", **more)
         data = base64.b64decode(result["data"])
         if len(data) < 8_000:
             raise RuntimeError(f"{picture}: the page is empty")

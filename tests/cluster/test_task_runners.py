@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from flow_graphs import draw
 from small_game import write_config
 
 from nip_core.errors import SettingsError
@@ -43,11 +44,24 @@ async def test_a_cluster_plays_the_same(kind, played_here, stack, tmp_path, monk
 
     monkeypatch.setattr("nip_prefect.flows.iteration.play_remotely", watched)
     rollouts = {"episodes_per_shard": 20, "task_runner": kind}
-    result = await train(str(write_config(tmp_path, rl=RL, rollouts=rollouts)))
+    state = await train(
+        str(write_config(tmp_path, rl=RL, rollouts=rollouts)),
+        return_state=True,
+    )
+    result = await state.result()
     assert result["status"] == "finished"
     assert digests(tmp_path) == played_here
     assert {job["status"] for job in result["iterations"][0]["jobs"].values()} == {"succeeded"}
     assert len(played) == 5 and os.getpid() not in {shard["process"] for shard in played}
+    # A flow run of its own stands between the plan and the commit, and in it each shard comes after
+    # what all of them have to know.
+    graphs = await draw(str(state.state_details.flow_run_id))
+    before, shards = graphs["iteration-small-0"].before, graphs["play-small-train-0"].before
+    assert before["play-small-train-0"] == {"plan-train-0"}
+    assert before["commit-train-0"] == {"play-small-train-0"}
+    named = {f"play-train-0-{number:04d}": {"make-ticket"} for number in range(3)}
+    assert shards == {"make-ticket": set(), **named}
+    assert all(graph.roots == [graph.first] for graph in graphs.values())
 
 
 def test_a_task_runner_that_is_not_installed_is_named(monkeypatch):

@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
-from nip_core.evaluation.attack_controls import measure_guarantee, take_control
-from nip_core.evaluation.attack_metrics import ShownAttack, UntrainedControl
-from nip_core.evaluation.attack_words import loss_sentences
+from nip_core.attack_figures.controls import measure_guarantee, take_control
+from nip_core.attack_figures.metrics_document import ShownAttack, UntrainedControl
+from nip_core.attack_figures.sentences import loss_sentences
 from nip_core.evaluation.confidence_intervals import wilson, wilson_of_rate
 from nip_core.evaluation.statistics.guaranteed import count_trials, p_below
 

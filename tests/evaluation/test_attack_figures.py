@@ -6,11 +6,17 @@ import pyarrow as pa
 import pytest
 from stored_rows import typed_tables
 
-from nip_core.evaluation.attack_figures import attack_shown
-from nip_core.evaluation.attack_losses import OwnTest
-from nip_core.evaluation.attack_metrics import AttackMetrics, CourseEnd, ShownAttack
-from nip_core.evaluation.attack_steps import FinalTests, figures_by_step
-from nip_core.evaluation.attack_words import StepJob, causes, caution, count_trained, loss_sentences
+from nip_core.attack_figures.figures import attack_shown
+from nip_core.attack_figures.losses import OwnTest
+from nip_core.attack_figures.metrics_document import AttackMetrics, CourseEnd, ShownAttack
+from nip_core.attack_figures.sentences import (
+    StepJob,
+    causes,
+    caution,
+    count_trained,
+    loss_sentences,
+)
+from nip_core.attack_figures.step_figures import FinalTests, figures_by_step
 from nip_core.evaluation.figures_in_words import group_reasons, list_spans
 from nip_core.records.attack_course import find_moved
 from nip_core.records.models import ServedModel

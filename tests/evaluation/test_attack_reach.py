@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from nip_core.evaluation.attack_reach import (
+from nip_core.attack_figures.reach import (
     measure_reach,
     measure_training_reach,
     reach_share,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nip_core.evaluation.plateau import (
+from nip_core.attack_figures.plateau import (
     RULE,
     Fall,
     bound_fall,

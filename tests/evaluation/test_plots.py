@@ -4,8 +4,8 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
-from nip_core.evaluation.plots import Mark, arms_svg, learning_curve_svg
 from nip_core.evaluation.split_metrics import SplitMetrics
+from nip_core.report.plots import Mark, arms_svg, learning_curve_svg
 
 
 def measured(accuracy, interval, completeness, soundness):
@@ -63,7 +63,7 @@ def test_arms_whose_runs_are_all_alike_are_drawn() -> None:
 
 def test_importing_the_evaluation_does_not_import_matplotlib() -> None:
     code = (
-        "import sys, nip_core.evaluation.report, nip_core.evaluation.baseline_verifiers; "
+        "import sys, nip_core.report.report, nip_core.evaluation.baseline_verifiers; "
         "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -11,14 +11,6 @@ import pytest
 
 from nip_core.evaluation import metrics
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS, Message, Text, Transcript
-from nip_core.evaluation.report import (
-    Comparison,
-    GroupReport,
-    IterationReport,
-    ReportData,
-    build_report,
-    metrics_table,
-)
 from nip_core.evaluation.split_metrics import (
     BelievedMetrics,
     PairedDifference,
@@ -28,6 +20,14 @@ from nip_core.evaluation.split_metrics import (
 from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.records.models import Decision, ServedModel
+from nip_core.report.report import (
+    Comparison,
+    GroupReport,
+    IterationReport,
+    ReportData,
+    build_report,
+    metrics_table,
+)
 
 
 def evaluate(*tables, **more) -> SplitMetrics:

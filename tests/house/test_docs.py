@@ -22,10 +22,10 @@ def test_every_file_that_a_page_names_is_there(page):
     assert not missing
 
 
-def test_twelve_changes_have_a_place():
+def test_changes_have_a_place():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = page.partition("## Where do I")[2].partition("\n## ")[0]
-    assert len(re.findall(r"^\| (?:a|an) ", table, re.MULTILINE)) == 12
+    assert len(re.findall(r"^\| (?:a|an) ", table, re.MULTILINE)) >= 13
 
 
 DOTTED = re.compile(r"`{1,2}(nip_(?:core|lm_server|cli|prefect)(?:\.\w+)+)`")

@@ -15,7 +15,7 @@ INSTALLED = {
     "nip_prefect.tasks": "tasks",
 }
 INSTALLED |= {"factory": "factory", "nip_lm_server": "nip_lm_server"}
-BENEATH = {"errors", "hashing", "importing", "nearest", "tolerance"}
+BENEATH = {"errors", "hashing", "hook", "importing", "nearest", "tolerance"}
 BENEATH |= {"redaction", "processes", "temporary_folders", "concurrency", "proxies"}
 BENEATH |= {"configurations"}
 BENEATH |= {"models", "lm_server", "distribution", "configs"}

@@ -17,11 +17,11 @@ from nip_core.rollouts.storage.schema import (
     VALUES_BEFORE,
 )
 from nip_core.rollouts.storage.table_rows import (
-    AttackChoice,
     CallRecord,
     Episode,
     Generation,
     LabelRow,
+    MessageChoice,
     Timing,
     read_rows,
     recorded_calls,
@@ -30,7 +30,7 @@ from nip_core.rollouts.storage.table_rows import (
     stored_row,
 )
 
-KINDS = {Episode: EPISODES, Generation: GENERATIONS, Timing: TIMINGS, AttackChoice: CHOICES}
+KINDS = {Episode: EPISODES, Generation: GENERATIONS, Timing: TIMINGS, MessageChoice: CHOICES}
 
 
 @pytest.fixture(scope="module")

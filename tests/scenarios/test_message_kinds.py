@@ -5,7 +5,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from nip_core.evaluation.message_gallery import gallery_of_training
+from nip_core.attack_figures.message_gallery import gallery_of_training
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.storage.tables import RolloutTables

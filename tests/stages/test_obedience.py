@@ -10,9 +10,9 @@ from viewing import client_of
 
 from nip_cli.printing.plans_and_runs import show_run
 from nip_core import loop
-from nip_core.evaluation.plots import learning_curve_svg
 from nip_core.parameters import load_parameters
 from nip_core.records.iterations import Records
+from nip_core.report.plots import learning_curve_svg
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.summary import summarise_run

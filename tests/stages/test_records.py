@@ -10,12 +10,12 @@ import pytest
 from job_documents import job_document
 
 from nip_core.errors import CorruptionError
-from nip_core.evaluation.embedding import fair_share, thin_out
 from nip_core.loop import directly
 from nip_core.parameters import load_parameters
 from nip_core.records.blocks import BLOCK
 from nip_core.records.iterations import Records
 from nip_core.records.spent_in_all import add_up_set_aside
+from nip_core.report.embedding import fair_share, thin_out
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import Identity, RunStore

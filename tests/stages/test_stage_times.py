@@ -13,7 +13,7 @@ from nip_core.progress.board import Stage
 from nip_core.progress.outlook import observe_run
 from nip_core.records.stage_seconds import read_seconds_so_far
 from nip_core.session.opening import open_session
-from nip_core.stages import agenda, choosing, measuring, stage_times
+from nip_core.stages import agenda, choosing, playing, stage_times
 from nip_core.stages.stage_times import StageTimes
 from nip_core.upkeep.verify import verify_run
 
@@ -28,7 +28,7 @@ async def test_a_stage_took_what_all_processes_took_for_it_and_nothing_counts_tw
     time, stops = Ticking(), True
 
     async def call(stage, *arguments):
-        if stage is measuring.measure:
+        if stage is playing.commit_split:
             time.passes(30 if stops else 0)
         if stage is choosing.build_dataset:
             time.passes(7 if stops else 3)

@@ -18,9 +18,9 @@ import yaml
 from small_game import FEW, train_here, write_config
 
 from nip_cli.studies.sweep import sweep as sweep_command
+from nip_core.attack_figures.figures import plain_rollouts
+from nip_core.attack_figures.reach import reach_share
 from nip_core.errors import NipError, SettingsError
-from nip_core.evaluation.attack_figures import plain_rollouts
-from nip_core.evaluation.attack_reach import reach_share
 from nip_core.evaluation.baseline_words import shows_checking
 from nip_core.records.iterations import Records
 from nip_core.rollouts.storage.tables import StoredRollouts, read_rollouts

@@ -186,6 +186,22 @@ def test_pairs_of_both_agents_at_every_depth_the_root_included():
     }
 
 
+def test_answers_after_a_verdict_that_came_too_early_are_no_pair():
+    """A server refuses the whole file for one prompt that ends with the answer before."""
+    trees = Trees()
+    trees.said("0", "verifier", "Question: why?").said("0.0", "prover", "Answer: so.")
+    trees.said("0.0.0", "verifier", REJECT)  # in the third round of at least five
+    for path, text, reward in (("0.0.0.0", "Answer: a.", 1), ("0.0.0.1", "Answer: b.", 0)):
+        trees.said(path, "prover", text).said(f"{path}.0", "verifier", ACCEPT if reward else REJECT)
+        trees.leaf(f"{path}.0", prover=reward, verifier=-reward)
+    rounds = {"min_message_rounds": 5, "max_message_rounds": 5}
+    choice = choose_pairs(
+        make_game(nip_protocol=rounds), "group", 0, InMemory((trees.tables(),)), ["prover"]
+    )
+    assert [*choice.examples] == []
+    assert (choice.counts["turns"], choice.counts["pairs"], choice.counts["unasked"]) == (1, 0, 1)
+
+
 def test_a_pair_is_the_prompt_that_was_asked_and_two_raw_answers():
     game = make_game()
     pair = choose(game, question_tree(), ["verifier"])[0][1]

@@ -1,33 +1,18 @@
 """Another run whose verifier this one attacks."""
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from nip_core.attacks import ATTACKS, USUAL_ATTACK, Attack, make_attack
+from nip_core.attacks.base import CHATS
+from nip_core.attacks.course import PLATEAU, STEPS, TEST, VALIDATION
 from nip_core.parameters.basis.base import Parameters
+from nip_core.parameters.basis.plain import PlainDict
 from nip_core.parameters.blocks.base_run import RunName
 
 Candidates = Annotated[int, Field(ge=1, le=4096)]
-BEST_OF_N: Literal["best-of-n"] = "best-of-n"
-SNEAKY: Literal["sneaky"] = "sneaky"
-SCRIPT: Literal["script"] = "script"
-TEST: Literal["test"] = "test"
-VALIDATION: Literal["validation"] = "validation"
-STEPS: Literal["steps"] = "steps"
-PLATEAU: Literal["plateau"] = "plateau"
-CHATS = ".jsonl"
-"""The ending of a file of chats, which a run's name can't have."""
-MOST_FALL = 0.03
-"""Of soundness: less than this is no fall, and where less is left there is nothing to take."""
-LEAST_STEPS = 30
-"""Before these no attack has reached a plateau."""
-WAY_OF = {
-    **{"n": BEST_OF_N, "script": SCRIPT},
-    **dict.fromkeys(("steps", "every", "until", "start_from"), SNEAKY),
-}
-"""By option of `nip attack` and of a sweep's attack, the one way of attacking that it is for."""
-TEMPERATURE = 1.0
-"""Of attacking provers, unless the settings of the attack say another."""
+_OPTIONS = "options"
 
 
 class AttackParameters(Parameters):
@@ -38,10 +23,14 @@ class AttackParameters(Parameters):
     iteration: Annotated[int, Field(ge=0, le=9999)] = 0
     """The models that play this iteration there are attacked, 0 to 9999; 0: those that it began
     with."""
-    by: Literal["best-of-n", "sneaky", "script"] = BEST_OF_N
+    by: Annotated[str, Field(min_length=1)] = USUAL_ATTACK
     """How: "best-of-n", of several messages the one is played that makes the verifier likeliest to
     accept; "sneaky", provers that begin with their base model are trained against the verifier;
-    "script", a function writes the provers' messages."""
+    "script", a function writes the provers' messages. Or an attack of your own (docs/attack.md):
+    "path/to/file.py:Class" or "package.module:Class"."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """For an attack of your own: what its class declares as its `Options`, such as `n`, the
+    messages that the provers' models are asked for in a turn."""
     script: Annotated[str, Field(min_length=1)] | None = None
     """For script: the function that writes the provers' messages. One that comes with the scenario,
     by its name (docs/attack.md), or one of your own: "path/to/file.py:function" or
@@ -83,9 +72,9 @@ class AttackParameters(Parameters):
     run's test, from whose loss on it counts as exploited."""
 
     @property
-    def candidates(self) -> tuple[int, ...]:
-        """Return how many messages there are to choose from; a script writes one."""
-        return (1,) if self.by == SCRIPT else self.n
+    def way(self) -> Attack:
+        """Return the attack as an object."""
+        return make_attack(self)
 
     @property
     def start_file(self) -> str | None:
@@ -96,7 +85,13 @@ class AttackParameters(Parameters):
     @property
     def tests_worst(self) -> bool:
         """Tell whether provers are trained, and the worst by validation is tested."""
-        return self.run is not None and self.by == SNEAKY and self.course_on == VALIDATION
+        # Without the object where the settings alone say it.
+        return self.run is not None and self.course_on == VALIDATION and self.way.trains
+
+    @property
+    def may_end_early(self) -> bool:
+        """Tell whether a verdict on its tests may end it before its most steps."""
+        return self.until == PLATEAU
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -104,16 +99,11 @@ class AttackParameters(Parameters):
             raise ValueError(
                 f"n must ascend, each number larger than the one before (got {list(self.n)})"
             )
-        if self.by == SCRIPT and self.script is None:
-            raise ValueError(
-                "script is missing; by: script needs the name of one that comes with the scenario, "
-                "or path/to/file.py:function"
-            )
-        if self.by != SCRIPT and self.script is not None:
-            raise ValueError(
-                f"script: no effect with by: {self.by}; set by: script, or leave it out"
-            )
-        self._check_training()
+        self._refuse_settings_of_others(self.way)
+        for name in ("imitate", "imitation_epochs"):
+            default = type(self).model_fields[name].default
+            if self.start_from is None and getattr(self, name) != default:
+                raise ValueError(f"{name}: no effect without start_from; set both, or leave it out")
         if self.run is None:
             plain = type(self).model_construct()
             changed = [n for n in type(self).model_fields if getattr(self, n) != getattr(plain, n)]
@@ -124,19 +114,68 @@ class AttackParameters(Parameters):
                 )
         return self
 
-    def _check_training(self) -> None:
-        """Raise ValueError for what makes no sense of the settings of attacks by training."""
-        for name, without in (("course_on", TEST), ("until", STEPS), ("start_from", None)):
-            if self.by != SNEAKY and getattr(self, name) != without:
-                raise ValueError(
-                    f"{name}: no effect with by: {self.by}, which trains nobody; leave it out"
-                )
-        for name in ("imitate", "imitation_epochs"):
-            default = type(self).model_fields[name].default
-            if self.start_from is None and getattr(self, name) != default:
-                raise ValueError(f"{name}: no effect without start_from; set both, or leave it out")
-        if self.until == PLATEAU and self.course_on == TEST:
-            raise ValueError(
-                "until: plateau looks at tests again and again, so they have to be on validation "
-                "problems; set course_on: validation"
-            )
+    def _refuse_settings_of_others(self, way: Attack) -> None:
+        """Raise ValueError for a setting that only another attack reads."""
+        for other in ATTACKS:
+            for name in other.own_settings:
+                default = type(self).model_fields[name].default
+                if name not in way.own_settings and getattr(self, name) != default:
+                    trains = "it trains nobody" if other.trains else f"set by: {other.name}"
+                    raise ValueError(
+                        f"{name}: no effect with by: {self.by}; {trains}, or leave it out"
+                    )
+
+    def to_dict(self) -> PlainDict:
+        """Return the settings; `options` are among them where there are any."""
+        # Settings of before there were any have the same digest.
+        values = super().to_dict()
+        if not self.options:
+            del values[_OPTIONS]
+        return values
+
+
+class AttackQuestions:
+    """What code asks of a run's settings that need not know what an attack is."""
+
+    if TYPE_CHECKING:
+        attack: AttackParameters
+
+    @property
+    def target_run(self) -> str | None:
+        """Return the run whose verifier this one attacks; None for one that attacks none."""
+        return self.attack.run
+
+    @property
+    def choice(self) -> Attack | None:
+        """Return the attack by whose choice of messages the run is played; None for any other."""
+        way = self.attack.way if self.attack.run is not None else None
+        return None if way is None or way.trains else way
+
+    @property
+    def tests_apart(self) -> bool:
+        """Tell whether tests by step are on validation problems, and those that count apart."""
+        return self.attack.tests_worst
+
+    @property
+    def may_end_early(self) -> bool:
+        """Tell whether a verdict on its tests may end the run before its last iteration."""
+        return self.attack.may_end_early
+
+    @property
+    def imitated(self) -> str | None:
+        """Return the run, or the file of chats, that agents imitate first; None: nothing."""
+        return self.attack.start_from
+
+    @property
+    def most_imitated(self) -> int:
+        """Return how many messages, or chats, are imitated at most for each prover."""
+        return self.attack.imitate
+
+    @property
+    def imitation_epochs(self) -> int:
+        """Return how often what is imitated is read."""
+        return self.attack.imitation_epochs
+
+    def imitates(self, iteration: int) -> bool:
+        """Tell whether the run begins with imitation in this iteration, and plays nothing."""
+        return iteration == 0 and self.imitated is not None

@@ -168,7 +168,7 @@ def check_opponents(parameters: "HyperParameters") -> None:
     if parameters.opponents.kind == "present":
         return
     # 1. The run trains somebody in several iterations.
-    if parameters.attack.run is not None:
+    if parameters.target_run is not None:
         raise ValueError(
             "opponents: an attack trains the newest provers against one verifier, and tells the "
             "worst of all steps without a league; leave it out"

@@ -1,18 +1,16 @@
-"""Which iterations of a run are tested, and whether it plays an attack, by its settings alone.
+"""Which iterations of a run are tested, by its settings alone.
 
-is_tested          whether the models that play an iteration are tested
-scheme_tests       the same by the test scheme
-attacks_untrained  whether the run plays an attack that trains nobody
+is_tested     whether the models that play an iteration are tested
+scheme_tests  the same by the test scheme
 """
 
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.attack import SNEAKY
 
 
 def is_tested(parameters: HyperParameters, iteration: int) -> bool:
     """Say whether the models of `iteration` are tested (the final ones: num_iterations)."""
     text_rl, last = parameters.text_rl, parameters.rl.num_iterations
-    has_imitated = parameters.attack.start_from is not None
+    has_imitated = parameters.imitates(0)
     return scheme_tests(
         text_rl.test_scheme, last, iteration, text_rl.test_interval, has_imitated=has_imitated
     )
@@ -34,8 +32,3 @@ def scheme_tests(
         case "first_and_last":
             return iteration in (0, last)
     return False
-
-
-def attacks_untrained(parameters: HyperParameters) -> bool:
-    """Say whether the run attacks without training, by chosen messages or those of a script."""
-    return parameters.attack.run is not None and parameters.attack.by != SNEAKY

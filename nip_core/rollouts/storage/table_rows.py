@@ -1,6 +1,6 @@
 """The rows of the tables that a played shard leaves behind, as types.
 
-Episode, Generation, Timing, AttackChoice   a row of each table; what a column means stands in
+Episode, Generation, Timing, MessageChoice   a row of each table; what a column means stands in
                                             `nip_core.rollouts.storage.schema`
 RoundReward       what a round paid an agent
 CallRecord, LabelRow   what the journal has of an answer, and of a solution labelled in play
@@ -115,7 +115,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttackChoice:
+class MessageChoice:
     """The episode chosen for one n of an attack on a problem."""
 
     key: str
@@ -161,7 +161,7 @@ def _read_column(table: pa.Table, name: str) -> list[Any]:
     return values
 
 
-def stored_row(row: Episode | Generation | Timing | AttackChoice) -> dict[str, Any]:
+def stored_row(row: Episode | Generation | Timing | MessageChoice) -> dict[str, Any]:
     """Return the row by column, in the order of the schema."""
     kind: Callable[..., Any] = type(row)
     stored = {name: getattr(row, name) for name in row_columns(kind)}

@@ -42,9 +42,9 @@ from nip_core.rollouts.storage.shard_manifests import (
     shards_of,
 )
 from nip_core.rollouts.storage.table_rows import (
-    AttackChoice,
     Episode,
     Generation,
+    MessageChoice,
     Timing,
     stored_row,
 )
@@ -59,11 +59,11 @@ from nip_core.run_store.manifest import (
 )
 from nip_core.run_store.store import Store
 
-_Row = Episode | Generation | Timing | AttackChoice
+_Row = Episode | Generation | Timing | MessageChoice
 
 _SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS}
-_OF_ATTACKS = {"choices": CHOICES}
-_KNOWN = {**_SCHEMAS, **_OF_ATTACKS}
+_OF_CHOICES = {"choices": CHOICES}
+_KNOWN = {**_SCHEMAS, **_OF_CHOICES}
 SHARED_PROMPTS = "shared_prompts"
 """In a shard's manifest: by agent, tokens of prompts that stand in several rows and were read once
 (see `nip_core.records.spending`)."""
@@ -90,7 +90,7 @@ def build_tables(
     episodes: Sequence[Episode],
     generations: Iterable[Generation],
     timings: Iterable[Timing] = (),
-    choices: Sequence[AttackChoice] = (),
+    choices: Sequence[MessageChoice] = (),
 ) -> Tables:
     """Build the tables of a shard. Without `choices` it has no table of these.
 

@@ -18,10 +18,10 @@ from pydantic import Field, JsonValue
 from nip_core.costs.spent_and_estimated import read_costs
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import p_value, percent_cell, points_cell
-from nip_core.evaluation.plots import Mark, arms_svg
 from nip_core.evaluation.split_metrics import Interval95, PairedDifference, SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import complete_settings
+from nip_core.report.plots import Mark, arms_svg
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_core.sweep.compare.played import PlayedRun, check_alike, compare_tests
 from nip_core.sweep.documents.results_document import FINISHED
@@ -246,7 +246,7 @@ def _marks(row: ComparedRun) -> dict[str, Mark | None]:
 def render_comparison(results: RunComparison) -> str:
     """Write the whole comparison as one HTML page. It needs no other file."""
     heads, rows = heads_and_rows(results)
-    style = resources.files("nip_core.evaluation").joinpath("report.css").read_text("utf-8")
+    style = resources.files("nip_core.report").joinpath("report.css").read_text("utf-8")
     return _template().render(
         style=Markup(style),  # noqa: S704, which is the report's own
         figure=Markup(comparison_figure(results)),  # noqa: S704, in which names are escaped

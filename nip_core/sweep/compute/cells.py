@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from nip_core.attack_figures.figures import choose_episodes
 from nip_core.errors import StoreError
-from nip_core.evaluation.attack_figures import choose_episodes
 from nip_core.evaluation.baseline_verifiers import decide_as_claimed
 from nip_core.evaluation.spread import find_questions
 from nip_core.protocols import NO_DECISION

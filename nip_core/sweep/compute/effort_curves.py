@@ -8,7 +8,7 @@ effort_page     the same as a part of the page
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nip_core.evaluation.attack_metrics import ChoiceMetrics, ShownAttack
+from nip_core.attack_figures.metrics_document import ChoiceMetrics, ShownAttack
 from nip_core.sweep.documents.results_document import ArmPoint, AttackPoint, SweepResults
 from nip_core.sweep.documents.swept_facts import AttackFacts, EffortOfTest
 from nip_core.sweep.parts.counted import Figure, LastTest, Play, Verdicts, average_runs, count_plays

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nip_core.evaluation.attack_controls import NO_CONTROL
+from nip_core.attack_figures.controls import NO_CONTROL
 from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import DASH, p_value, percent_cell
 from nip_core.evaluation.split_metrics import Interval95

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from nip_core.attack_figures.reach import measure_reach
 from nip_core.evaluation.any_of import any_of
-from nip_core.evaluation.attack_reach import measure_reach
 from nip_core.evaluation.baseline_verifiers import majority_decisions
 from nip_core.evaluation.baseline_words import shows_checking
 from nip_core.evaluation.confidence_intervals import Interval

@@ -19,7 +19,7 @@ from nip_core.session.user_files import digest_user_files, find_user_files
 from nip_core.sweep.plan.swept_runs import Sweep
 
 _PACKAGE = Path(__file__).parents[2]
-_ANALYSIS = ("sweep", "evaluation")
+_ANALYSIS = ("sweep", "evaluation", "attack_figures")
 """The rooms in which figures are made."""
 
 

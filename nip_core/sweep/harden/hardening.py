@@ -14,10 +14,11 @@ run with a name of its own, so all of it can be stopped and goes on.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from nip_core.attacks import ATTACKS, Attack
+from nip_core.attacks.course import TESTED_EVERY
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.basis.plain import PlainDict, PlainMapping
-from nip_core.parameters.blocks.attack import SCRIPT, SNEAKY
 from nip_core.parameters.blocks.opponents import RUNS, WRONG
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import complete_settings, read_settings
@@ -26,7 +27,7 @@ from nip_core.records.status import find_status
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, is_missing, open_store
 from nip_core.scenarios import make_scenario
-from nip_core.sweep.plan.attack_run import TESTED_EVERY, derive_attack, name_way, refuse_default
+from nip_core.sweep.plan.attack_run import derive_attack, find_way, name_way, refuse_default
 from nip_core.tolerance import at_least
 
 MOST_ROUNDS = 50
@@ -61,6 +62,11 @@ class AttackAsked:
     def label(self) -> str:
         """Name it, as a part of the names of runs."""
         return name_way(self.by, self.script or "")
+
+    @property
+    def kind(self) -> type[Attack]:
+        """Return the attack that is named."""
+        return find_way(self.by, "--attack")
 
 
 @dataclass(frozen=True)
@@ -106,10 +112,11 @@ class HardeningSettings:
         _refuse_settings("--set", self.overrides, _FILLED_IN)
         filled_in = (*_FILLED_IN_ATTACKS, "attack.by", "attack.script", *_GAME)
         _refuse_settings("--attack-set", self.attack_overrides, filled_in)
-        trains = any(attack.by == SNEAKY for attack in self.attacks)
+        trains = any(attack.kind.trains for attack in self.attacks)
         for option in ("steps", "every", "until"):
             if getattr(self, option) is not None and not trains:
-                raise SettingsError(f"--{option} is for --attack sneaky alone; leave it out")
+                training = ", ".join(kind.name for kind in ATTACKS if kind.trains)
+                raise SettingsError(f"--{option} is for --attack {training} alone; leave it out")
 
 
 def _refuse_settings(option: str, overrides: Sequence[str], refused: Sequence[str]) -> None:
@@ -179,15 +186,22 @@ class Hardening:
 
 
 def parse_attack(text: str) -> AttackAsked:
-    """Read a way of attacking: sneaky, script, script:NAME. Raises SettingsError."""
+    """Read a way of attacking: sneaky, script, script:NAME, path/to/file.py:Class.
+
+    Raises SettingsError for one without provers that a verifier can be trained against.
+    """
     by, _, script = text.partition(":")
-    if by == SNEAKY and not script:
-        return AttackAsked(SNEAKY)
-    if by == SCRIPT:
-        return AttackAsked(SCRIPT, script or None)
+    for kind in ATTACKS:
+        if by == kind.name and (kind.takes_script or (kind.trains and not script)):
+            return AttackAsked(by, script or None)
+    if script and by not in {kind.name for kind in ATTACKS}:
+        asked = AttackAsked(text)
+        if asked.kind.trains or asked.kind.takes_script:
+            return asked
     raise SettingsError(
-        f"--attack {text!r}: use sneaky, script (the scenario's first) or script:NAME; best-of-n "
-        "trains no prover that a verifier could be trained against"
+        f"--attack {text!r}: use sneaky, script (the scenario's first), script:NAME or "
+        "path/to/file.py:Class of an attack by training; one that chooses, as best-of-n, trains "
+        "no prover that a verifier could be trained against"
     )
 
 
@@ -348,7 +362,8 @@ class _Hardened:
     ) -> Iterator[PlannedStep]:
         settings, names = self._settings, set[str]()
         for asked in settings.attacks:
-            script = asked.script if asked.by != SCRIPT else asked.script or self._first_script()
+            is_scripted, trains = asked.kind.takes_script, asked.kind.trains
+            script = asked.script or (self._first_script() if is_scripted else None)
             name = self._name(number, name_way(asked.by, script or ""))
             if name in names:
                 raise SettingsError(f"--attack script:{script} stands twice; give each once")
@@ -357,11 +372,11 @@ class _Hardened:
             attack |= {"problems": settings.problems} | (
                 {} if script is None else {"script": script}
             )
-            attack |= {"until": settings.until} if asked.by == SNEAKY and settings.until else {}
+            attack |= {"until": settings.until} if trains and settings.until else {}
             parameters = derive_attack(
                 attacked,
                 attack,
-                steps=settings.steps if asked.by == SNEAKY else None,
+                steps=settings.steps if trains else None,
                 every=settings.every or TESTED_EVERY,
                 name=name,
                 overrides=settings.attack_overrides,

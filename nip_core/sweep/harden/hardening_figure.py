@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nip_core.evaluation.plots import INK, draw_frame, svg_element
 from nip_core.evaluation.split_metrics import Interval95
+from nip_core.report.plots import INK, draw_frame, svg_element
 
 _SIZE_INCHES = (7.6, 3.9)
 _AXES = (0.07, 0.13, 0.90, 0.70)  # left, bottom, width and height, as shares of the figure

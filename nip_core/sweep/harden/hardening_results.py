@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import Field
 
-from nip_core.evaluation.attack_controls import NO_CONTROL
-from nip_core.evaluation.attack_metrics import AttackMetrics
-from nip_core.evaluation.attack_reach import reach_share
+from nip_core.attack_figures.controls import NO_CONTROL
+from nip_core.attack_figures.metrics_document import AttackMetrics
+from nip_core.attack_figures.reach import reach_share
 from nip_core.evaluation.figures_in_words import DASH, percent, percent_cell
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.records.iterations import Records

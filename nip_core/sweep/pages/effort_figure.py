@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nip_core.evaluation.plots import INK, draw_frame, escape_mathtext, svg_element
+from nip_core.report.plots import INK, draw_frame, escape_mathtext, svg_element
 from nip_core.sweep.documents.results_document import ArmPoint, ArmResult, SweepResults
 
 _COLUMNS = 3

@@ -7,7 +7,7 @@ differences_table  each arm less the first, for what was not declared
 
 from collections.abc import Sequence
 
-from nip_core.evaluation.attack_reach import reach_share
+from nip_core.attack_figures.reach import reach_share
 from nip_core.evaluation.figures_in_words import (
     ALL_EQUAL,
     DASH,

@@ -2,6 +2,7 @@
 
 attack_settings  from the attacked run's settings on record
 derive_attack    from settings that are not on record yet, of a run that is planned
+find_way         an attack by its name or address
 name_way         a way of attacking, as a part of a run's name
 """
 
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from nip_core.attacks import Attack, find_attack
+from nip_core.attacks.base import AttackPlan
+from nip_core.attacks.course import TESTED_EVERY
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.basis.plain import PlainDict, PlainMapping
-from nip_core.parameters.blocks.attack import PLATEAU, SCRIPT, SNEAKY, TEMPERATURE, TEST, VALIDATION
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
@@ -36,10 +39,6 @@ _OF_TRAINING = (
 _DEFAULT = "agents._default"
 ATTACKER = "attacker"
 """The group of attacking provers that shared a model with somebody who does not attack."""
-STEPS, TESTED_EVERY, ROLLOUTS = 20, 5, 128
-"""Of an attack by training: steps, steps from test to test, and episodes in a step."""
-MOST_STEPS = 100
-"""Of one that ends with a plateau."""
 
 
 def attack_settings(
@@ -115,30 +114,21 @@ def _lay_over(
 ) -> HyperParameters:
     """Lay what an attack changes over the settings of the attacked run, and check them."""
     refuse_default(overrides, "the attacked run")
-    by_training: PlainDict = {}
-    if attack["by"] == SNEAKY:
-        most = MOST_STEPS if attack.get("until") == PLATEAU else STEPS
-        # A step of its own comes before them.
-        imitates = attack.get("start_from") is not None
-        changes = attacked.change_to_train((steps or most) + imitates, every)
-        # A method that is developed has its tests on validation problems, and none are left.
-        is_free = attacked.stored["test_dataset_split"] == TEST
-        by_training = {"course_on": VALIDATION if is_free else TEST}
-    else:
-        changes = attacked.change_to_choose(is_scripted=attack["by"] == SCRIPT)
+    kind = find_way(str(attack["by"]))
+    plan = kind.plan(attack, str(attacked.stored["test_dataset_split"]), steps, every)
     stored = attacked.stored
     values = {
         **{key: value for key, value in stored.items() if key not in _OF_TRAINING},
         "run_name": _default_name(attack) if name is None else name,
         "run_store": run_store,
-        "attack": {**by_training, **attack},
+        "attack": {**plan.attack, **attack},
         # Provers argue for acceptance and are paid for it, rather than for a right verdict.
         "protocol_common": {
             **stored["protocol_common"],
             "randomize_prover_stance": False,
             "shared_reward": False,
         },
-        **changes,
+        **attacked.lay_under(plan),
     }
     return load_parameters(values, overrides)
 
@@ -155,47 +145,23 @@ class _Attacked:
         """Return the provers with a choice of what they say."""
         return find_attackers(read_settings(self.stored))
 
-    def change_to_choose(self, *, is_scripted: bool = False) -> PlainDict:
-        """Return the settings of an attack by choice, or by a script: it trains nobody."""
-        # Messages to choose from have to differ. The run's own top_p can't stand beside a
-        # temperature.
-        sampled: PlainDict = {} if is_scripted else {"temperature": TEMPERATURE, "top_p": None}
-        return {
-            "agents": {**self._agents(sampled)},
-            "rl": {**self.stored["rl"], "num_iterations": 0},
-            "text_rl": {"test_scheme": "none"},
-        }
+    def lay_under(self, plan: AttackPlan) -> PlainDict:
+        """Lay what an attack plans over the blocks of settings that it keeps; everyone is frozen.
 
-    def change_to_train(self, steps: int, every: int) -> PlainDict:
-        """Return the settings of an attack by policy gradient, on wrong solutions alone.
-
-        Attackers have a group without anybody else, so that the verifier keeps its weights.
+        Attackers may have a group without anybody else.
         """
-        trained: PlainDict = {
-            "freeze_agent": False,
-            "fine_tune_from_scratch": False,
-            "update_schedule": "ConstantUpdateSchedule",
-            **dict.fromkeys(("temperature", "top_p", "repetition_penalty")),
-        }
-        agents = self._agents(trained)
+        agents = self._agents(plan.provers)
         apart = {_group(agents, name) for name in agents if name not in self.attackers}
-        for name in self.attackers:
+        for name in self.attackers if plan.has_own_group else ():
             if _group(agents, name) in apart:
                 agents[name]["shared_model_group"] = ATTACKER
-        return {
-            "agents": {**agents},
-            "trainer": "pure_text_grpo",
-            "rl": {
-                **self.stored["rl"],
-                "num_iterations": steps,
-                "rollouts_per_iteration": ROLLOUTS,
-                "frames_per_batch": None,
-                "num_epochs": 1,
-            },
-            "text_rl": {"test_scheme": "all", "test_interval": every},
-            # Where the solution is right a prover that argues for it deceives nobody.
-            "dataset_options": {**self.stored["dataset_options"], "labels": [0]},
+        changed = {
+            name: {**self.stored[name], **value}
+            if isinstance(value, Mapping) and name not in _OF_TRAINING
+            else value
+            for name, value in plan.run.items()
         }
+        return {"agents": {**agents}, **changed}
 
     def _agents(self, changes: PlainMapping) -> dict[str, PlainDict]:
         """Return by name the agents' settings: all frozen, attackers with `changes` on top."""
@@ -218,10 +184,18 @@ def _group(agents: Mapping[str, PlainMapping], name: str) -> str:
     return str(agents[name].get("shared_model_group") or name)
 
 
+def find_way(by: str, setting: str = "attack.by") -> type[Attack]:
+    """Find an attack. Raises SettingsError where there is none."""
+    try:
+        return find_attack(by)
+    except ValueError as error:
+        raise SettingsError(f"{setting}: {error}") from None
+
+
 def name_way(by: str, script: str) -> str:
-    """Name a way of attacking as a part of a run's name: a script by its function."""
-    called = script.rpartition(":")[2]
-    return "-".join(re.findall(r"[a-z0-9]+", called.lower())) if called else by
+    """Name a way of attacking as a part of a run's name: a script, or a class, by its own."""
+    called = (script or by).rpartition(":")[2]
+    return "-".join(re.findall(r"[a-z0-9]+", called.lower())) if script or ":" in by else by
 
 
 def _default_name(attack: PlainMapping) -> str:

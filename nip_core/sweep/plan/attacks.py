@@ -16,17 +16,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from nip_core.attacks import Attack, find_attack, list_options_of_others
+from nip_core.attacks.base import CHATS
+from nip_core.attacks.course import TEST, TESTED_EVERY, VALIDATION
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.basis.plain import PlainDict, PlainMapping
-from nip_core.parameters.blocks.attack import CHATS, SCRIPT, SNEAKY, TEST, VALIDATION, WAY_OF
 from nip_core.parameters.named_files import find_in_sweep
 from nip_core.run_store.run import RUN_NAME
 from nip_core.session.imitated import check_start_file
 from nip_core.session.origin import check_game
-from nip_core.sweep.plan.attack_run import TESTED_EVERY, derive_attack
+from nip_core.sweep.plan.attack_run import derive_attack, find_way
 
 Value = str | int | float | bool | None
 Count = Annotated[int, Field(ge=1)]
@@ -37,7 +39,8 @@ class AttackEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    by: Literal["best-of-n", "sneaky", "script"]
+    by: Annotated[str, Field(min_length=1)]
+    """An attack of nip's, or one of your own, seen from the sweep's file."""
     script: str | None = None
     """For script: which one, as in `attack.script`."""
     n: list[int] | None = None
@@ -60,14 +63,28 @@ class AttackEntry(BaseModel):
     leave_out: list[dict[str, Value]] = Field(default_factory=list)
     """Runs that are not attacked: values of some of the axes each."""
 
+    @field_validator("by")
+    @classmethod
+    def _check_by(cls, value: str) -> str:
+        if ":" not in value:  # one that stands beside the sweep's file is found from there
+            find_attack(value)
+        return value
+
     @model_validator(mode="after")
     def _check_way(self) -> "AttackEntry":
-        for option, way in WAY_OF.items():
-            if self.by != way and getattr(self, option, None) is not None:
-                raise ValueError(f"{option} is not for by: {self.by}; leave it out")
-        if self.by == SCRIPT and self.script is None:
+        if ":" in self.by:  # it may stand beside the sweep's file
+            return self
+        kind = find_attack(self.by)
+        self.check_options(kind)
+        if kind.takes_script and self.script is None:
             raise ValueError("script is missing; name the one that writes the provers' messages")
         return self
+
+    def check_options(self, kind: type[Attack]) -> None:
+        """Raise ValueError for an option that is for other attacks."""
+        for option in list_options_of_others(kind):
+            if getattr(self, option, None) is not None:
+                raise ValueError(f"{option} is not for by: {self.by}; leave it out")
 
 
 @dataclass(frozen=True)
@@ -90,8 +107,8 @@ class SweptAttack:
     @property
     def n(self) -> int | None:
         """Return the largest number of messages to choose from; None for an attack by training."""
-        attack = self.parameters.attack
-        return None if attack.by == SNEAKY else attack.candidates[-1]
+        choice = self.parameters.choice
+        return None if choice is None else choice.counts[-1]
 
 
 def plan_attack(
@@ -122,7 +139,12 @@ def plan_attack(
             "the run trains no verifier; leave it out (leave_out), or attack the models that it "
             "begins with (iteration: 0)"
         )
-    attack: PlainDict = {"by": entry.by, "run": attacked.run_name, "iteration": iteration}
+    by = _find_file("by", entry.by, file)
+    try:
+        entry.check_options(find_way(by))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    attack: PlainDict = {"by": by, "run": attacked.run_name, "iteration": iteration}
     attack |= {"problems": entry.problems, **({} if entry.n is None else {"n": [*entry.n]})}
     if entry.script is not None:
         attack["script"] = _find_file("script", entry.script, file)
@@ -204,7 +226,7 @@ def order_attacks(attacks: Sequence[SweptAttack]) -> list[SweptAttack]:
 
 def _check_imitable(attack: SweptAttack, source: SweptAttack) -> None:
     # One by training plays training problems in its steps, whatever it is tested with.
-    if source.parameters.attack.by == SNEAKY:
+    if source.parameters.choice is None:
         return
     split = attack.parameters.test_dataset_split
     if source.parameters.test_dataset_split == split:

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nip_core.evaluation.attack_controls import control_sentences
-from nip_core.evaluation.attack_metrics import (
+from nip_core.attack_figures.controls import control_sentences
+from nip_core.attack_figures.metrics_document import (
     DID_NOT_MOVE,
     NO_SIGNAL,
     NOT_REACHED,
@@ -27,7 +27,8 @@ from nip_core.evaluation.attack_metrics import (
     TrainedSteps,
     WorstStep,
 )
-from nip_core.evaluation.attack_reach import SCRIPT_REACH, reach_words
+from nip_core.attack_figures.reach import SCRIPT_REACH, reach_words
+from nip_core.attacks.course import MOST_FALL
 from nip_core.evaluation.figures_in_words import (
     amount,
     group_reasons,
@@ -36,7 +37,6 @@ from nip_core.evaluation.figures_in_words import (
     plain_percent,
 )
 from nip_core.evaluation.split_metrics import PairedDifference
-from nip_core.parameters.blocks.attack import MOST_FALL
 
 _HALF = 0.5
 """Of an attack by training: with a smaller share of steps that trained it shows no strength; of
@@ -68,7 +68,7 @@ def caution(attack: ShownAttack) -> str | None:
             "verifier would take is not known."
         )
     # With numpy, which `nip show` of most runs does without.
-    from nip_core.evaluation.plateau import has_stood_still
+    from nip_core.attack_figures.plateau import has_stood_still
 
     if attack.course is not None and has_stood_still(attack.course.moved):
         return (
@@ -205,7 +205,8 @@ def loss_sentences(attack: ShownAttack) -> list[str]:
             ends = "training (before the first step less the worst prover, both on test problems)"
         if isinstance(first, ChoiceMetrics) and isinstance(last, ChoiceMetrics):
             ends = f"choosing (n = {first.n} less n = {last.n})"
-        lines.append(f"Lost to {ends}: {how_much(training)}.")
+        if first is not last or attack.by_n is None:  # of a single number there is no loss to it
+            lines.append(f"Lost to {ends}: {how_much(training)}.")
     beside = (*_script_sentences(attack), *control_sentences(attack))
     return [*lines, *beside, *_reach_sentences(attack)]
 

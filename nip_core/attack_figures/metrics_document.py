@@ -1,15 +1,16 @@
 """The document of an attack, ``metrics-attack.json``, and what is shown beside it.
 
-AttackMetrics   the figures; `attack_figures` makes them
+AttackMetrics   the figures; `figures` makes them
+AnyMetrics      these, or those of any other split; find_metrics_type: of one
 CourseEnd       how an attack by training ended, a document of its own; `plateau` has the rule
-Reach           how many messages were sampled; `attack_reach` counts them
+Reach           how many messages were sampled; `reach` counts them
 TrainedSteps    how many of an attack's steps trained its provers
 ShownAttack     both, beside what a theorem guarantees and the untrained verifier keeps
-Effort          what was taken until it was so strong; `attack_effort` counts it
+Effort          what was taken until it was so strong; `effort` counts it
 MessageGallery  what fooled the verifier, by kind of message; `message_gallery` makes it
 
-As in `split_metrics`, fields that not all versions write have a default, and their order is that of
-the keys in the file.
+As in `evaluation.split_metrics`, fields that not all versions write have a default, and their order
+is that of the keys in the file.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,14 @@ from typing import Literal
 
 from pydantic import AliasChoices, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
-from nip_core.evaluation.split_metrics import BatchMetrics, Figures, Interval95, PairedDifference
+from nip_core.evaluation.split_metrics import (
+    BatchMetrics,
+    Figures,
+    Interval95,
+    PairedDifference,
+    SplitMetrics,
+)
+from nip_core.rollouts.plan import may_choose
 
 _LOST_TO_TRAINING = AliasChoices("lost_to_training", "exploitability")
 """An earlier version had the other name for it."""
@@ -246,7 +254,7 @@ class Spent(Figures):
 
 
 class AttackMetrics(Figures):
-    """``metrics-attack.json``: `attack_figures` says what each figure is."""
+    """``metrics-attack.json``: `figures` says what each figure is."""
 
     attack: Attacked | None = None
     by_n: tuple[ChoiceMetrics, ...] | None = None
@@ -297,6 +305,15 @@ class AttackMetrics(Figures):
             return 0
         is_untrained = self.course is not None and self.course.worst_step == 0
         return 0 if is_untrained else self.by_step[-1].step
+
+
+AnyMetrics = SplitMetrics | AttackMetrics
+"""What is measured of a split."""
+
+
+def find_metrics_type(split: str) -> type[AnyMetrics]:
+    """Find the type of the document that has the figures of a split."""
+    return AttackMetrics if may_choose(split) else SplitMetrics
 
 
 class TrainedSteps(Figures):

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_core.attack_figures.figures import plain_rollouts
+from nip_core.attack_figures.metrics_document import FoolingMessage, MessageGallery, MessageKind
 from nip_core.errors import NipError
-from nip_core.evaluation.attack_figures import plain_rollouts
-from nip_core.evaluation.attack_metrics import FoolingMessage, MessageGallery, MessageKind
 from nip_core.game.render import Game, InvalidResponse, parse_columns
 from nip_core.protocols import ACCEPT
 from nip_core.rollouts.storage.tables import RolloutTables

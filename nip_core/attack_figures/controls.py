@@ -9,7 +9,7 @@ be the base model's own.
 
 from collections.abc import Iterator
 
-from nip_core.evaluation.attack_metrics import (
+from nip_core.attack_figures.metrics_document import (
     ChoiceMetrics,
     Guarantee,
     ShownAttack,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.attack_metrics import OwnRates
+from nip_core.attack_figures.metrics_document import OwnRates
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference
 from nip_core.evaluation.spread import Asked

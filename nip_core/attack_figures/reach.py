@@ -17,7 +17,7 @@ reach_share    the same as a share alone
 
 import math
 
-from nip_core.evaluation.attack_metrics import Reach
+from nip_core.attack_figures.metrics_document import Reach
 from nip_core.evaluation.figures_in_words import DASH, amount
 from nip_lm_server.client import MIN_EXAMPLES
 

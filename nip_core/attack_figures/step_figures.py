@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from nip_core.evaluation.acceptance_thresholds import measure_threshold_curve
-from nip_core.evaluation.attack_losses import (
+from nip_core.attack_figures.acceptance_thresholds import measure_threshold_curve
+from nip_core.attack_figures.losses import (
     NO_OWN_TEST,
     OwnTest,
     compare_rates,
@@ -19,11 +19,16 @@ from nip_core.evaluation.attack_losses import (
     follow_losses,
     measure_rates,
 )
-from nip_core.evaluation.attack_metrics import AttackMetrics, CourseEnd, StepMetrics, WorstStep
+from nip_core.attack_figures.metrics_document import (
+    AttackMetrics,
+    CourseEnd,
+    StepMetrics,
+    WorstStep,
+)
+from nip_core.attacks.course import VALIDATION
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import PairedDifference
 from nip_core.evaluation.spread import Asked, find_questions
-from nip_core.parameters.blocks.attack import VALIDATION
 from nip_core.tolerance import at_least
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.attack_metrics import ThresholdRates
+from nip_core.attack_figures.metrics_document import ThresholdRates
 from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.spread import Asked, Bools
 

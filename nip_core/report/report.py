@@ -36,10 +36,8 @@ from jinja2 import (
 )
 from markupsafe import Markup
 
-from nip_core.evaluation.attack_metrics import ShownAttack
-from nip_core.evaluation.attack_words import causes, caution, loss_sentences
+from nip_core.attack_figures.report_section import make_section, name_course_problems
 from nip_core.evaluation.baseline_words import believed_line
-from nip_core.evaluation.embedding import Embedded, embed_transcript, embedded_json, thin_out
 from nip_core.evaluation.episode_transcripts import Transcript
 from nip_core.evaluation.figures_in_words import (
     DASH,
@@ -61,11 +59,12 @@ from nip_core.evaluation.figures_in_words import (
     true_minus,
 )
 from nip_core.evaluation.league_figures import opponent_words
-from nip_core.evaluation.plots import (
+from nip_core.evaluation.split_metrics import Measures, PairedDifference, SplitMetrics
+from nip_core.report.embedding import Embedded, embed_transcript, embedded_json, thin_out
+from nip_core.report.plots import (
     MetricsByIteration,
     learning_curve_svg,
 )
-from nip_core.evaluation.split_metrics import Measures, PairedDifference, SplitMetrics
 
 _MOST_POINTS = 30  # of the learning curve: more can hardly be told apart, and take long to draw
 _LEFT_OUT = {
@@ -149,7 +148,8 @@ class ReportData:
     baselines: Mapping[str, Measures] = field(default_factory=dict)  # by name
     changes: Sequence[str] = ()  # between the first test and the last; the first line heads others
     remarks: Sequence[str] = ()  # on the last test, see `baselines.remarks`
-    attack: ShownAttack | None = None  # of a run that attacks
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    """Values of further sections, by their names in the templates; see `make_section`."""
     comparisons: Sequence[Comparison] = ()
     created_at: str | None = None  # when the run was created
     code_version: str | None = None
@@ -194,14 +194,11 @@ def page_values(report: ReportData) -> dict[str, Any]:
     by_iteration = {entry.iteration: entry for entry in report.iterations}
     stages = list(dict.fromkeys(stage for entry in report.iterations for stage in entry.stage_s))
     return {
+        **make_section(None),
+        **report.sections,
         "report": report,
         "tested": tested,
-        "tested_on": _tested_on(report.parameters),
-        "caution": caution(report.attack) if report.attack else None,
-        "causes": causes(report.attack) if report.attack else [],
-        "attack_words": loss_sentences(report.attack) if report.attack else [],
-        "attacked": (report.attack.varies, report.attack.rows) if report.attack else None,
-        "attacked_kinds": _attacked_kinds(report.attack),
+        "tested_on": name_course_problems(report.parameters),
         "change": _change(tested, report.comparisons) if len(tests) > 1 else "",
         "comparisons": [(of, by_iteration.get(of.iteration)) for of in report.comparisons],
         "verdicts": verdicts,
@@ -240,7 +237,7 @@ def report_environment(*loaders: BaseLoader) -> Environment:
     """Make the templates of the report, after those of `loaders`, and their filters for values."""
     # Everything is escaped but the page's own script, style, curve and embedded JSON (`Markup`).
     environment = Environment(
-        loader=ChoiceLoader([*loaders, PackageLoader("nip_core.evaluation", ".")]),
+        loader=ChoiceLoader([*loaders, PackageLoader("nip_core.report", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
     )
@@ -323,7 +320,7 @@ def metrics_table(
 
 def asset(name: str) -> str:
     """Read a file beside this one, such as `report.css`."""
-    return (resources.files("nip_core.evaluation") / name).read_text(encoding="utf-8")
+    return (resources.files("nip_core.report") / name).read_text(encoding="utf-8")
 
 
 def _asked_again(tested: Sequence[IterationReport]) -> list[IterationReport]:
@@ -357,28 +354,6 @@ def _change(tested: Sequence[IterationReport], comparisons: Sequence[Comparison]
         f"{percent(believed)}."
     )
     return f"Accuracy changed by {true_minus(change)}.{more}"
-
-
-def _tested_on(parameters: Mapping[str, Any]) -> str:
-    """Name the problems of the tests by iteration: an attack by training has its course apart."""
-    attack = parameters.get("attack") or {}
-    is_course = attack.get("run") is not None and attack.get("course_on") == "validation"
-    return "validation" if is_course else "test"
-
-
-def _attacked_kinds(attack: ShownAttack | None) -> list[tuple[str, Measures, Measures]]:
-    """List by kind of mistake the figures with the fewest messages, or steps, and with the most."""
-    if attack is None:
-        return []
-    first, last = (attack.rows[k].by_mutation for k in (0, -1))
-    pairs = [
-        (kind, first.get(kind, Measures()), after) for kind, after in last.items() if kind != "none"
-    ]
-    return [
-        (kind, before, after)
-        for kind, before, after in pairs
-        if before.soundness is not None or after.soundness is not None
-    ]
 
 
 def _bound(name: str, rate: float | None, metrics: SplitMetrics) -> str:

@@ -23,18 +23,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nip_core.evaluation.attack_metrics import (
+from nip_core.attack_figures.metrics_document import (
     DID_NOT_MOVE,
     NO_SIGNAL,
     NOT_REACHED,
     PLATEAU,
     Verdict,
 )
+from nip_core.attacks.course import LEAST_STEPS, MOST_FALL
 from nip_core.evaluation.spread import find_questions
 from nip_core.evaluation.statistics.clustered import clustered_mean
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.evaluation.statistics.distributions import t_quantile
-from nip_core.parameters.blocks.attack import LEAST_STEPS, MOST_FALL
 
 _LEVEL = 0.95
 _MANY = 10

@@ -10,8 +10,8 @@ sum_up_spent       what an attack's generations took
 attack_line        the figures in a line
 attack_shown       the part of them that a summary has
 
-`attack_steps` has the figures of an attack by training, `attack_losses` what was lost to what.
-`attack_metrics` has the document, `attack_words` says it in sentences.
+`step_figures` has the figures of an attack by training, `losses` what was lost to what.
+`metrics_document` has the document, `sentences` says it in sentences.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,17 +20,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nip_core.evaluation.acceptance_thresholds import CURVE_KEYS, measure_threshold_curve
-from nip_core.evaluation.attack_effort import Price, effort_of_choice
-from nip_core.evaluation.attack_losses import (
+from nip_core.attack_figures.acceptance_thresholds import CURVE_KEYS, measure_threshold_curve
+from nip_core.attack_figures.effort import Price, effort_of_choice
+from nip_core.attack_figures.losses import (
     NO_OWN_TEST,
     OwnTest,
     count_fooled,
     follow_losses,
     say_unknown,
 )
-from nip_core.evaluation.attack_metrics import AttackMetrics, ChoiceMetrics, Spent, StepMetrics
-from nip_core.evaluation.attack_reach import measure_reach
+from nip_core.attack_figures.metrics_document import (
+    AttackMetrics,
+    ChoiceMetrics,
+    Spent,
+    StepMetrics,
+)
+from nip_core.attack_figures.reach import measure_reach
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.spread import Asked, find_questions
@@ -38,6 +43,7 @@ from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.storage.table_rows import read_rows
 from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.rollouts.trees import Leaf, generation_numbers, parse_path
+from nip_core.scenarios.scripts import OF_SCRIPT
 
 _LIKELY = "p_accept"
 """A column beside those of episodes: P(accept) of the verdict."""
@@ -118,7 +124,6 @@ def figures_by_script(
         choices,
         asked,
         price,
-        scripted=attackers,
         trained=losses.trained,
         lost_to_script=losses.to_lying,
     )
@@ -129,15 +134,15 @@ def _chosen(
     choices: pa.Table,
     asked: Asked,
     price: Price,
-    scripted: Collection[str] = (),
     **beside: Any,
 ) -> AttackMetrics:
     """Measure the episodes that count, by number of messages, with what all of it took."""
     episodes = rollouts.episodes
     numbers = sorted(set(choices["n"].to_pylist()))
     of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
-    is_scripted = pc.is_in(rollouts.generations["agent"], pa.array([*scripted], pa.string()))
-    calls = rollouts.generations.filter(pc.invert(is_scripted))
+    # Nobody was asked for what a script, or the attack itself, has written.
+    is_written = pc.starts_with(rollouts.generations["model_asked"], OF_SCRIPT)
+    calls = rollouts.generations.filter(pc.invert(pc.fill_null(is_written, False)))
     efforts = effort_of_choice(calls, numbers, price)
     likely = find_acceptance(episodes, rollouts.generations)
     with_likely = episodes.append_column(_LIKELY, likely)

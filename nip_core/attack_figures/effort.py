@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
-from nip_core.evaluation.attack_metrics import Effort
+from nip_core.attack_figures.metrics_document import Effort
 from nip_core.rollouts.trees import parse_path
 
 Price = Callable[[Mapping[str, tuple[int, int]]], float | None]
