@@ -78,9 +78,10 @@ class EpisodeState:
     decision: int = NO_DECISION
     value: float | None = None
     error: str | None = None
-    chats: dict[tuple[AnswerPlace, Kind | None], list[ChatMessage]] = field(default_factory=dict)
-    """By exchange for which an agent was asked, and what it was told was wrong with its answer
-    before."""
+    chats: dict[tuple[str, tuple[str, ...], Kind | None], list[ChatMessage]] = field(
+        default_factory=dict
+    )
+    """By agent that was asked, its answers in this turn, and the mistake it was told of."""
 
     @cached_property
     def movers(self) -> list[str]:
@@ -386,17 +387,17 @@ class EpisodeState:
         self, place: AnswerPlace, before: Sequence[Exchange], wrong: Kind | None
     ) -> list[ChatMessage]:
         """Render the agent's chat. Made when it is needed, not for what is in the journal."""
-        agent, place = place.agent, place.first
+        agent, key = place.agent, (place.agent, tuple(e.text for e in before), wrong)
         if isinstance(self.context.players[agent].parameters, RandomAgentParameters):
             return []  # it reads nothing
         # Children of a node are asked with one chat, and a hint makes it another one.
-        if (place, wrong) not in self.chats:
+        if key not in self.chats:
             problem, spec = self.spec.problem, self.spec
             situation = make_situation(problem, spec.stance, spec.seed)
             game = self.context.game.asking(agent, spec)
             chat = game.render(agent, situation, self.turns, self.round, wrong, before)
-            self.chats[place, wrong] = chat
-        return self.chats[place, wrong]
+            self.chats[key] = chat
+        return self.chats[key]
 
     def _form(self, agent: str) -> AnswerForm:
         return self.context.game.form(agent, self.round, self.spec.seed, self.turns)

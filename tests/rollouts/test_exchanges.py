@@ -187,6 +187,9 @@ async def test_pairs_are_made_of_first_exchanges_alone():
     rows = {row.key: row for row in read_rows(tables.generations, Generation)}
     shards = InMemory((RolloutTables(tables.episodes, tables.generations),))
     pairs = [*choose_pairs(game, "group", 0, shards, ["prover", "verifier"]).examples]
+    # Each child of a node goes on from its own first exchange.
+    begun = {tuple(said(body["messages"])) for body in played.server.bodies}
+    assert {(f"Question: 0 {i}?",) for i in range(2)} < begun
     assert pairs
     for pair in pairs:
         assert {place_of(rows[key]).exchange for key in pair.generations} == {0}
