@@ -11,8 +11,7 @@ it has made and returns plain values. What is committed is skipped, so a run goe
 it was stopped. Every step goes through the hook ``call(function, session, *arguments)`` of
 `nip_core.hook`: `directly` runs it here, Prefect makes a task run of it, tests try it again or
 break it. `After` holds the results of the steps that it needs, which makes a graph of them.
-`iterate`, `retest` and `playing.play_shards` go through the hook, too, which is their last
-argument. (A run that only tests passes on its models, one small document, without it.)
+`iterate`, `retest` and `playing.play_shards` go through the hook, too, their last argument.
 """
 
 from collections.abc import Mapping
@@ -71,7 +70,7 @@ async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
 
 
 async def _all_iterations(session: Session, call: Call) -> str | None:
-    """Do all iterations; return what the run is parked for, see `park_after_s`, or None."""
+    """Do all iterations; return what the run was parked for (`park_after_s`), None if nothing."""
     parameters = session.parameters
     last = find_last(session.records, parameters)
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
@@ -125,8 +124,7 @@ async def iterate(
     if await attacking.begin_step(session, iteration, play, call, After(newest)):
         return IterationEnd(iteration, is_last=True)
     # 2. Play the training episodes.
-    has_played = not parameters.imitates(iteration)
-    if has_played:
+    if has_played := not parameters.imitates(iteration):
         async with times.during("play"):
             newest = await play(session, iteration, TRAIN, call, After(newest))
     # 3. Choose: one dataset for each group that is trained.
@@ -134,7 +132,7 @@ async def iterate(
     async with times.during("dataset"):
         chosen = (do(choosing.build_dataset, group, After(newest)) for group in groups)
         datasets = dict(zip(groups, await gather_or_cancel(chosen), strict=True))
-    # 4. Train, and measure meanwhile. A job that the settings say not to wait for parks the run.
+    # 4. Train, and measure meanwhile. A job that is not waited for any longer stops the run here.
     async with times.during("train"):
         jobs = await _submit(datasets, do)
         measured = _measure_and_show(has_played, do, After(newest))
@@ -192,10 +190,7 @@ async def play_and_measure(
 
 
 async def _submit(steps: Mapping[str, object], do: Call) -> dict[str, JobReference]:
-    """Submit the jobs of groups, each after the step of its group.
-
-    One after another: what a cap leaves for a job depends on those that were submitted before.
-    """
+    """Submit the groups' jobs in turn, since a cap counts those before; each after its step."""
     return {g: await do(training.submit_job, g, After(step)) for g, step in steps.items()}
 
 
