@@ -70,7 +70,7 @@ async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
 
 
 async def _all_iterations(session: Session, call: Call) -> str | None:
-    """Do all iterations; return what the run is parked for, see `park_after_s`, or None."""
+    """Do all iterations; return what the run was parked for (`park_after_s`), None if nothing."""
     parameters = session.parameters
     last = find_last(session.records, parameters)
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
@@ -132,7 +132,7 @@ async def iterate(
     async with times.during("dataset"):
         chosen = (do(choosing.build_dataset, group, After(newest)) for group in groups)
         datasets = dict(zip(groups, await gather_or_cancel(chosen), strict=True))
-    # 4. Train, and measure meanwhile. A job that the settings say not to wait for parks the run.
+    # 4. Train, and measure meanwhile. A job that is not waited for any longer stops the run here.
     async with times.during("train"):
         jobs = await _submit(datasets, do)
         measured = _measure_and_show(has_played, do, After(newest))
