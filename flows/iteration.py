@@ -23,7 +23,7 @@ from nip_core.stages.training import submit_job
 from nip_prefect.flows.remote_shards import play_remotely
 from nip_prefect.tasks.calls import TASKS
 from nip_prefect.tasks.flow_run_names import name_flow_run, tag_run, with_tags, without_tags
-from nip_prefect.tasks.runtime import limit_by_tag, session_of
+from nip_prefect.tasks.runtime import find_last_step, limit_by_tag, session_of
 
 
 @flow(name="iteration", persist_result=False, result_serializer="json")
@@ -60,7 +60,7 @@ class Steps:
     ) -> Any:
         """Run a step, with those that it needs as its inputs; return what the function does."""
         values, results = separate(arguments)
-        after = [opaque(result) for result in results]
+        after: list[Any] = [opaque(result) for result in results]
         if function in (loop.iterate, loop.retest):
             kind = iteration if function is loop.iterate else retest
             result = await _run_iteration(kind, session.run.name, values[:-1], after)
@@ -68,6 +68,8 @@ class Steps:
             result = await self._play(session, *values[:-1])
         else:
             task = TASKS[function]
+            if not self._results:
+                after += await find_last_step()
             if function is submit_job:
                 task = await limit_by_tag(task, "nip-fine-tune")
             result = await task(session.run.name, *map(quote, values), wait_for=after)

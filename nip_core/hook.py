@@ -29,7 +29,8 @@ FIRST = After()
 def separate(arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Separate the arguments of a step's function from the results of the steps before it."""
     values = [value for value in arguments if not isinstance(value, After)]
-    return values, [x for after in arguments if isinstance(after, After) for x in after.results]
+    needs = [need for after in arguments if isinstance(after, After) for need in after.results]
+    return values, [need for need in needs if need is not None]
 
 
 async def directly(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -4,6 +4,7 @@ offer             let the next flow that opens a run use a session that is open 
 offered_settings  the settings of that session, which need not be loaded again
 open_run          the session of a flow: what was offered, or a new one; its tasks find it
 session_of        the session of a task
+find_last_step    the newest step that an earlier attempt of the flow run has completed
 retried_task      the decorator of every task
 """
 
@@ -21,10 +22,19 @@ from uuid import UUID
 from aiohttp import ClientError
 from prefect import Task, get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+    TaskRunFilterSubFlowRuns,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateDetails, StateType, TaskRun
+from prefect.client.schemas.sorting import TaskRunSort
 from prefect.exceptions import Abort, ObjectNotFound, PrefectHTTPStatusError
 from prefect.runtime import flow_run
-from prefect.states import Crashed
+from prefect.states import Completed, Crashed
 
 from nip_core.errors import ServerError
 from nip_core.parameters import HyperParameters
@@ -41,6 +51,7 @@ PATIENCE_S = 600.0
 OF_A_WORKER = "PREFECT__FLOW_RUN_ID"
 """Set by Prefect where a worker has started the process."""
 _PAUSE_S = 2.0
+_LOOKS_FOR_STEPS = 6
 _GIVEN_UP = (StateType.CRASHED, StateType.SCHEDULED, StateType.PENDING)
 """States that somebody else has given to a flow run whose process runs here."""
 _log = logging.getLogger(__name__)
@@ -166,6 +177,37 @@ async def _end_earlier_attempts() -> None:
     async with get_client() as client:
         state: State[Any] = Crashed(message="Its process is gone; a later attempt goes on.")
         await bury_parts(client, UUID(identifier), state)
+
+
+async def find_last_step() -> list[State[str]]:
+    """Find the end of the task run that an earlier attempt of this flow run ended with, if any.
+
+    The first task run of an attempt comes after it. A flow run that is called comes after those
+    that it came after before: both attempts have one place for it.
+    """
+    if flow_run.get_run_count() <= 1:
+        return []
+    ended = TaskRunFilterStateType(any_=[StateType.COMPLETED, StateType.FAILED, StateType.CRASHED])
+    of_this = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(str(flow_run.get_id()))]))
+    newest: list[TaskRun] = []
+    async with get_client() as client:
+        # The server learns of ends by events, which come a little later.
+        for _ in range(_LOOKS_FOR_STEPS):
+            newest = await client.read_task_runs(
+                flow_run_filter=of_this,
+                task_run_filter=TaskRunFilter(
+                    state=TaskRunFilterState(type=ended),
+                    subflow_runs=TaskRunFilterSubFlowRuns(exists_=False),
+                ),
+                sort=TaskRunSort.END_TIME_DESC,
+                limit=1,
+            )
+            if newest:
+                break
+            await asyncio.sleep(_PAUSE_S / 4)
+    # Its own end has no result any more, without which Prefect waits for none; its place counts.
+    places = [StateDetails(task_run_id=step.id) for step in newest]
+    return [Completed(data="ended", state_details=place) for place in places]
 
 
 @contextmanager

@@ -7,9 +7,12 @@ from flow_graphs import FlowGraph, draw
 from server_here import servers_here
 from small_game import FEW, write_config
 
+from nip_core.errors import StageError
 from nip_core.session.opening import open_session
+from nip_core.stages.measuring import measure
 from nip_core.sweep.plan.attack_run import attack_settings
 from nip_prefect.flows.train import train
+from nip_prefect.tasks.calls import TASKS
 from nip_prefect.tasks.runtime import offer
 
 SIZES = {"max_test_size": 4, "max_validation_size": 8}
@@ -127,3 +130,30 @@ async def test_an_attack_ends_with_the_test_of_the_provers_that_it_has_trained(d
     assert drawn["attack"]["iteration-small-sneaky-0-0"].before["submit-prover-0"] == {
         "dataset-prover-0"
     }
+
+
+async def test_a_retried_flow_run_goes_on_after_its_earlier_attempt(
+    prefect_server, tmp_path, monkeypatch
+):
+    run_task, left = TASKS[measure], 3
+
+    async def fail_third_time(*arguments: Any, **needs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise StageError("as by a full disk")
+        return await run_task(*arguments, **needs)
+
+    monkeypatch.setitem(TASKS, measure, fail_third_time)
+    config = write_config(tmp_path, run_name="retried", rl=FEW, dataset_options=SIZES)
+    with servers_here():
+        twice = train.with_options(retries=1, retry_delay_seconds=0)
+        state = await twice(str(config), return_state=True)
+        await state.result()
+    graphs = await draw(str(state.state_details.flow_run_id))
+    assert left == -1 and sorted(graphs) == ["", "iteration-retried-0"]
+    for name, graph in graphs.items():
+        assert graph.roots == [graph.first], name
+    # The last test was played, and is measured now: after the newest end that the server knew of.
+    [step] = graphs[""].before["prove-serving-1"]
+    assert step in {"plan-test-1", "play-test-1-0000", "commit-test-1"}

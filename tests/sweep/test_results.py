@@ -86,7 +86,7 @@ def test_an_attack_is_shown_beside_the_same_one_on_the_untrained_models(sweep, t
 
     def show():
         run = RunStore(store, "small-adp-1-chosen")
-        return summarise_run(run)["attack"], read_report_data(Records(run)).attack
+        return summarise_run(run)["attack"], read_report_data(Records(run)).sections["attack"]
 
     shown, reported = show()
     assert shown["control"] is None is reported.control and "guarantee" not in shown
