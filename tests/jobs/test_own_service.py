@@ -143,6 +143,15 @@ NO_BACKEND = """
 class Bad(Shop):
     training = TrainingService(backend=dict)
 """
+NO_ARGUMENTS = """
+
+class Alone(ShopJobs):
+    def __init__(self):
+        pass
+
+class Bad(Shop):
+    training = TrainingService(backend=Alone)
+"""
 ON_OUR_SERVER = """
 from nip_core.parameters.services.providers import SelfHosted
 
@@ -161,6 +170,7 @@ class Bad(SelfHosted):
         (NOT_ASYNC, r"Blocking\.job_events is no async function"),
         (WORDS, r"takes settings that no job has \(lerning_rate\); there are .*learning_rate"),
         (NO_BACKEND, r"its backend is no subclass of nip_core\.jobs\.job\.Backend"),
+        (NO_ARGUMENTS, r"Bad can't train: Alone is made of an address and a key \(too many"),
         (ON_OUR_SERVER, r"the run starts a server for .*Bad, which trains its models, too"),
     ],
 )
