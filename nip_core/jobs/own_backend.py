@@ -38,7 +38,8 @@ class OwnBackend(Backend):
         self.proves, self.tells_steps = kind.proves, kind.tells_steps
 
     async def upload(self, filename: str, data: Payload) -> str:
-        return await self._call(str, "upload", filename, data)
+        file_id: str = await self._call(str, "upload", filename, data)
+        return file_id
 
     async def create_job(
         self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
@@ -63,7 +64,8 @@ class OwnBackend(Backend):
         return self._view("cancel_job", await self._call(JobView, "cancel_job", job_id))
 
     async def find_file(self, filename: str, size_bytes: int) -> str | None:
-        return await self._call(str | None, "find_file", filename, size_bytes)
+        file_id: str | None = await self._call(str | None, "find_file", filename, size_bytes)
+        return file_id
 
     async def job_events(self, job_id: str) -> list[dict[str, JsonValue]]:
         events = await self._call(list, "job_events", job_id)
@@ -74,10 +76,12 @@ class OwnBackend(Backend):
         await self._call(object, "check_jobs")
 
     async def describe_model(self, name: str) -> ModelView:
-        return await self._call(ModelView, "describe_model", name)
+        facts: ModelView = await self._call(ModelView, "describe_model", name)
+        return facts
 
     async def bring_model(self, name: str) -> ModelView:
-        return await self._call(ModelView, "bring_model", name)
+        facts: ModelView = await self._call(ModelView, "bring_model", name)
+        return facts
 
     async def aclose(self) -> None:
         await self._call(object, "aclose")
