@@ -21,6 +21,8 @@ from nip_core.jobs.services import check_services
 from nip_core.parameters import load_parameters
 from nip_core.parameters.services.providers import find_provider
 from nip_core.parameters.shutdowns import list_shutdown_warnings
+from nip_core.parameters.stored import read_costing_settings
+from nip_core.records.spending import Spent
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.settings_difference import drop_same_files
 from nip_core.run_store.store import open_store
@@ -244,3 +246,14 @@ class Locked(Shop):
     assert (at.base_url, at.api_key) == ("https://shop.example/v1", "s")
     with pytest.raises(SettingsError, match="environment variable SHOP_URL"):
         prepare(parameters, {"SHOP_KEY": "s", "SHOP_URL": "https://a:b@elsewhere.example/v1"})
+
+
+def test_a_run_on_record_is_shown_where_its_provider_is_not(tmp_path: Path) -> None:
+    shop = load_parameters(str(write_shop(tmp_path))).to_dict()
+    spent = Spent(1, {"prover": (100, 10)}, {"prover": 5})
+    assert spent.usd(read_costing_settings(shop)) == 0.0
+    for agent in shop["agents"].values():
+        agent["model_provider"] = f"{tmp_path}/elsewhere/shop.py:Shop"
+    assert spent.usd(read_costing_settings(shop)) is None  # whether it sends bills is not known
+    shop["prices"] = {"sim": {"prompt_usd": 1e6, "completion_usd": 0.0, "training_usd": 0.0}}
+    assert spent.usd(read_costing_settings(shop)) == 100.0
