@@ -71,6 +71,10 @@ def find_attack(by: str) -> type[Attack]:
     plays = kind.choose is not Attack.choose
     if not (kind.trains or plays) or not inspect.iscoroutinefunction(kind.choose):
         raise ValueError(f"{by!r} has no `async def choose(self, turn)`; write it (docs/attack.md)")
+    try:
+        inspect.signature(kind.choose).bind(None, None)
+    except TypeError as error:
+        raise ValueError(f"{by!r} has to have `async def choose(self, turn)` ({error})") from None
     return kind
 
 
