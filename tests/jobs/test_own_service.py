@@ -248,12 +248,13 @@ class Locked(Shop):
         prepare(parameters, {"SHOP_KEY": "s", "SHOP_URL": "https://a:b@elsewhere.example/v1"})
 
 
-def test_a_run_on_record_is_shown_where_its_provider_is_not(tmp_path: Path) -> None:
+def test_the_cost_of_a_run_on_record_is_read_without_its_providers_file(tmp_path: Path) -> None:
     shop = load_parameters(str(write_shop(tmp_path))).to_dict()
     spent = Spent(1, {"prover": (100, 10)}, {"prover": 5})
-    assert spent.usd(read_costing_settings(shop)) == 0.0
     for agent in shop["agents"].values():
-        agent["model_provider"] = f"{tmp_path}/elsewhere/shop.py:Shop"
+        agent["model_provider"] = f"{tmp_path}/other.py:Shop"
     assert spent.usd(read_costing_settings(shop)) is None  # whether it sends bills is not known
+    (tmp_path / "other.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     shop["prices"] = {"sim": {"prompt_usd": 1e6, "completion_usd": 0.0, "training_usd": 0.0}}
     assert spent.usd(read_costing_settings(shop)) == 100.0
+    assert not (tmp_path / "ran").exists()

@@ -70,9 +70,4 @@ def price_training(parameters: "HyperParameters", group: str, tokens: float) -> 
 def _price(parameters: "HyperParameters", agent: PureTextAgentParameters) -> Price | None:
     if agent.use_dummy_api:  # stands for a model and is sent no bill
         return _FREE
-    if agent.model_name in parameters.prices:
-        return parameters.prices[agent.model_name]
-    try:
-        return None if is_paid(agent) else _FREE
-    except ValueError:  # of a run on record, whose provider's file is not here: it is not known
-        return None
+    return parameters.prices.get(agent.model_name, None if is_paid(agent) else _FREE)
