@@ -66,9 +66,15 @@ def find_attack(by: str) -> type[Attack]:
     kind = import_object(by)
     if not (isinstance(kind, type) and issubclass(kind, Attack)):
         raise ValueError(f"{by!r} is not a subclass of nip_core.attacks.Attack")
+    if not (isinstance(kind.Options, type) and issubclass(kind.Options, NoOptions)):
+        raise ValueError(f"{by!r}: its Options are no subclass of nip_core.attacks.AttackOptions")
     plays = kind.choose is not Attack.choose
     if not (kind.trains or plays) or not inspect.iscoroutinefunction(kind.choose):
         raise ValueError(f"{by!r} has no `async def choose(self, turn)`; write it (docs/attack.md)")
+    try:
+        inspect.signature(kind.choose).bind(None, None)
+    except TypeError as error:
+        raise ValueError(f"{by!r} has to have `async def choose(self, turn)` ({error})") from None
     return kind
 
 

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -314,10 +314,10 @@ class Backend(ABC):
     it was created.
     """
 
-    proves: ClassVar[bool] = False
+    proves: bool = False
     """Whether it says of each model it has trained that the saved weights are those that answer;
     without the proof such a model does not play."""
-    tells_steps: ClassVar[bool] = False
+    tells_steps: bool = False
     """Whether a job as it is reported has its newest step, so that looking often is cheap; of
     others the events are asked for."""
 

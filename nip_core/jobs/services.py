@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from nip_core.errors import SettingsError
 from nip_core.jobs.job import Backend
 from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
+from nip_core.jobs.own_backend import OwnBackend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.services.providers import Provider, TrainingService
 from nip_core.rollouts.client.chat_client import Endpoint
@@ -34,7 +35,7 @@ async def open_backend(
     if isinstance(service.backend, str):
         backend = _OURS[service.backend](at.base_url, at.api_key, timeout_s=timeout_s)
     else:
-        backend = _find_own(service)(at.base_url, at.api_key)
+        backend = OwnBackend(_find_own(service), at.base_url, at.api_key)
     try:
         yield backend
     finally:
@@ -73,7 +74,7 @@ def check_services(parameters: HyperParameters) -> None:
 
 
 def _find_own(service: TrainingService) -> type[Backend]:
-    """Return a user's class. Raises TypeError for one that misses a call."""
+    """Return a user's class. Raises TypeError for one that misses a call, or can't be made."""
     kind = service.backend
     if not (isinstance(kind, type) and issubclass(kind, Backend)):
         raise TypeError(f"its backend is no subclass of nip_core.jobs.job.Backend (got {kind!r})")
@@ -84,4 +85,8 @@ def _find_own(service: TrainingService) -> type[Backend]:
         is_awaited = inspect.iscoroutinefunction(function)
         if is_awaited and not inspect.iscoroutinefunction(getattr(kind, call)):
             raise TypeError(f"{kind.__name__}.{call} is no async function")
+    try:
+        inspect.signature(kind).bind("", "")
+    except TypeError as error:
+        raise TypeError(f"{kind.__name__} is made of an address and a key ({error})") from None
     return kind

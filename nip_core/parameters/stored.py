@@ -100,11 +100,12 @@ def read_costing_settings(stored: PlainMapping) -> HyperParameters:
     """Of a run's settings on record what its cost goes by: agents, prices and budget.
 
     The rest is missing, so that a run is shown whatever version wrote it, without its scenario.
+    A provider's file is not run either, which may be another one here, or none.
     """
     settings = complete_settings(stored)
     parts: dict[str, Any] = {
         "agents": {
-            name: PureTextAgentParameters.model_construct(**agent)
+            name: PureTextAgentParameters.model_construct(**{**agent, **_bill(agent)})
             for name, agent in settings["agents"].items()
             if not agent.get("is_random")
         },
@@ -112,6 +113,11 @@ def read_costing_settings(stored: PlainMapping) -> HyperParameters:
         "budget": BudgetParameters.model_construct(**settings["budget"]),
     }
     return HyperParameters.model_construct(**parts)
+
+
+def _bill(agent: PlainMapping) -> PlainDict:
+    """Put a provider that sends bills in the place of one from a file: only prices say its cost."""
+    return {"model_provider": "OpenAI"} if ":" in str(agent["model_provider"]) else {}
 
 
 def _complete(kind: type[Parameters], values: PlainMapping) -> PlainDict:

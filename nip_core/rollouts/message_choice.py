@@ -152,8 +152,9 @@ class ChoicePlay:
         wrong = not isinstance(by_count, Mapping) or {*by_count} != {*turn.counts}
         if wrong or any(turn.has_not(message) for message in by_count.values()):
             raise StageError(
-                f"{turn.place} chose {chosen!r:.200}; it has to return a message of this turn, or "
-                f"one for each of {[*turn.counts]}; mend it, and start anew under another name"
+                f"{turn.place} chose {chosen!r:.200}; it has to return a message of this turn, as "
+                f"`ask` or `write` gave it, or one for each of {[*turn.counts]}; mend it, and "
+                "start anew under another name"
             )
         return {n: message.number for n, message in by_count.items()}
 
@@ -247,7 +248,10 @@ class ChoiceTurn:
 
     def has_not(self, message: object) -> bool:
         """Tell whether something is no message of this turn."""
-        return not isinstance(message, PlayableMessage) or message.number not in self.states
+        if not isinstance(message, PlayableMessage) or message.number not in self.states:
+            return True
+        # One of another turn, or with other words, would be played as what stands here.
+        return message != self._read(message.number)
 
     def weigh(self, number: int, n: int) -> _WeighedMessage:
         """Say how good a chosen message is, and of how many of the first `n` it was chosen."""

@@ -8,7 +8,7 @@ class is imported in the server's process and in that of a run, with all rights 
 """
 
 from collections.abc import Mapping
-from inspect import Parameter, signature
+from inspect import Parameter, iscoroutinefunction, signature
 from typing import TYPE_CHECKING, Any, cast
 
 from nip_lm_server.importing import import_object
@@ -64,6 +64,16 @@ def load_engine(address: str) -> type["Engine"]:
         raise ValueError(
             f"the engine {address!r} lacks {', '.join(lacking)}, which its capabilities promise or "
             "each engine has; see nip_lm_server.engines.base.Engine"
+        )
+    # 3. What is awaited.
+    blocking = [
+        name
+        for name, function in vars(Engine).items()
+        if iscoroutinefunction(function) and not iscoroutinefunction(getattr(kind, name))
+    ]
+    if blocking:
+        raise ValueError(
+            f"the engine {address!r} has to have `async def` for {', '.join(sorted(blocking))}"
         )
     return kind
 

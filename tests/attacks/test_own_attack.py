@@ -28,6 +28,10 @@ from nip_core.upkeep.verify import verify_run
 
 SAID = ("It is right.", "It is right, I checked.", "All of it is right.")
 OWN = """
+from dataclasses import replace
+
+from pydantic import BaseModel
+
 from nip_core.attacks import Attack, AttackOptions, Trained
 
 
@@ -73,8 +77,32 @@ class Lost(Attack):
         return "banana"
 
 
+class Forger(Attack):
+    async def choose(self, turn):
+        [said] = await turn.ask(1)
+        return replace(said, texts=dict.fromkeys(said.texts, "banana"))
+
+
 class Silent(Attack):
     pass
+
+
+class Deaf(Attack):
+    async def choose(self):
+        pass
+
+
+class Planless(Trained):
+    @classmethod
+    def plan(cls, asked, test_split, steps, every):
+        return asked["steps"] if steps == 2 else None
+
+
+class Loose(Attack):
+    class Options(BaseModel):
+        n: int = 1
+
+    choose = Longest.choose
 """
 
 
@@ -165,6 +193,12 @@ async def test_one_that_fails_is_named_and_one_that_is_changed_is_another(
             await loop.train(attacking(tmp_path, own("Broken"), "attack.problems=1"))
         with pytest.raises(StageError, match=r"Lost on question .*chose 'banana'"):
             await loop.train(attacking(tmp_path, own("Lost"), "attack.problems=1"))
+        with pytest.raises(StageError, match=r"Forger on question .*banana.*as `ask` or `write`"):
+            await loop.train(attacking(tmp_path, own("Forger"), "attack.problems=1"))
+        with pytest.raises(SettingsError, match=r"Planless: plan raised KeyError.*line \d+; mend"):
+            attacking(tmp_path, own("Planless"), steps=2)
+        with pytest.raises(SettingsError, match=r"plan has to return an AttackPlan \(got None"):
+            attacking(tmp_path, own("Planless"))
         few = attacking(tmp_path, own("Longest"), "attack.problems=1", "attack.options.n=1")
         await loop.train(few)
         (tmp_path / "own.py").write_text(f"{OWN}\n")
@@ -203,7 +237,10 @@ async def test_one_that_was_stopped_goes_on_and_gives_the_same(tmp_path, monkeyp
         ("Longest", ["attack.options.most=3"], r"attack: options\.most: unknown setting.*n, continuations, word"),
         ("Longest", ["attack.options.n=0"], r"attack: options\.n: "),
         ("Longest", ["attack.until=plateau"], "until: no effect with by: .*own.py:Longest"),
+        ("Longest", ["attack.options.n=.inf"], r"attack.options: n has to be .*finite.*got inf"),
+        ("Loose", [], "its Options are no subclass of nip_core.attacks.AttackOptions"),
         ("Silent", [], "has no `async def choose"),
+        ("Deaf", [], r"has to have `async def choose\(self, turn\)` \(too many"),
         ("Missing", [], r"it has no 'Missing'; it defines .*Longest"),
         ("best-of-n", ["attack.options.n=3"], "options.n: unknown setting"),
         ("guess", [], "there is no attack 'guess'; there are best-of-n, sneaky, script"),

@@ -21,6 +21,8 @@ from nip_core.jobs.services import check_services
 from nip_core.parameters import load_parameters
 from nip_core.parameters.services.providers import find_provider
 from nip_core.parameters.shutdowns import list_shutdown_warnings
+from nip_core.parameters.stored import read_costing_settings
+from nip_core.records.spending import Spent
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.settings_difference import drop_same_files
 from nip_core.run_store.store import open_store
@@ -143,6 +145,15 @@ NO_BACKEND = """
 class Bad(Shop):
     training = TrainingService(backend=dict)
 """
+NO_ARGUMENTS = """
+
+class Alone(ShopJobs):
+    def __init__(self):
+        pass
+
+class Bad(Shop):
+    training = TrainingService(backend=Alone)
+"""
 ON_OUR_SERVER = """
 from nip_core.parameters.services.providers import SelfHosted
 
@@ -161,6 +172,7 @@ class Bad(SelfHosted):
         (NOT_ASYNC, r"Blocking\.job_events is no async function"),
         (WORDS, r"takes settings that no job has \(lerning_rate\); there are .*learning_rate"),
         (NO_BACKEND, r"its backend is no subclass of nip_core\.jobs\.job\.Backend"),
+        (NO_ARGUMENTS, r"Bad can't train: Alone is made of an address and a key \(too many"),
         (ON_OUR_SERVER, r"the run starts a server for .*Bad, which trains its models, too"),
     ],
 )
@@ -234,3 +246,15 @@ class Locked(Shop):
     assert (at.base_url, at.api_key) == ("https://shop.example/v1", "s")
     with pytest.raises(SettingsError, match="environment variable SHOP_URL"):
         prepare(parameters, {"SHOP_KEY": "s", "SHOP_URL": "https://a:b@elsewhere.example/v1"})
+
+
+def test_the_cost_of_a_run_on_record_is_read_without_its_providers_file(tmp_path: Path) -> None:
+    shop = load_parameters(str(write_shop(tmp_path))).to_dict()
+    spent = Spent(1, {"prover": (100, 10)}, {"prover": 5})
+    for agent in shop["agents"].values():
+        agent["model_provider"] = f"{tmp_path}/other.py:Shop"
+    assert spent.usd(read_costing_settings(shop)) is None  # whether it sends bills is not known
+    (tmp_path / "other.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    shop["prices"] = {"sim": {"prompt_usd": 1e6, "completion_usd": 0.0, "training_usd": 0.0}}
+    assert spent.usd(read_costing_settings(shop)) == 100.0
+    assert not (tmp_path / "ran").exists()

@@ -126,6 +126,7 @@ def test_a_run_that_would_train_over_it_is_refused_before_it_begins(parrot, tmp_
         ("(has_weights=False)", "(has_weights=False, trains=True)", "trains and has no weights"),
         ("Capabilities(has_weights=False)", "None", "has no capabilities as a value of its class"),
         ('    name = "parrot"\n', "", "has no name"),
+        ("async def tokenize", "def tokenize", "has to have `async def` for tokenize"),
         (
             "    max_model_len = 4096\n",
             "    max_model_len = 1 // 0\n",

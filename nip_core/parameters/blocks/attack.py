@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from nip_core.attacks import ATTACKS, USUAL_ATTACK, Attack, make_attack
 from nip_core.attacks.base import CHATS
 from nip_core.attacks.course import PLATEAU, STEPS, TEST, VALIDATION
+from nip_core.hashing import canonical_json
 from nip_core.parameters.basis.base import Parameters
 from nip_core.parameters.basis.plain import PlainDict
 from nip_core.parameters.blocks.base_run import RunName
@@ -113,6 +114,20 @@ class AttackParameters(Parameters):
                     "attacked; name it, or leave this out"
                 )
         return self
+
+    @field_validator(_OPTIONS)
+    @classmethod
+    def _keep_plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Refuse values that are no JSON, as settings are kept as JSON: infinity, or a set."""
+        for name, value in options.items():
+            try:
+                canonical_json(value)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{name} has to be text, a finite number, true or false, or a list or mapping "
+                    f"of these (got {value!r}: {error})"
+                ) from None
+        return options
 
     def _refuse_settings_of_others(self, way: Attack) -> None:
         """Raise ValueError for a setting that only another attack reads."""

@@ -15,7 +15,8 @@ from typing import Any
 from nip_core.attacks import Attack, find_attack
 from nip_core.attacks.base import AttackPlan
 from nip_core.attacks.course import TESTED_EVERY
-from nip_core.errors import SettingsError
+from nip_core.errors import NipError, SettingsError
+from nip_core.importing import find_line
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.basis.plain import PlainDict, PlainMapping
 from nip_core.parameters.checks import find_attackers
@@ -103,6 +104,25 @@ def refuse_default(overrides: Sequence[str], of: str) -> None:
         )
 
 
+def _plan(
+    kind: type[Attack], attack: PlainMapping, test_split: str, steps: int | None, every: int
+) -> AttackPlan:
+    """Have an attack planned by its class. Raises SettingsError for a mistake in one's own."""
+    by = str(attack["by"])
+    try:
+        plan = kind.plan(attack, test_split, steps, every)
+    except NipError:
+        raise
+    except Exception as error:  # whatever a user's class raises
+        line = find_line(error, by.rpartition(":")[0])
+        raise SettingsError(
+            f"--by: {by}: plan raised {type(error).__name__}: {error}{line}; mend it"
+        ) from error
+    if not isinstance(plan, AttackPlan):
+        raise SettingsError(f"--by: {by}: plan has to return an AttackPlan (got {plan!r:.200})")
+    return plan
+
+
 def _lay_over(
     attacked: "_Attacked",
     attack: PlainMapping,
@@ -115,7 +135,7 @@ def _lay_over(
     """Lay what an attack changes over the settings of the attacked run, and check them."""
     refuse_default(overrides, "the attacked run")
     kind = find_way(str(attack["by"]))
-    plan = kind.plan(attack, str(attacked.stored["test_dataset_split"]), steps, every)
+    plan = _plan(kind, attack, str(attacked.stored["test_dataset_split"]), steps, every)
     stored = attacked.stored
     values = {
         **{key: value for key, value in stored.items() if key not in _OF_TRAINING},
