@@ -92,7 +92,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     if only_tests:
         newest = await do(retest, After(newest), call)
     elif first == last:
-        newest = await do(proving.prove_serving)
+        newest = await do(proving.prove_serving, After(newest))
     if tested := is_tested(parameters, last) and not only_tests:
         with session.progress.during(last, "test"):
             newest = await play_and_measure(session, last, TEST, call, After(newest))
