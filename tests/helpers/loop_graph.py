@@ -1,6 +1,6 @@
 """The loop's graph without Prefect: a hook that notes what each step comes after."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nip_core import loop
@@ -34,18 +34,30 @@ class Noted:
         graph = self.graphs.setdefault(name, [])
         results: list[tuple[Any, str]] = []  # kept, so that addresses stay theirs
 
+        def find(needs: Iterable[Any]) -> set[str]:
+            return {step for result, step in results for need in needs if result is need}
+
+        async def run(before: set[str], step: str, function: Any, *values: Any) -> Any:
+            graph.append((step, before))
+            result = await directly(function, *values)
+            results.append((result, step))
+            return result
+
         async def call(function: Callable[..., Any], session: Any, *arguments: Any) -> Any:
             values, needs = separate(arguments)
-            if function is play_shards:  # its shards are the steps
-                return await directly(function, session, *values)
-            step = "-".join([function.__name__, *map(str, values[:2])])
-            before = {of for result, of in results for need in needs if result is need}
-            graph.append((step, before))
+            if function is play_shards:
+                *place, shards, _ = values
+
+                async def play(one: Any, session: Any, *values: Any) -> Any:
+                    step = "-".join(["play", *map(str, values)])
+                    return await run(find([shards]), step, one, session, *values)
+
+                return await play_shards(session, *place, shards, play)
             if function in (loop.iterate, loop.retest):
                 step = f"{function.__name__}-{values[0]}"
                 values[-1] = self._hook(step)
-            result = await directly(function, session, *values)
-            results.append((result, step))
-            return result
+            else:
+                step = "-".join([function.__name__, *map(str, values[:2])])
+            return await run(find(needs), step, function, session, *values)
 
         return call
