@@ -1,14 +1,17 @@
 """Doing several things at once. When one fails, none is left running.
 
 gather_or_cancel  all of several awaitables
+with_short        what takes long, and beside it what ends in any case
 in_thread         a function in a thread
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
+V = TypeVar("V")
 
 
 async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
@@ -23,6 +26,36 @@ async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
     return [task.result() for task in tasks]
+
+
+async def with_short(
+    begin: Awaitable[T],
+    go_on: Callable[[T], Awaitable[U]],
+    short: Callable[[], Awaitable[V]],
+) -> tuple[U, V]:
+    """Await `begin`, then both what `go_on` makes of it and `short`, which ends in any case.
+
+    When one of the others fails, `short` ends before that is raised; when it fails itself, they are
+    cancelled.
+    """
+    failed: list[Exception] = []
+
+    async def hold(work: Awaitable[Any]) -> Any:
+        try:
+            return await work
+        except Exception as error:
+            failed.append(error)
+
+    begun = await hold(begin)
+    works = [] if failed else [hold(go_on(begun))]
+    both: list[Any]
+    try:
+        both = await gather_or_cancel([*works, short()])
+    except Exception as error:
+        raise (failed or [error])[0] from None
+    if failed:
+        raise failed[0]
+    return both[0], both[1]
 
 
 async def in_thread(function: Callable[[], T]) -> T:

@@ -16,9 +16,10 @@ break it. `After` holds the results of the steps that it needs, which makes a gr
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from nip_core.concurrency import gather_or_cancel
+from nip_core.concurrency import gather_or_cancel, with_short
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.hook import FIRST, After, Call, directly, within
 from nip_core.parameters import HyperParameters
@@ -91,7 +92,7 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     if only_tests:
         newest = await do(retest, After(newest), call)
     elif first == last:
-        newest = await do(proving.prove_serving)
+        newest = await do(proving.prove_serving, After(newest))
     if tested := is_tested(parameters, last) and not only_tests:
         with session.progress.during(last, "test"):
             newest = await play_and_measure(session, last, TEST, call, After(newest))
@@ -132,11 +133,12 @@ async def iterate(
     async with times.during("dataset"):
         chosen = (do(choosing.build_dataset, group, After(newest)) for group in groups)
         datasets = dict(zip(groups, await gather_or_cancel(chosen), strict=True))
-    # 4. Train, and measure meanwhile. A job that is not waited for any longer stops the run here.
+    # 4. Train, and measure meanwhile, also where jobs are refused or fail: what was played is known
+    #    then. A job that the settings say not to wait for parks the run.
     async with times.during("train"):
-        jobs = await _submit(datasets, do)
-        measured = _measure_and_show(has_played, do, After(newest))
-        ends, metrics = await gather_or_cancel([_wait(jobs, do), measured])
+        measure = partial(_measure_and_show, has_played, do, After(newest))
+        jobs, wait = _submit(datasets, do), partial(_wait, do)
+        ends, metrics = await with_short(jobs, wait, measure)
     newest = After(*(ends or [newest]))
     if parked := [end.parked for end in ends if end.parked is not None]:
         await do(publish, "park", True, False, newest)
@@ -194,7 +196,7 @@ async def _submit(steps: Mapping[str, object], do: Call) -> dict[str, JobReferen
     return {g: await do(training.submit_job, g, After(step)) for g, step in steps.items()}
 
 
-async def _wait(jobs: Mapping[str, JobReference], do: Call) -> list[JobEnd]:
+async def _wait(do: Call, jobs: Mapping[str, JobReference]) -> list[JobEnd]:
     """Wait for all jobs; submit once more those that are to be tried again, and wait for them."""
     ends: list[JobEnd] = []
     while jobs:

@@ -60,7 +60,8 @@ async def finish(session: Session, last: int, play: Call, call: Call, after: Aft
         return after
     worst: int | None = None
     if parameters.tests_apart:
-        worst = await call(end_course, session, last, after)
+        end: CourseEnd = await call(end_course, session, last, after)
+        worst, after = end.worst_step, After(end)
         # Without any training the test before it is this one.
         at = last if worst else 0
     if worst is not None or parameters.choice is not None:
@@ -81,11 +82,11 @@ def has_ended(session: Session, iteration: int) -> bool:
     return judged.is_early
 
 
-def end_course(session: Session, iteration: int) -> int:
-    """Put on record how the course ended; return the step with the worst provers."""
+def end_course(session: Session, iteration: int) -> CourseEnd:
+    """Put on record how the course ended, and return that."""
     run, path = session.run, course_path(session.run, iteration)
     if (stored := read_course(run, iteration)) is not None:
-        return stored.worst_step
+        return stored
     judged = _judge(session, iteration)
     document = run.write_json_once(path, judged.as_json(), lease=session.lease)
     end = validate_document(document, CourseEnd, path)
@@ -104,7 +105,7 @@ def end_course(session: Session, iteration: int) -> int:
         iteration=iteration,
         **end.as_json(),
     )
-    return end.worst_step
+    return end
 
 
 def _judge(session: Session, step: int) -> CourseEnd:

@@ -124,6 +124,8 @@ async def test_a_run_that_goes_on_has_the_steps_that_are_left_in_its_graph(drawn
 
 async def test_an_attack_ends_with_the_test_of_the_provers_that_it_has_trained(drawn):
     before = drawn["attack"][""].before
+    assert before["prove-serving-1"] == {"end-attack-1"}  # which provers are the worst
+    assert before["plan-attack-1"] == {"prove-serving-1"}
     assert before["play-attack-1-0000"] == {"plan-attack-1"}
     assert before["measure-attack-1"] == {"commit-attack-1"}
     assert before["publish-test-1"] == {"measure-attack-1"}

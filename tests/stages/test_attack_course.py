@@ -7,6 +7,7 @@ import json
 
 import pytest
 import yaml
+from loop_graph import Noted
 from small_game import FEW, train_here, write_config
 
 from nip_core import loop
@@ -208,7 +209,9 @@ async def test_an_attack_ends_at_a_plateau_or_without_signal_wherever_it_was_sto
     with pytest.raises(StopAsyncIteration):
         await loop.train(settings("stopped"), call=stopping)
     assert find_status(opened(store, "stopped")) == "stopped"
-    result = await loop.train(settings("stopped"))
+    noted = Noted()
+    result = await noted.train(settings("stopped"))
+    assert noted.graphs["iterate-30"] and not any(noted.roots.values())
     ends = [read_course(opened(store, name), 30) for name in names]
     assert ends[0] == ends[-1]
     assert ends[0].verdict == ("plateau" if fooled else "no signal")

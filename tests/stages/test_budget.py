@@ -195,6 +195,8 @@ async def test_a_run_that_is_stopped_by_its_budget_goes_on_and_pays_nothing_agai
     assert "budget.usd: the job of group" in str(second.result)
     assert "$1.00 of $1.00 is left; it was not submitted" in str(second.result)
     assert spent().trained_tokens == 0
+    # What was played is measured all the same.
+    assert run.read_json(run.metrics(0, "train"))["episodes"] == 40
     # 4. Without a cap it ends, and every answer was paid once.
     last = await go(config)
     assert last.result["status"] == "finished" and not last.warning
