@@ -40,7 +40,9 @@ async def test_a_cluster_plays_the_same(kind, played_here, stack, tmp_path, monk
     original = remote_shards.play_remotely
 
     async def watched(*values):
-        played.extend(await original(*values))
+        newest = await original(*values)
+        played.extend(newest)
+        return newest
 
     monkeypatch.setattr("nip_prefect.flows.iteration.play_remotely", watched)
     rollouts = {"episodes_per_shard": 20, "task_runner": kind}
