@@ -82,9 +82,16 @@ def _run(start: Start) -> None:
             "give keys, or name localhost"
         )
     # 2. The state directory, for this process alone.
+    before = os.umask(0o077)  # The server's files are its owner's alone, and a caller's are not.
+    try:
+        _run_private(start, keys, digest)
+    finally:
+        os.umask(before)
+
+
+def _run_private(start: Start, keys: KeyRing, digest: str) -> None:
     try:
         check_state_dir(start.state, start.spec.replies, start.api_keys_file)
-        os.umask(0o077)  # what the server keeps is nobody else's
         start.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = try_lock(start.state / LOCK)
     except StateError as error:

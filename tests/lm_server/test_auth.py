@@ -61,7 +61,6 @@ def test_replies_that_are_no_file_are_refused(tmp_path: Path, name: str) -> None
 
 def test_the_key_file_is_private_and_made_once(tmp_path: Path) -> None:
     path = tmp_path / "api_key"
-    os.umask(os.umask(0o022))
     key = make_key_file(path)
     assert len(key) >= 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -37,6 +37,9 @@ def refusal(state_dir: Path, capsys: pytest.CaptureFixture[str], *more: str) -> 
     with pytest.raises(AdapterError) as adopting:
         import_models(state_dir, state_dir, {})
     assert not owner.stop_state_dir(state_dir)
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert mask != 0o077  # a process that called the server keeps its own
     assert (contents(state_dir), state_dir.stat().st_mode) == (before, mode)
     assert said == f"lm_server: {refused.value.reason}" == f"lm_server: {adopting.value}"
     return said
