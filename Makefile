@@ -72,13 +72,13 @@ VENV_MADE = $(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= 
 INSTALL = PIP_OPTIONS="$(PIP_OPTIONS)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python scripts/install.py
 
 # For developers and CI: what tests and checks need, too.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(wildcard packages/*/pyproject.toml) constraints.txt
 	$(VENV_MADE)
 	$(INSTALL) --quiet local,dev
 	@touch $(QUICKSTART) $(INSTALLED)
 
 # For whoever only uses it; `make install` adds the rest to the same environment.
-$(QUICKSTART): pyproject.toml constraints.txt
+$(QUICKSTART): pyproject.toml $(wildcard packages/*/pyproject.toml) constraints.txt
 	@$(VENV_MADE)
 	@$(INSTALL) local
 	@touch $(QUICKSTART)
@@ -238,7 +238,7 @@ kill-matrix: install
 # apt-get install postgresql chromium. One part: make test-cluster CLUSTER=tests/cluster/test_up.py
 CLUSTER ?= tests/cluster
 test-cluster: install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e ".[local,dev,cluster]"
+	$(INSTALL) --quiet local,dev,cluster
 	$(BIN)/python -m pytest $(CLUSTER)
 
 # A Dask cluster, an object store, PostgreSQL with all of make up, manifests: four minutes.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from served_here import KEY, serve
 
-from nip_lm_server.spec import ServerSpec
+from nip_base.spec import ServerSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from random_play import game, play
 from thorough import examples
 
-from nip_core.agents.batch import nested_to_rollouts, rollouts_to_nested
+from nip_by_hand.agents.batch import nested_to_rollouts, rollouts_to_nested
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, Situation
 from nip_core.hashing import derive_key

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scripted_server import scripted_server
 
-from nip_core.agents import (
+from nip_by_hand.agents import (
     CodeValidationProtocolHandler,
     ExperimentSettings,
     NestedArrayDict,
@@ -15,8 +15,8 @@ from nip_core.agents import (
     PureTextEnvironment,
     RandomWholeAgent,
 )
-from nip_core.agents.batch import rollouts_to_nested
-from nip_core.agents.history import final_timesteps
+from nip_by_hand.agents.batch import rollouts_to_nested
+from nip_by_hand.agents.history import final_timesteps
 from nip_core.errors import SettingsError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import load_parameters

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from served_here import KEY, serve
 from trained_here import TrainerHere, tiny
 
-from nip_core.agents import (
+from nip_by_hand.agents import (
     CodeValidationProtocolHandler,
     ExperimentSettings,
     OpenAiSharedModelGroup,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_core.agents.nested_array_dict import STRING, NestedArrayDict
+from nip_by_hand.agents.nested_array_dict import STRING, NestedArrayDict
 
 
 def small() -> NestedArrayDict:

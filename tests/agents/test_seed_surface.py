@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-import nip_core.agents
+import nip_by_hand.agents
 import nip_core.parameters
-from nip_core.agents import (
+from nip_by_hand.agents import (
     CodeValidationProtocolHandler,
     ExperimentSettings,
     OpenAiSharedModelGroup,
@@ -109,7 +109,7 @@ def test_the_extract_holds_whole_pages():
 
 @pytest.mark.parametrize(("owner", "name", "said"), METHODS)
 def test_a_method_has_the_signature_of_the_page(owner, name, said):
-    method = inspect.getattr_static(getattr(nip_core.agents, owner), name)
+    method = inspect.getattr_static(getattr(nip_by_hand.agents, owner), name)
     ours = [p for p in inspect.signature(method).parameters.values() if p.name != "self"]
     assert [p.name for p in ours] == [p["name"] for p in said["parameters"]]
     for mine, theirs in zip(ours, said["parameters"], strict=True):
@@ -129,7 +129,7 @@ def test_the_types_of_the_signatures_and_the_errors_can_be_imported(page):
     missing = [
         name
         for name in sorted({*named, *page["errors"]} - NOT_OURS)
-        if not hasattr(nip_core.agents, name) and not hasattr(nip_core.parameters, name)
+        if not hasattr(nip_by_hand.agents, name) and not hasattr(nip_core.parameters, name)
     ]
     assert missing == []
 
@@ -148,7 +148,7 @@ def test_the_attributes_of_the_pages_are_there():
 
 def test_importing_the_package_loads_nothing_heavy():
     code = (
-        "import sys, nip_core.agents; "
+        "import sys, nip_by_hand.agents; "
         "print(sorted({'torch', 'openai', 'nip_core.stages', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

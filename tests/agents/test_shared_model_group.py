@@ -19,7 +19,8 @@ from aiohttp.test_utils import TestServer
 from job_server import FakeTime, WireServer
 from served_here import KEY, serve
 
-from nip_core.agents import (
+from nip_base.version import SERVER_VERSION
+from nip_by_hand.agents import (
     CodeValidationProtocolHandler,
     ExperimentSettings,
     LanguageModelClient,
@@ -34,7 +35,6 @@ from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsEr
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.rollouts.client.chat_client import Endpoint
 from nip_core.scenarios import Problem
-from nip_lm_server.version import SERVER_VERSION
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -491,7 +491,7 @@ async def test_a_server_that_is_not_there_behind_its_proxy_is_waited_for():
 
 
 async def test_a_server_that_takes_the_call_and_says_nothing_is_told_of_and_given_up(monkeypatch):
-    monkeypatch.setattr("nip_core.agents.language_model_client._LONGEST_LOOK_S", 0.05)
+    monkeypatch.setattr("nip_by_hand.agents.language_model_client._LONGEST_LOOK_S", 0.05)
     told = []
 
     async def version(request):

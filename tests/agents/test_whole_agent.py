@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_server import scripted_server
 
-import nip_core.agents.errors as errors
-from nip_core.agents import (
+import nip_by_hand.agents.errors as errors
+from nip_by_hand.agents import (
     AgentNotActiveInChannelError,
     CodeValidationProtocolHandler,
     ContentFilterError,
@@ -27,7 +27,7 @@ from nip_core.agents import (
     PureTextEnvironment,
     UnknownFinishReasonError,
 )
-from nip_core.agents.nested_array_dict import STRING
+from nip_by_hand.agents.nested_array_dict import STRING
 from nip_core.errors import NipError, SettingsError
 from nip_core.game.render import Situation, Turn
 from nip_core.parameters import load_parameters

@@ -7,12 +7,12 @@ import art
 from openai.types.chat.chat_completion import Choice
 from served import Server
 
-from nip_core.fine_tuning.art_adapter import (
+from nip_by_hand.fine_tuning.art_adapter import (
     ARTBackendConfig,
     ARTTrainerAdapter,
     ARTTrainerAdapterConfig,
 )
-from nip_core.fine_tuning.interface import EpisodeItem, Trajectory, TrajectoryCollection
+from nip_by_hand.fine_tuning.interface import EpisodeItem, Trajectory, TrajectoryCollection
 
 names = {"model": "m"}
 """What models are called in this test. A server knows the same data of the same model again."""

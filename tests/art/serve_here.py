@@ -5,9 +5,9 @@ input. It runs in nip's own environment.
 import sys
 from pathlib import Path
 
+from nip_base.spec import ServerSpec
 from nip_core.models import resolve_model
 from nip_lm_server import launch as owner
-from nip_lm_server.spec import ServerSpec
 
 engine, model, state, *replies = sys.argv[1:]
 if engine == "embedded":

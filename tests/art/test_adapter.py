@@ -20,17 +20,16 @@ from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 from served import Server
 
-from nip_core.errors import JobError
-from nip_core.fine_tuning.art.art_backend import LmServerBackend
-from nip_core.fine_tuning.art.art_jobs import AdapterJob, AdapterJobs
-from nip_core.fine_tuning.art.art_steps import StepJob
-from nip_core.fine_tuning.art_adapter import (
+from nip_by_hand.fine_tuning.art.art_backend import LmServerBackend
+from nip_by_hand.fine_tuning.art.art_jobs import AdapterJob, AdapterJobs
+from nip_by_hand.fine_tuning.art.art_steps import StepJob
+from nip_by_hand.fine_tuning.art_adapter import (
     ARTBackendConfig,
     ARTTrainerAdapter,
     ARTTrainerAdapterConfig,
     JobExistsError,
 )
-from nip_core.fine_tuning.interface import (
+from nip_by_hand.fine_tuning.interface import (
     DPOItem,
     EpisodeItem,
     FinetuneConfig,
@@ -40,6 +39,7 @@ from nip_core.fine_tuning.interface import (
     Trajectory,
     TrajectoryCollection,
 )
+from nip_core.errors import JobError
 from nip_core.hashing import digest
 
 SLOW = "training: {seconds: 30}\n"

@@ -13,9 +13,9 @@ import made
 import pytest
 from served import Server
 
+from nip_by_hand.fine_tuning.art.art_backend import LmServerBackend
+from nip_by_hand.fine_tuning.art.art_steps import JobFailed
 from nip_core.errors import SettingsError
-from nip_core.fine_tuning.art.art_backend import LmServerBackend
-from nip_core.fine_tuning.art.art_steps import JobFailed
 
 MakeServer = Callable[[str], Server]
 MEDIUM = "training: {seconds: 2}\n"
@@ -222,7 +222,7 @@ PROGRAM = """
     import asyncio, sys
     sys.path.append({tests!r})
     import made
-    from nip_core.fine_tuning.art.art_backend import LmServerBackend
+    from nip_by_hand.fine_tuning.art.art_backend import LmServerBackend
 
     async def main():
         backend = LmServerBackend({url!r}, api_key={key!r}, state_dir={state!r}, poll_interval_s=0.1)

@@ -22,20 +22,20 @@ from pydantic import BaseModel, ValidationError
 from served import Server
 from test_adapter import OtherBackend
 
-from nip_core.errors import SettingsError
-from nip_core.fine_tuning import OpenAITrainerAdapter, OpenAITrainerAdapterConfig, art_adapter
-from nip_core.fine_tuning.art_adapter import (
+from nip_by_hand.fine_tuning import OpenAITrainerAdapter, OpenAITrainerAdapterConfig, art_adapter
+from nip_by_hand.fine_tuning.art_adapter import (
     ARTBackendConfig,
     ARTTrainerAdapter,
     ARTTrainerAdapterConfig,
 )
-from nip_core.fine_tuning.interface import (
+from nip_by_hand.fine_tuning.interface import (
     FinetuneConfig,
     TrainingJobRef,
     Trajectory,
     TrajectoryCollection,
     UnhealthyError,
 )
+from nip_core.errors import SettingsError
 
 EXAMPLE = """
 trainer_adapters:
@@ -430,7 +430,7 @@ async def test_a_finished_task_leaves_training_jobs(server: Server, tmp_path: Pa
 
 
 def test_the_module_has_its_logger() -> None:
-    assert art_adapter.logger is logging.getLogger("nip_core.fine_tuning.art_adapter")
+    assert art_adapter.logger is logging.getLogger("nip_by_hand.fine_tuning.art_adapter")
 
 
 def test_nemos_references_and_states_are_plain_json(server: Server) -> None:

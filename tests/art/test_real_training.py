@@ -7,8 +7,8 @@ import made
 import pytest
 from served import Server
 
-from nip_core.fine_tuning.art.art_backend import LmServerBackend
-from nip_core.fine_tuning.interface import FinetuneConfig, TrainingStatusEnum
+from nip_by_hand.fine_tuning.art.art_backend import LmServerBackend
+from nip_by_hand.fine_tuning.interface import FinetuneConfig, TrainingStatusEnum
 
 
 async def sample(model: art.TrainableModel, task: int) -> art.Trajectory:

@@ -7,9 +7,9 @@ import art
 import made
 import pytest
 
+from nip_by_hand.fine_tuning.art.art_options import TrainOptions, job_settings, model_options
+from nip_by_hand.fine_tuning.art.art_rows import training_data
 from nip_core.errors import SettingsError
-from nip_core.fine_tuning.art.art_options import TrainOptions, job_settings, model_options
-from nip_core.fine_tuning.art.art_rows import training_data
 
 
 def lines(groups: list[art.TrajectoryGroup], **options: Any) -> list[dict[str, Any]]:

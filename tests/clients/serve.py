@@ -8,9 +8,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from nip_base.spec import EngineSpec, ServerSpec
 from nip_core.models import BUNDLED
 from nip_lm_server import launch as owner
-from nip_lm_server.spec import EngineSpec, ServerSpec
 
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))
 from tiny_model import TOOL_TEMPLATE

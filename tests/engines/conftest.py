@@ -60,7 +60,7 @@ def exported(tmp_path_factory) -> Path:
 
     from finished_run import make_run
 
-    from nip_core.hub.adapter_of_run import choose_model, write_adapter
+    from nip_bridges.hub.adapter_of_run import choose_model, write_adapter
 
     path = tmp_path_factory.mktemp("exported")
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from nip_lm_server.chats import chat_template
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.vllm.vllm_engine import VllmEngine
-from nip_lm_server.formats import chat_template
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from nip_core.fine_tuning.art.art_adapter_config import ARTBackendConfig
+from nip_by_hand.fine_tuning.art.art_adapter_config import ARTBackendConfig
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from openai.types.chat.chat_completion import ChoiceLogprobs
 from submitted import episodes, pairs, talk, talks
 
-from nip_core.fine_tuning.conversion import sampled_tokens, to_jsonl_rows
-from nip_core.fine_tuning.interface import DPOItem, EpisodeItem, Trajectory, TrajectoryCollection
-from nip_lm_server.formats import read_examples
+from nip_base.formats import read_examples
+from nip_by_hand.fine_tuning.conversion import sampled_tokens, to_jsonl_rows
+from nip_by_hand.fine_tuning.interface import DPOItem, EpisodeItem, Trajectory, TrajectoryCollection
 
 TOKENS = {"content": [{"token": "token_id:5", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from submitted import episodes, pairs, talk, talks
 
-from nip_core import fine_tuning
-from nip_core.fine_tuning import (
+from nip_by_hand import fine_tuning
+from nip_by_hand.fine_tuning import (
     CurriculumLearningConfig,
     DPOItem,
     EpisodeItem,
@@ -139,13 +139,13 @@ def test_configurations_of_adapters_take_a_reward() -> None:
 def test_importing_the_package_loads_no_client_and_its_names_are_found() -> None:
     program = """
 import sys
-import nip_core.fine_tuning as package
-from nip_core.fine_tuning import TrainerAdapter, Trajectory, TrainingJobRef
+import nip_by_hand.fine_tuning as package
+from nip_by_hand.fine_tuning import TrainerAdapter, Trajectory, TrainingJobRef
 heavy = {"openai", "art", "torch", "aiohttp", "prefect"} & {*sys.modules}
 assert not heavy, heavy
 assert set(package.__all__) <= set(dir(package)) and "ARTTrainerAdapter" in dir(package)
-from nip_core.fine_tuning import *
-from nip_core.fine_tuning import OpenAITrainerAdapter
+from nip_by_hand.fine_tuning import *
+from nip_by_hand.fine_tuning import OpenAITrainerAdapter
 assert issubclass(OpenAITrainerAdapter, TrainerAdapter) and "art" not in sys.modules
 try:
     package.nonsense

@@ -18,8 +18,8 @@ from job_server import FakeTime, WireServer
 from pydantic import ValidationError
 from submitted import episodes, pairs, served, slow_spec, talks
 
-from nip_core.errors import JobError, SettingsError
-from nip_core.fine_tuning import (
+from nip_base.spec import ServerSpec
+from nip_by_hand.fine_tuning import (
     FinetuneConfig,
     OpenAITrainerAdapter,
     OpenAITrainerAdapterConfig,
@@ -28,8 +28,8 @@ from nip_core.fine_tuning import (
     TrainingJobRef,
     TrainingStatusEnum,
 )
+from nip_core.errors import JobError, SettingsError
 from nip_lm_server.launch import ServerHandle
-from nip_lm_server.spec import ServerSpec
 
 RATE = 1.23e-5
 KEY_VARIABLE = "KEY_OF_TEST_SERVER"
@@ -272,7 +272,7 @@ async def test_under_way_the_same_one_is_the_same_and_another_one_is_refused(
 PROGRAM = """
 import asyncio, os, signal, sys
 from submitted import talks
-from nip_core.fine_tuning import OpenAITrainerAdapter, OpenAITrainerAdapterConfig
+from nip_by_hand.fine_tuning import OpenAITrainerAdapter, OpenAITrainerAdapterConfig
 async def main():
     config = OpenAITrainerAdapterConfig.model_validate_json(sys.argv[1])
     ref = await OpenAITrainerAdapter(config).submit(talks("killed"))

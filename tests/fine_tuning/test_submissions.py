@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_server import WireServer
 
+from nip_base.wire import NipSettings
+from nip_by_hand.fine_tuning.submissions import LiveSubmission, Submissions, run_name
 from nip_core.errors import JobError, SettingsError
-from nip_core.fine_tuning.submissions import LiveSubmission, Submissions, run_name
 from nip_core.jobs.job import JobRecord, JobSpec
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.run_store.lease import read_lease
 from nip_core.run_store.run import RUN_NAME
-from nip_lm_server.client import NipSettings
 
 
 @pytest.fixture

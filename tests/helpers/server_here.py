@@ -18,10 +18,11 @@ from unittest import mock
 
 from aiohttp import web
 
+from nip_base.spec import ServerSpec
 from nip_lm_server.api.app import close_server, make_app, open_server
 from nip_lm_server.api.connections import make_runner
 from nip_lm_server.auth import KeyRing, make_key_file
-from nip_lm_server.client import OwnerError, ServerHandle, ServerSpec
+from nip_lm_server.client import OwnerError, ServerHandle
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.state.directory import KEY_FILE, LOCK, StateError, check_state_dir, try_lock
 

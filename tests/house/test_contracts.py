@@ -12,7 +12,7 @@ BROKEN = {
     # contract: files, and what they must not import
     "The storeys": (
         ("tasks/secrets.py", "nip_prefect.flows.form"),
-        ("nip_lm_server/version.py", "nip_core.errors"),
+        ("packages/nip-base/nip_base/version.py", "nip_core.errors"),
         ("flows/form.py", "nip_verifiers.scoring"),
     ),
     "nip_verifiers is published by itself": (
@@ -21,7 +21,7 @@ BROKEN = {
     ),
     "Without Prefect": (
         ("nip_core/tolerance.py", "prefect"),
-        ("nip_lm_server/version.py", "prefect"),
+        ("packages/nip-base/nip_base/version.py", "prefect"),
     ),
     "factory makes what is shipped": (
         ("nip_core/tolerance.py", "factory.tiny.cases"),
@@ -45,7 +45,7 @@ BROKEN = {
     ),
     "The floors of lm_server": (
         ("nip_lm_server/engines/embedded/decoding/kv_cache.py", "nip_lm_server.training.job"),
-        ("nip_lm_server/version.py", "nip_lm_server.serving.pool"),
+        ("packages/nip-base/nip_base/version.py", "nip_lm_server.serving.pool"),
         ("nip_lm_server/state/disk.py", "nip_lm_server.engines.base"),
     ),
 }

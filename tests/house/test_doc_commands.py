@@ -13,10 +13,10 @@ import yaml
 from doc_blocks import MARKED, REASONS, ROOT, Block, blocks, commands, pages
 
 from nip_cli import cli
-from nip_cli.command_table import PANELS, load_command
+from nip_cli.command_table import load_command, read_panels
 
 COMMAND = typer.main.get_command(cli.app)
-NAMES = [name for lines in PANELS.values() for name, _, _ in lines]
+NAMES = [name for lines in read_panels().values() for name, _, _ in lines]
 COMMANDS = {name: load_command(name) for name in NAMES}
 PAGES = pages()
 BLOCKS = [block for page in PAGES for block in blocks(page)]

@@ -13,10 +13,10 @@ from server_here import one_here
 from small_game import train_here
 from trained_here import tiny
 
-from nip_cli.commands import hub as commands
+from nip_bridges.commands import hub as commands
+from nip_bridges.hub.adapter_of_run import choose_model, write_adapter
 from nip_cli.printing.plans_and_runs import show_plan
 from nip_core.errors import SettingsError
-from nip_core.hub.adapter_of_run import choose_model, write_adapter
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore

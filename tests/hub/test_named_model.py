@@ -6,8 +6,8 @@ import huggingface_hub.constants
 import pytest
 
 from nip_core.errors import ServerError, SettingsError
-from nip_core.hub.named_model import SilentHubError, find_model
 from nip_core.models import BUNDLED
+from nip_core.session.named_model import SilentHubError, find_model
 
 
 def test_a_bundled_model_and_a_directory_are_found_without_a_question(hub, tmp_path):

@@ -25,27 +25,27 @@ from huggingface_hub import ModelCard, snapshot_download
 from made_examples import made as made_examples
 from small_game import FEW, train_here, write_config
 
-from nip_cli import cli
-from nip_cli.commands import export as export_command
-from nip_cli.commands import hub as commands
-from nip_core.errors import CorruptionError, ServerError, SettingsError
-from nip_core.hub.adapter_of_run import choose_model, write_adapter
-from nip_core.hub.client import connect
-from nip_core.hub.dataset_of_run import (
+from nip_bridges.commands import export as export_command
+from nip_bridges.commands import hub as commands
+from nip_bridges.hub.adapter_of_run import choose_model, write_adapter
+from nip_bridges.hub.client import connect
+from nip_bridges.hub.dataset_of_run import (
     _Part,
     _remove_places,
     write_run_tables,
 )
-from nip_core.hub.nip_json import AdapterFacts, Lineage
-from nip_core.hub.privacy import (
+from nip_bridges.hub.nip_json import AdapterFacts, Lineage
+from nip_bridges.hub.privacy import (
     LEFT_OUT,
     check_nothing_leaks,
     find_secrets,
     hide_places,
     without_places,
 )
-from nip_core.hub.repository import list_files, seal
-from nip_core.hub.transfer import push_directory
+from nip_bridges.hub.repository import list_files, seal
+from nip_bridges.hub.transfer import push_directory
+from nip_cli import cli
+from nip_core.errors import CorruptionError, ServerError, SettingsError
 from nip_core.models import BUNDLED
 from nip_core.parameters.services.published import Reference
 from nip_core.rollouts.storage.parquet import parquet_bytes, parquet_table

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from nip_core import temporary_folders
-from nip_core.temporary_folders import held_folder
+from nip_base import temporary_folders
+from nip_base.temporary_folders import held_folder
 
 HOLDS = """
 import sys
-from nip_core.temporary_folders import held_folder
+from nip_base.temporary_folders import held_folder
 with held_folder("nip-push-") as folder:
     (folder / "weights").write_text("heavy")
     print(folder, flush=True)

@@ -8,10 +8,10 @@ from typing import Any
 import openai
 import pytest
 
-from nip_lm_server import formats
+from nip_base import formats
+from nip_base.spec import ServerSpec
 from nip_lm_server import launch as owner
 from nip_lm_server.launch import ServerHandle
-from nip_lm_server.spec import ServerSpec
 
 DEADLINE_S = 20.0
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from nip_lm_server.machine.allowed_memory import (
+from nip_base.machine.allowed_memory import (
     allowed_bytes,
     describe_memory,
     free_bytes,
     limit_bytes,
 )
-from nip_lm_server.machine.control_groups import find_groups
-from nip_lm_server.machine.processors import count_processors
+from nip_base.machine.control_groups import find_groups
+from nip_base.machine.processors import count_processors
 
 GB = 10**9
 

@@ -16,11 +16,11 @@ from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 from served_here import serve
 
-from nip_lm_server import formats
+from nip_base import formats
+from nip_base.api_errors import ApiError
+from nip_base.formats import bounds
+from nip_base.version import SERVER_VERSION
 from nip_lm_server.api import plumbing as server_http
-from nip_lm_server.errors import ApiError
-from nip_lm_server.formats import bounds
-from nip_lm_server.version import SERVER_VERSION
 
 ROWS = [
     {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}

@@ -10,8 +10,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from nip_base.spec import ServerSpec
 from nip_lm_server.auth import KeyRing, is_secret_name, load_keys, make_key_file
-from nip_lm_server.spec import ServerSpec
 
 
 def test_each_key_is_accepted_and_nothing_else() -> None:

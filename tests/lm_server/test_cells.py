@@ -12,7 +12,7 @@ import openai
 import pytest
 from served_here import KEY, serve, until
 
-from nip_lm_server import formats
+from nip_base import formats
 from nip_lm_server.state.at_rest.examine import examine
 from nip_lm_server.state.at_rest.import_models import import_models
 

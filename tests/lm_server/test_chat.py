@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from served_here import CHAT, ChosenEngine, serve, until
 
+from nip_base.api_errors import ApiError
 from nip_lm_server.api import connections
 from nip_lm_server.api import plumbing as server_http
 from nip_lm_server.api.generation_parameters import (
@@ -21,7 +22,6 @@ from nip_lm_server.api.generation_parameters import (
     parse_completion,
 )
 from nip_lm_server.engines.base import Capabilities, Upstream
-from nip_lm_server.errors import ApiError
 
 HELLO = CHAT["messages"]
 

@@ -19,8 +19,8 @@ from referencing.jsonschema import DRAFT202012
 from served_here import serve
 from tiny_model import make_model
 
-from nip_lm_server import formats
-from nip_lm_server.spec import ServerSpec
+from nip_base import formats
+from nip_base.spec import ServerSpec
 
 DESCRIPTION = Path(__file__).parents[3] / "shared" / "data" / "openai-fine-tuning.openapi.yaml"
 NOT_OFFERED = {"listChatCompletions"}  # of stored answers: `store: true` is refused

@@ -8,10 +8,10 @@ import openai
 import pytest
 from served_here import CHAT, serve
 
+from nip_base.version import STATE_FORMAT
 from nip_lm_server.state.at_rest.examine import examine
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.directory import StateError
-from nip_lm_server.version import STATE_FORMAT
 
 FORMAT_1 = Path(__file__).parent / "format_1"
 """The state of a server of format 1: one job succeeded, one was running when the server was

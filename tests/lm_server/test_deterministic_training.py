@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from training_jobs import SETTINGS
 
-from nip_lm_server import formats
+from nip_base import formats
+from nip_base.wire import EffectiveSettings
 from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine
 from nip_lm_server.engines.scripted.reply_rules import ReplyFile
 from nip_lm_server.training.deterministic_trainer import DeterministicTrainer
 from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
-from nip_lm_server.wire import EffectiveSettings
 
 USER = {"role": "user", "content": "q"}
 

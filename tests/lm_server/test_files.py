@@ -14,11 +14,11 @@ import httpx
 import openai
 import pytest
 
-from nip_lm_server import formats
+from nip_base import formats
+from nip_base.api_errors import ApiError
+from nip_base.spec import ServerSpec
 from nip_lm_server import launch as owner
-from nip_lm_server.errors import ApiError
 from nip_lm_server.launch import ServerHandle
-from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.files import FileStore
 

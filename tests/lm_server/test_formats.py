@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_lm_server import formats
-from nip_lm_server.formats import (
+from nip_base import formats
+from nip_base.formats import (
     FormatError,
     JsonlError,
     Message,

@@ -9,8 +9,8 @@ pytest.importorskip("gguf")
 import gguf
 import numpy as np
 
-from nip_lm_server.formats.gguf_header import check_header
-from nip_lm_server.formats.gguf_tokenizer import GgufError
+from nip_lm_server.gguf.gguf_header import check_header
+from nip_lm_server.gguf.gguf_tokenizer import GgufError
 
 TOO_MANY = 2**40
 
@@ -69,7 +69,7 @@ def test_a_number_that_the_file_has_no_room_for_is_named(tmp_path, content, reas
 
 def test_a_model_larger_by_its_fields_than_by_its_tensors_is_refused_before_it_is_made(whole):
     pytest.importorskip("torch")
-    from nip_lm_server.formats.gguf_model import convert_gguf
+    from nip_lm_server.gguf.gguf_model import convert_gguf
 
     with pytest.raises(GgufError, match=r"llama\.block_count is 2, and its 1 tensors"):
         convert_gguf(whole, whole.parent / "target")

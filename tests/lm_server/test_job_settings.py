@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from nip_lm_server import formats, wire
+from nip_base import formats, wire
+from nip_base.api_errors import ApiError
+from nip_base.proof import Proof
+from nip_base.spec import Capabilities
+from nip_base.wire import CreateJobRequest, EffectiveSettings
 from nip_lm_server.engines.scripted.reply_rules import ReplyFile
-from nip_lm_server.errors import ApiError
 from nip_lm_server.jobs.run import DeviceTurn, JobRunner
 from nip_lm_server.jobs.settings import name_param, resolve_request, sum_ranks
 from nip_lm_server.jobs.table import JobTable
 from nip_lm_server.jobs.training_process import SubprocessTrainer
-from nip_lm_server.proof import Proof
 from nip_lm_server.serving.training_place import TrainingPlace
-from nip_lm_server.spec import Capabilities
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.training.deterministic_trainer import DeterministicTrainer
-from nip_lm_server.wire import CreateJobRequest, EffectiveSettings
 
 ROWS = [
     {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}

@@ -12,9 +12,9 @@ from typing import Any
 import openai
 import pytest
 
-from nip_lm_server import formats
+from nip_base import formats
+from nip_base.machine.processes import process_identity
 from nip_lm_server import launch as owner
-from nip_lm_server.machine.processes import process_identity
 
 SLOW = "training: {seconds: 1.5}\n"
 

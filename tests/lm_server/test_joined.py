@@ -7,9 +7,9 @@ import pytest
 from served_here import CHAT, KEY, ChosenEngine, serve, until
 from slow_engine import SlowEngine
 
+from nip_base.wire import JOIN_HEADER
 from nip_lm_server.api import joined
 from nip_lm_server.engines.base import Upstream
-from nip_lm_server.wire import JOIN_HEADER
 
 NAME = {"Nip_Generation": "a-name-of-ours", "Prefer": "wait=0.05"}
 ASK = {**CHAT, "seed": 1}

@@ -5,12 +5,13 @@ import asyncio
 import openai
 import pytest
 
+from nip_base.spec import ServerSpec
 from nip_core.errors import RunConflictError, SettingsError
 from nip_core.loop import train
 from nip_core.parameters import load_parameters
 from nip_core.servers.own_server import make_server_spec
 from nip_lm_server.__main__ import main
-from nip_lm_server.client import ServerSpec, find_capabilities, start_or_attach, stop
+from nip_lm_server.client import find_capabilities, start_or_attach, stop
 
 PARROT = """
 from nip_lm_server.engines.base import (

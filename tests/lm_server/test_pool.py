@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from nip_base.api_errors import ApiError
+from nip_base.spec import EngineSpec, ServerSpec
 from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.engines.scripted.deterministic_engine import ADAPTER_FILE, BASE_FILE
-from nip_lm_server.errors import ApiError
 from nip_lm_server.placement import make_slots
 from nip_lm_server.serving import served_base
 from nip_lm_server.serving.pool import EnginePool
-from nip_lm_server.spec import EngineSpec, ServerSpec
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import AdapterError, ModelStore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nip_lm_server.machine.processors import (
+from nip_base.machine.processors import (
     FIRST_PAUSE_S,
     LOOK_S,
     Threads,

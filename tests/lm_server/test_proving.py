@@ -9,10 +9,10 @@ from logprobs_server import serve_logprobs
 from served_here import KEY, serve
 from tiny_model import make_adapter, make_model, peft_logprobs
 
+from nip_base.spec import ServerSpec
 from nip_lm_server.proving.request import ProofRequest, prove_served
 from nip_lm_server.proving.stranger import InputError, NoAnswerError
 from nip_lm_server.proving.verdict import exit_status
-from nip_lm_server.spec import ServerSpec
 
 LENGTH = 40
 

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from served_here import CHAT, KEY, Here, serve, until
 
+from nip_base.spec import ServerSpec
 from nip_lm_server.engines.base import Upstream
 from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine
 from nip_lm_server.engines.vllm.installation import Installation
@@ -20,7 +21,6 @@ from nip_lm_server.engines.vllm.process import VllmProcess
 from nip_lm_server.engines.vllm.vllm_engine import VllmEngine
 from nip_lm_server.serving import engine_lifecycle
 from nip_lm_server.serving.pool import EnginePool
-from nip_lm_server.spec import ServerSpec
 from nip_lm_server.training.deterministic_trainer import DeterministicTrainer
 from nip_lm_server.training.job import TrainingError, TrainingJob
 

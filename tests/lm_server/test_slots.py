@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import pytest
 
+from nip_base.machine import devices
+from nip_base.machine.devices import has_cuda, only_on, overlap
+from nip_base.spec import EngineSpec, ServerSpec, Start, base_served_name
 from nip_lm_server.__main__ import main
 from nip_lm_server.auth import without_secrets
 from nip_lm_server.engines.vllm.vllm_engine import VllmEngine
 from nip_lm_server.jobs.training_process import SubprocessTrainer
-from nip_lm_server.machine import devices
-from nip_lm_server.machine.devices import has_cuda, only_on, overlap
 from nip_lm_server.placement import make_slots
 from nip_lm_server.serving.served_base import Slot
-from nip_lm_server.spec import EngineSpec, ServerSpec, Start, base_served_name
 
 SECOND = EngineSpec("deterministic", "other", training_device="cuda:1", loaded_adapters=3)
 

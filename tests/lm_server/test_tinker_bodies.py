@@ -2,7 +2,7 @@
 
 import pytest
 
-from nip_lm_server.errors import ApiError
+from nip_base.api_errors import ApiError
 from nip_lm_server.tinker import tinker_bodies as bodies
 
 LORA = {"session_id": "s", "model_seq_id": 0, "base_model": "tiny"}

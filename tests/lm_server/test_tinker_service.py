@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from nip_lm_server.errors import ApiError
+from nip_base.api_errors import ApiError
+from nip_base.spec import ServerSpec
 from nip_lm_server.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
-from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.tinker.service import TinkerService

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from training_jobs import SETTINGS
 
+from nip_base.machine.processes import count_oom_kills, end_process, is_alive, process_identity
+from nip_base.wire import EffectiveSettings
 from nip_lm_server.jobs.training_process import SubprocessTrainer
-from nip_lm_server.machine.processes import count_oom_kills, end_process, is_alive, process_identity
 from nip_lm_server.training.job import TrainingError, TrainingJob, TrainingStopped
-from nip_lm_server.wire import EffectiveSettings
 
 HEAD = """
 import json, os, signal, subprocess, sys, time

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from nip_base.formats.bounds import ReadError, parse_json
+from nip_base.formats.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
 from nip_lm_server.engines.scripted.reply_rules import load_replies
-from nip_lm_server.formats.bounds import ReadError, parse_json
-from nip_lm_server.formats.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
 
 
 def bomb() -> str:

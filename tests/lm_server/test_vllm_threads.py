@@ -2,12 +2,12 @@
 
 import pytest
 
+from nip_base.machine.processors import SMALL_BYTES
 from nip_core.models import BUNDLED
 from nip_lm_server.engines.vllm.threads import (
     FEW_PROCESSORS,
     share_processors,
 )
-from nip_lm_server.machine.processors import SMALL_BYTES
 
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from served import ROOT, Server
 
-from nip_core.fine_tuning.art.art_jobs import AdapterJob
+from nip_by_hand.fine_tuning.art.art_jobs import AdapterJob
 
 CONFIG = ROOT / "docs" / "examples" / "nemo" / "config.yml"
 

@@ -3,9 +3,9 @@
 import pytest
 
 from nip_core.hashing import derive_key, numbered_keys
-from nip_core.problems import mutants, normalise
-from nip_core.problems.mutation.rewrite import apply_rewrite
-from nip_core.problems.variants import report_progress
+from nip_problems import mutants, normalise
+from nip_problems.mutation.rewrite import apply_rewrite
+from nip_problems.variants import report_progress
 
 
 def changes(source, kind):

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nip_core.sandbox.sandbox import Limits, Suite, run_python, run_tests, run_tests_batch
+from nip_sandbox.sandbox import Limits, Suite, run_python, run_tests, run_tests_batch
 
 HUMANEVAL = Path(__file__).parents[3] / "shared" / "data" / "humaneval-even.jsonl.gz"
 QUICK = Limits(wall_s=5.0, cpu_s=1.0, test_cpu_s=0.5)
@@ -228,7 +228,7 @@ def test_a_grandchild_in_a_session_of_its_own_does_not_survive(refuse):
 def test_the_child_dies_with_its_caller():
     script = textwrap.dedent(
         """
-        from nip_core.sandbox.sandbox import run_python
+        from nip_sandbox.sandbox import run_python
         run_python("import time; time.sleep(60)")
         """
     )

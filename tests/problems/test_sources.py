@@ -9,9 +9,9 @@ import pytest
 from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, write_rows
 
 from nip_core.errors import DatasetError
-from nip_core.problems.sources import read_source
-from nip_core.problems.tested import Tested, TestRunner, describe_first_failure, write_plainly
 from nip_core.scenarios.rows import SPLITS, choose_splits
+from nip_problems.sources import read_source
+from nip_problems.tested import Tested, TestRunner, describe_first_failure, write_plainly
 
 RUNNER = TestRunner(workers=1, max_steps=2_000_000, allow_without_namespaces=True)
 

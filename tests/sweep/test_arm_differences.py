@@ -13,18 +13,18 @@ from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.storage.tables import commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.compute.arm_differences import subtract_first_arm
-from nip_core.sweep.compute.cells import read_verdicts
-from nip_core.sweep.declare.hypotheses import Hypothesis
-from nip_core.sweep.documents.results_document import (
+from nip_study.compute.arm_differences import subtract_first_arm
+from nip_study.compute.cells import read_verdicts
+from nip_study.declare.hypotheses import Hypothesis
+from nip_study.documents.results_document import (
     ArmDifferences,
     ArmResult,
     BaselineFindings,
     SweepResults,
 )
-from nip_core.sweep.pages.page import _ROUGHLY, differences_summary, render_results
-from nip_core.sweep.parts.counted import Counted, LastTest, Verdicts
-from nip_core.sweep.plan.swept_runs import read_sweep
+from nip_study.pages.page import _ROUGHLY, differences_summary, render_results
+from nip_study.parts.counted import Counted, LastTest, Verdicts
+from nip_study.plan.swept_runs import read_sweep
 
 special = pytest.importorskip("scipy.special", reason="scipy is a part of the extra dev")
 QUESTIONS = 12

@@ -8,15 +8,15 @@ from pydantic import ValidationError
 
 from nip_core.evaluation.statistics.power import seeds_needed
 from nip_core.evaluation.statistics.two_way import TwoWay, two_sided_p, two_way
-from nip_core.sweep.compute import outcomes as outcomes_module
-from nip_core.sweep.compute.arm_baselines import baseline_lines
-from nip_core.sweep.compute.outcomes import judge_hypotheses
-from nip_core.sweep.declare.hypotheses import Hypothesis
-from nip_core.sweep.documents.swept_facts import RunFacts, SweepFacts, SweptGame
-from nip_core.sweep.facts_on_record import Collected
-from nip_core.sweep.pages.lone_runs import find_lone
-from nip_core.sweep.parts.counted import Counted, LastTest, Verdicts
-from nip_core.sweep.results import compute_results
+from nip_study.compute import outcomes as outcomes_module
+from nip_study.compute.arm_baselines import baseline_lines
+from nip_study.compute.outcomes import judge_hypotheses
+from nip_study.declare.hypotheses import Hypothesis
+from nip_study.documents.swept_facts import RunFacts, SweepFacts, SweptGame
+from nip_study.facts_on_record import Collected
+from nip_study.pages.lone_runs import find_lone
+from nip_study.parts.counted import Counted, LastTest, Verdicts
+from nip_study.results import compute_results
 
 ATTACKS = {"chosen": CHOSEN, "sneaky": SNEAKY}
 AFTER = {**GATE, "gate": False, "after": "worst"}

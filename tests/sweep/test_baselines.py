@@ -19,15 +19,15 @@ from nip_core.protocols import NO_DECISION
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.reports import write_report
-from nip_core.sweep.compute.arm_baselines import ByMajority, baseline_lines
-from nip_core.sweep.compute.asked_again import compare_attacked
-from nip_core.sweep.documents.results_document import ArmAttack
-from nip_core.sweep.facts_on_record import baseline_kind, collect_sweep, digest_rules
-from nip_core.sweep.pages.page import render_results
-from nip_core.sweep.parts.counted import LastTest, Play, Verdicts
-from nip_core.sweep.parts.document_parts import OverRuns
-from nip_core.sweep.plan.swept_runs import read_sweep
-from nip_core.sweep.results import collect_results, compute_results
+from nip_study.compute.arm_baselines import ByMajority, baseline_lines
+from nip_study.compute.asked_again import compare_attacked
+from nip_study.documents.results_document import ArmAttack
+from nip_study.facts_on_record import baseline_kind, collect_sweep, digest_rules
+from nip_study.pages.page import render_results
+from nip_study.parts.counted import LastTest, Play, Verdicts
+from nip_study.parts.document_parts import OverRuns
+from nip_study.plan.swept_runs import read_sweep
+from nip_study.results import collect_results, compute_results
 
 ARMS = ("adp", "alone", "random")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from nip_core.evaluation.figures_in_words import percent_cell
-from nip_core.sweep.documents.results_document import SweepResults
-from nip_core.sweep.facts_on_record import digest_rules
-from nip_core.sweep.plan.swept_runs import read_sweep
-from nip_core.sweep.recompute import recompute_results
-from nip_core.sweep.results import render_files
+from nip_study.documents.results_document import SweepResults
+from nip_study.facts_on_record import digest_rules
+from nip_study.plan.swept_runs import read_sweep
+from nip_study.recompute import recompute_results
+from nip_study.results import render_files
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nip_core.sweep.declare.declared_digests import settings_digests
-from nip_core.sweep.plan.swept_runs import read_sweep
+from nip_study.declare.declared_digests import settings_digests
+from nip_study.plan.swept_runs import read_sweep
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,14 +16,14 @@ from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.settings_difference import ABSENT
 from nip_core.run_store.store import open_store
-from nip_core.sweep.compare.comparison import (
+from nip_study.compare.comparison import (
     RunComparison,
     compare_runs,
     comparison_table,
     write_comparison,
 )
-from nip_core.sweep.compare.diff import LoneAgent, find_differences, find_lone_agents
-from nip_core.sweep.compare.played import find_played_run
+from nip_study.compare.diff import LoneAgent, find_differences, find_lone_agents
+from nip_study.compare.played import find_played_run
 
 PROBLEMS = 12
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import nip_core
-from nip_cli.studies.sweep import sweep as sweep_command
 from nip_core.errors import CorruptionError
-from nip_core.sweep.declare.declared_digests import analysis_digest
-from nip_core.sweep.recompute import recompute_results
+from nip_study.commands.sweep import sweep as sweep_command
+from nip_study.declare.declared_digests import analysis_digest
+from nip_study.recompute import recompute_results
 
 PACKAGE = Path(nip_core.__file__).parent
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "asking"

@@ -7,19 +7,19 @@ import shutil
 import pytest
 from small_game import train_here, write_config
 
-from nip_cli.studies.harden import harden
 from nip_core.attack_figures.reach import reach_share
 from nip_core.errors import NipError, SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.run_store.store import open_store
-from nip_core.sweep.harden.hardening import (
+from nip_study.commands.harden import harden
+from nip_study.harden.hardening import (
     HardeningSettings,
     parse_attack,
     parse_mix,
     plan_hardening,
     plan_rounds,
 )
-from nip_core.sweep.harden.hardening_results import (
+from nip_study.harden.hardening_results import (
     AttackInRound,
     HardenedRound,
     HardeningResults,

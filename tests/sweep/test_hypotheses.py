@@ -6,12 +6,12 @@ import yaml
 from planned_plays import CHOSEN, GATE, QUESTIONS, SEEDS, SNEAKY, planned, plays
 
 from nip_core.errors import SettingsError
-from nip_core.sweep.compute.outcomes import judge_hypotheses
-from nip_core.sweep.declare.declaration import DeclaredPlan, read_plan
-from nip_core.sweep.declare.hypotheses import Hypothesis
-from nip_core.sweep.documents.results_document import DeclaredResults
-from nip_core.sweep.pages.page import _declared_page
-from nip_core.sweep.parts.counted import Counted, LastTest, Verdicts
+from nip_study.compute.outcomes import judge_hypotheses
+from nip_study.declare.declaration import DeclaredPlan, read_plan
+from nip_study.declare.hypotheses import Hypothesis
+from nip_study.documents.results_document import DeclaredResults
+from nip_study.pages.page import _declared_page
+from nip_study.parts.counted import Counted, LastTest, Verdicts
 
 COMPLETE = {**GATE, "says": "as complete", "figure": "completeness", "primary": False}
 COMPLETE = {**COMPLETE, "gate": False, "expected": "equal", "margin": 0.1}

@@ -4,7 +4,7 @@ import pytest
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.sweep.plan.memory_for_jobs import check_memory
+from nip_study.plan.memory_for_jobs import check_memory
 
 MB = 10**6
 

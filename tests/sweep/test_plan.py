@@ -9,7 +9,7 @@ import yaml
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.sweep.plan.swept_runs import read_sweep
+from nip_study.plan.swept_runs import read_sweep
 
 SMALL = {
     "name": "small",

@@ -9,10 +9,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from nip_core.errors import LeaseError, SettingsError
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.store import open_store
-from nip_core.sweep.plan.swept_runs import read_sweep
 from nip_prefect.flows import remote_shards
-from nip_prefect.flows.remote_runs import Cluster, _check_prefect, cluster_settings
 from nip_prefect.tasks import run_process
+from nip_study.plan.swept_runs import read_sweep
+from nip_study.remote_runs import Cluster, _check_prefect, cluster_settings
 
 DIRECTORY = "sweeps/small"
 

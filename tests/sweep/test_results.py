@@ -17,7 +17,6 @@ import pytest
 import yaml
 from small_game import FEW, train_here, write_config
 
-from nip_cli.studies.sweep import sweep as sweep_command
 from nip_core.attack_figures.figures import plain_rollouts
 from nip_core.attack_figures.reach import reach_share
 from nip_core.errors import NipError, SettingsError
@@ -29,17 +28,18 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files, open_store
 from nip_core.showing.reports import read_report_data
 from nip_core.showing.summary import summarise_run
-from nip_core.sweep.compute.cells import encode_parquet, read_verdicts
-from nip_core.sweep.compute.swept_tests import measure_attack
-from nip_core.sweep.declare.declared_digests import settings_digest
-from nip_core.sweep.documents.results_document import ArmResult, BaselineFindings, SweepResults
-from nip_core.sweep.facts_on_record import collect_sweep
-from nip_core.sweep.pages.page import arms_table, render_results
-from nip_core.sweep.parts.counted import Counted, LastTest, Verdicts, share_right
-from nip_core.sweep.parts.document_parts import OverRuns
-from nip_core.sweep.plan.swept_runs import read_sweep
-from nip_core.sweep.recompute import recompute_results
-from nip_core.sweep.results import collect_results, compute_results, write_results
+from nip_study.commands.sweep import sweep as sweep_command
+from nip_study.compute.cells import encode_parquet, read_verdicts
+from nip_study.compute.swept_tests import measure_attack
+from nip_study.declare.declared_digests import settings_digest
+from nip_study.documents.results_document import ArmResult, BaselineFindings, SweepResults
+from nip_study.facts_on_record import collect_sweep
+from nip_study.pages.page import arms_table, render_results
+from nip_study.parts.counted import Counted, LastTest, Verdicts, share_right
+from nip_study.parts.document_parts import OverRuns
+from nip_study.plan.swept_runs import read_sweep
+from nip_study.recompute import recompute_results
+from nip_study.results import collect_results, compute_results, write_results
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
 

@@ -8,17 +8,17 @@ import pytest
 
 from nip_core.parameters import load_parameters
 from nip_core.records.untrained_attack import digest_way
-from nip_core.sweep.documents.swept_facts import (
+from nip_study.documents.swept_facts import (
     AttackFacts,
     RunFacts,
     SpentOnTest,
     SweepFacts,
     SweptGame,
 )
-from nip_core.sweep.facts_on_record import Collected
-from nip_core.sweep.pages.page import render_results
-from nip_core.sweep.plan.attacks import AttackEntry, plan_attack
-from nip_core.sweep.results import compute_results
+from nip_study.facts_on_record import Collected
+from nip_study.pages.page import render_results
+from nip_study.plan.attacks import AttackEntry, plan_attack
+from nip_study.results import compute_results
 
 GAME = SweptGame(
     scenario="bags",

@@ -13,16 +13,16 @@ import pytest
 import yaml
 from stamping import stamping_authority
 
-from nip_cli.studies.declare import declare as declare_command
 from nip_core.errors import CorruptionError, ServerError, SettingsError
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.declare import timestamp
-from nip_core.sweep.declare.declaration import declare, read_plan
-from nip_core.sweep.declare.timestamp import read_stamp, stamp
-from nip_core.sweep.facts_on_record import collect_sweep
-from nip_core.sweep.recompute import recompute_results
-from nip_core.sweep.results import write_results
+from nip_study.commands.declare import declare as declare_command
+from nip_study.declare import timestamp
+from nip_study.declare.declaration import declare, read_plan
+from nip_study.declare.timestamp import read_stamp, stamp
+from nip_study.facts_on_record import collect_sweep
+from nip_study.recompute import recompute_results
+from nip_study.results import write_results
 
 SWEEP = {
     "name": "seen",

@@ -12,13 +12,13 @@ import sys
 import traceback
 from pathlib import Path
 
+from nip_bridges.tracking.feeder import Feeder
+from nip_bridges.tracking.places import tracker_directory
+from nip_bridges.tracking.trackers import make_tracker
 from nip_core.parameters.blocks.tracking import TrackerParameters
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.tracking.feeder import Feeder
-from nip_core.tracking.places import tracker_directory
-from nip_core.tracking.trackers import make_tracker
 
 
 def feed(task: dict) -> None:

@@ -95,7 +95,7 @@ class Killed:
         with contextlib.suppress(psutil.NoSuchProcess):
             for descendant in psutil.Process(process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    if "nip_core.tracking" in descendant.cmdline():
+                    if "nip_bridges.tracking" in descendant.cmdline():
                         return True
         return False
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import read_back
 
+from nip_bridges.tracking.point_log import PointLog
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.tracking.point_log import PointLog
 
 HERE = Path(__file__).parent
 KILLS = 20

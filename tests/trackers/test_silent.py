@@ -17,10 +17,10 @@ import pytest
 import read_back
 from test_kills import assert_whole
 
+from nip_bridges.tracking.feeders import SILENT_AT_FIRST_S, SILENT_S, UNKNOWN_S, Feeders
 from nip_core.parameters.blocks.tracking import TrackerParameters
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.tracking.feeders import SILENT_AT_FIRST_S, SILENT_S, UNKNOWN_S, Feeders
 
 KINDS = ("mlflow", "trackio", "wandb")
 START_S = 300.0

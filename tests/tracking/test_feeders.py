@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from nip_bridges.tracking.feeders import Feeders
 from nip_core.parameters import load_parameters
 from nip_core.parameters.blocks.tracking import TrackerParameters
 from nip_core.proxies import hide_unusable
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.tracking.feeders import Feeders
 
 RUN = {"run_name": "a", "dataset": "problems"}
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nip_bridges.tracking.point_log import PointLog
+from nip_bridges.tracking.points import add_part, is_logged
 from nip_core.errors import CorruptionError
 from nip_core.jobs.job import JobRecord
 from nip_core.parameters import load_parameters
 from nip_core.run_store.documents import encode
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.tracking.point_log import PointLog
-from nip_core.tracking.points import add_part, is_logged
 
 MODEL = {"model": "ft:m", "base_model": "m"}
 METRICS = {

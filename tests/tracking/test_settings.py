@@ -3,13 +3,13 @@
 import pytest
 from typer.testing import CliRunner
 
+from nip_bridges.tracking.places import check_trackers, is_remote, tracker_directory
 from nip_cli.cli import app
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import prepare
-from nip_core.tracking.places import check_trackers, is_remote, tracker_directory
 
 RUN = {"run_name": "a", "dataset": "problems", "agents": {"_default": {"use_dummy_api": True}}}
 
@@ -69,7 +69,7 @@ def test_one_that_is_not_installed_names_its_extra_before_anything_is_written(tm
 
 
 def test_keys_come_from_the_environment(monkeypatch):
-    monkeypatch.setattr("nip_core.tracking.places._is_installed", lambda _: True)
+    monkeypatch.setattr("nip_bridges.tracking.places._is_installed", lambda _: True)
     with pytest.raises(SettingsError, match="WANDB_API_KEY, which is not set"):
         check_trackers(trackers("wandb"), {})
     check_trackers(trackers("wandb"), {"WANDB_API_KEY": "k"})

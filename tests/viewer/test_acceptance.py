@@ -14,8 +14,8 @@ from nip_core.errors import SettingsError
 from nip_core.rollouts.storage.tables import commit_shard, join_shards
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.viewer.app import templates
-from nip_core.viewer.parts.token_chances import write_closely
+from nip_view.app import templates
+from nip_view.parts.token_chances import write_closely
 
 SAID = {
     # y, decision, P(accept); in the order of "confident and wrong first"

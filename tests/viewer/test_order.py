@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from nip_core.viewer.parts.matrix import count_matrix
+from nip_view.parts.matrix import count_matrix
 
 
 def table_of(problems):

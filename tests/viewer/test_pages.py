@@ -16,7 +16,7 @@ from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.asked_chats import Place, render_chat_on_record
-from nip_core.viewer.side_by_side import list_places
+from nip_view.side_by_side import list_places
 
 COMPARED = "/compare?a=small@0&b=small@2&split=test"
 LINK = re.compile(r'(?:href|action)="(/[^"]*|\?[^"]*)"')
@@ -173,7 +173,7 @@ def test_what_differs_on_many_episodes_needs_no_file_and_more_is_said_when_asked
 ):
     address = "/compare?a=small@0&b=small@2&split=test"
     few = client.get(address).text
-    monkeypatch.setattr("nip_core.viewer.side_by_side.MOST_READ", 19)
+    monkeypatch.setattr("nip_view.side_by_side.MOST_READ", 19)
     many = client.get(address).text
     (more,) = re.findall(r'href="([^"]*follows=1[^"]*)"', many)
     assert "follows=1" not in few

@@ -82,7 +82,7 @@ def test_every_answer_forbids_scripts_of_others_frames_and_guesses(client):
 def test_with_named_runs_no_other_run_of_the_store_is_shown(trained, tmp_path):
     import shutil
 
-    from nip_core.sweep.compare.played import find_played_run
+    from nip_study.compare.played import find_played_run
 
     shutil.copytree(trained, tmp_path / "runs", ignore=shutil.ignore_patterns("lm_server"))
     shutil.copytree(tmp_path / "runs/small", tmp_path / "runs/other")

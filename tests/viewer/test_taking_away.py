@@ -31,8 +31,8 @@ from nip_core.showing.episodes.row_formats import (
     write_csv_lines,
 )
 from nip_core.showing.run_tables import RunTables
-from nip_core.viewer.downloads import write_line
-from nip_core.viewer.runs import ShownRuns
+from nip_view.downloads import write_line
+from nip_view.runs import ShownRuns
 
 QUERIES = [
     {},

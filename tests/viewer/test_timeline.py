@@ -3,7 +3,7 @@
 from nip_core.evaluation.episode_transcripts import Message
 from nip_core.parameters import load_parameters
 from nip_core.protocols import ACCEPT, NO_DECISION, make_protocol
-from nip_core.viewer.timeline import lay_out_messages
+from nip_view.timeline import lay_out_messages
 
 
 def play(name, *spoken, **settings):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nip_core.viewer.parts.word_marks import MOST_STEPS, mark_words
+from nip_view.parts.word_marks import MOST_STEPS, mark_words
 
 
 def put_together(pieces):

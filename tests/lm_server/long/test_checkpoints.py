@@ -26,7 +26,7 @@ from training_jobs import (
     weights,
 )
 
-from nip_lm_server.state import disk
+from nip_base import disk
 from nip_lm_server.training.main import STOPPED, main
 from nip_lm_server.training.methods import checkpoints
 

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 from tiny_model import SPECIAL, make_tokenizer
 
 from nip_core.models import BUNDLED
-from nip_lm_server.formats import chat_template
+from nip_lm_server.chats import chat_template
 from nip_lm_server.training.methods.encoding import encode_example, encode_turn
 from nip_lm_server.vllm_keys.nip_control_tokens import (
     BreakControlTokens,

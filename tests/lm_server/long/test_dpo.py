@@ -22,7 +22,7 @@ from training_jobs import (
     write_pairs,
 )
 
-from nip_lm_server.state import disk
+from nip_base import disk
 from nip_lm_server.training.job import TrainingError, read_job
 from nip_lm_server.training.main import main
 from nip_lm_server.training.methods import dpo
@@ -83,7 +83,7 @@ def log_likelihoods(base, adapter, pairs, answer):
 
 
 def test_both_answers_follow_the_prompt_that_is_served_and_end_with_the_stop_token(base, tmp_path):
-    from nip_lm_server.formats import chat_template
+    from nip_lm_server.chats import chat_template
 
     job_dir = make_job(base, tmp_path / "job", **STILL)
     text = loading.load_text(read_job(job_dir))

@@ -6,7 +6,7 @@ pytest.importorskip("transformers")
 
 from tiny_model import TEMPLATE, make_tokenizer
 
-from nip_lm_server.formats import chat_template
+from nip_lm_server.chats import chat_template
 from nip_lm_server.training.methods.encoding import IGNORED, ExampleError, encode_example
 
 

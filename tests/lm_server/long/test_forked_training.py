@@ -14,9 +14,9 @@ pytest.importorskip("trl")
 from tiny_model import make_model
 from training_jobs import SETTINGS, messages, weights, write_examples, write_pairs
 
+from nip_base.wire import EffectiveSettings
 from nip_lm_server.jobs.training_process import SubprocessTrainer
 from nip_lm_server.training.job import TrainingJob, TrainingStopped
-from nip_lm_server.wire import EffectiveSettings
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ pytest.importorskip("trl")
 
 from tiny_model import make_model
 
-from nip_lm_server import formats
+from nip_base import formats
+from nip_base.spec import ServerSpec
 from nip_lm_server import launch as owner
-from nip_lm_server.spec import ServerSpec
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "x"}]}

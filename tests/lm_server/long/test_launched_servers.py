@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from nip_base.machine.processes import is_alive, process_identity
+from nip_base.spec import ServerSpec
 from nip_lm_server import launch as owner
 from nip_lm_server.launch import OwnerError, ServerConflictError
-from nip_lm_server.machine.processes import is_alive, process_identity
-from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.directory import ServerCard, read_card, write_card
 
 SPEC = ServerSpec("deterministic", "sim")
@@ -22,7 +22,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from nip_lm_server import launch as owner
-from nip_lm_server.spec import ServerSpec
+from nip_base.spec import ServerSpec
 handle = owner.start_or_attach(ServerSpec("deterministic", "sim"), Path(sys.argv[1]), timeout_s=20)
 print(handle.pid, handle.owned, flush=True)
 time.sleep(60)
@@ -243,7 +243,7 @@ def test_a_server_inherits_nobodys_keys(tmp_path: Path) -> None:
 
 def test_importing_the_owner_loads_nothing_heavy() -> None:
     program = (
-        "import sys; import nip_lm_server.launch, nip_lm_server.formats;"
+        "import sys; import nip_lm_server.launch, nip_base.formats;"
         "print([m for m in ('aiohttp', 'pydantic', 'torch', 'yaml', 'openai') if m in sys.modules])"
     )
     shown = subprocess.run(

@@ -14,10 +14,11 @@ import pytest
 
 pytest.importorskip("trl")
 
+from nip_base.formats import to_jsonl
 from nip_core.models import resolve_model
+from nip_lm_server.chats import chat_template
 from nip_lm_server.engines.base import GenerationRequest, GenerationResult
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
-from nip_lm_server.formats import chat_template, to_jsonl
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from server_learning import SHAPE, Case, draw_cases, episode_row, pair_row, supervised_row

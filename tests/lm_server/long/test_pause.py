@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from nip_lm_server.machine.processes import process_identity
+from nip_base.machine.processes import process_identity
 
 SLOW = "training: {seconds: 2}\n"  # 6 steps
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 import torch
 
-from nip_lm_server.formats.advantages import group_advantages
+from nip_base.formats.advantages import group_advantages
 from nip_lm_server.training.methods.policy_gradient import (
     MAX_LOG_RATIO,
     clipped_loss,

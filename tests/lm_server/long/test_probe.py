@@ -287,8 +287,8 @@ async def test_swapped_cut_and_absent_adapters_are_caught(base, tmp_path, dtype)
     """Probes as the training writes them, served with the low-rank product in low precision."""
     import torch
 
+    from nip_lm_server.chats.chat_template import load_model, load_tokenizer
     from nip_lm_server.engines.vllm.adapter_proof import SCORINGS, VllmProver
-    from nip_lm_server.formats.chat_template import load_model, load_tokenizer
     from nip_lm_server.lora.adapter_files import read_adapter
     from nip_lm_server.training.model.output import _logprobs
 

@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 from tiny_model import make_tokenizer
 
 from nip_lm_server import aside
+from nip_lm_server.chats import chat_template
 from nip_lm_server.engines.base import COUNTED_CONTEXTS, EngineRequestError
 from nip_lm_server.engines.embedded.prompt_tokens import HUGE_TEXT, LONG_TEXT, PromptEncoder
-from nip_lm_server.formats import chat_template
 
 CONTEXT = 200_000
 LONGEST = len("<|assistant|>")

@@ -12,7 +12,7 @@ pytest.importorskip("peft")
 
 from tiny_model import make_model
 
-from nip_lm_server.machine.processes import is_alive
+from nip_base.machine.processes import is_alive
 from nip_lm_server.training.resident.resident_client import ResidentClient, ResidentDied
 from nip_lm_server.training.resident.trainer import ResidentTrainer
 from nip_lm_server.training.resident.types import AdamParams, Datum, LoraConfig, ResidentError

@@ -9,10 +9,11 @@ pytest.importorskip("transformers")
 
 from tiny_model import TEMPLATE, make_model, make_tokenizer
 
+from nip_base.wire import EffectiveSettings
+from nip_lm_server.chats import chat_template
 from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 from nip_lm_server.engines.vllm.options import VllmOptions
-from nip_lm_server.formats import chat_template
 from nip_lm_server.training.job import TrainingJob
 from nip_lm_server.training.methods.encoding import IGNORED, encode_example
 from nip_lm_server.training.model.loading import load_text
@@ -21,7 +22,6 @@ from nip_lm_server.vllm_keys.nip_control_tokens import (
     set_template_kwargs,
     template_facts,
 )
-from nip_lm_server.wire import EffectiveSettings
 
 DATED = (
     "{%- if not date_string is defined %}"

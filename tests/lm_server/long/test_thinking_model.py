@@ -18,6 +18,8 @@ from stored_rows import typed_generations
 from thinking_model import make_thinking_model
 from training_jobs import make_job, progress, run_here
 
+from nip_base import formats
+from nip_base.spec import ServerSpec
 from nip_core.game.render import Game, Situation
 from nip_core.models import resolve_model
 from nip_core.parameters import load_parameters
@@ -29,9 +31,7 @@ from nip_core.scenarios.datasets import load_problems
 from nip_core.trainers.dataset import Dataset, write_examples
 from nip_core.trainers.grpo import choose_trajectories
 from nip_core.trainers.lines import write_jsonl
-from nip_lm_server import formats
-from nip_lm_server.formats import chat_template
-from nip_lm_server.spec import ServerSpec
+from nip_lm_server.chats import chat_template
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.methods.rl import read_episodes
 from nip_lm_server.training.model import loading

@@ -15,9 +15,9 @@ import tinker_wire as wire
 from tinker_wire import Wire, learn, write_request
 from tiny_model import make_model
 
+from nip_base.spec import ServerSpec
 from nip_lm_server import launch
 from nip_lm_server.proving.request import ProofRequest, prove_served
-from nip_lm_server.spec import ServerSpec
 
 # Servers are started again in between, each of which loads torch anew.
 pytestmark = pytest.mark.timeout(1200)

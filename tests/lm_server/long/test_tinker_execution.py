@@ -13,9 +13,9 @@ import tinker_wire as wire
 from tinker_wire import learn, write_request
 from tiny_model import make_model
 
+from nip_base.spec import ServerSpec
 from nip_lm_server.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
-from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import ModelStore
 from nip_lm_server.tinker import executor as execution

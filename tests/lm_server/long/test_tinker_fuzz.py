@@ -19,10 +19,10 @@ import pytest
 from tinker_wire import Wire, learn, write_request
 from tiny_model import make_model
 
+from nip_base.spec import ServerSpec
 from nip_lm_server import launch
 from nip_lm_server.api.tinker.tinker_table import ROUTES
 from nip_lm_server.launch import ServerHandle
-from nip_lm_server.spec import ServerSpec
 from nip_lm_server.tinker.storage.records import LoraShape
 from nip_lm_server.tinker.storage.store import DATABASE, TinkerStore
 

@@ -9,10 +9,10 @@ pytest.importorskip("transformers")
 from thinking_model import THINKING
 from tiny_model import TEMPLATE, make_tokenizer
 
-from nip_lm_server import formats
-from nip_lm_server.formats import chat_template
-from nip_lm_server.formats.messages import parse_message
-from nip_lm_server.formats.preferences import PreferenceExample
+from nip_base import formats
+from nip_base.formats.messages import parse_message
+from nip_base.formats.preferences import PreferenceExample
+from nip_lm_server.chats import chat_template
 from nip_lm_server.training.methods.dpo import encode_pair
 from nip_lm_server.training.methods.encoding import IGNORED, ExampleError, encode_example
 from nip_lm_server.training.model.loading import Text

@@ -12,8 +12,8 @@ import torch
 from tiny_model import make_model
 from training_jobs import make_job, read_events, run_here
 
-from nip_lm_server.machine import devices
-from nip_lm_server.machine.allowed_memory import allowed_bytes
+from nip_base.machine import devices
+from nip_base.machine.allowed_memory import allowed_bytes
 from nip_lm_server.training.job import TrainingError, read_job
 from nip_lm_server.training.main import launch_command, launch_environment, main
 from nip_lm_server.training.model import device, loading, memory

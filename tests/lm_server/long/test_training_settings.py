@@ -12,7 +12,8 @@ from served_here import KEY, serve
 from submitted import pairs, sampled_episodes, talks
 from trained_here import TrainerHere, tiny
 
-from nip_core.fine_tuning import (
+from nip_base.machine.devices import has_cuda
+from nip_by_hand.fine_tuning import (
     OpenAITrainerAdapter,
     OpenAITrainerAdapterConfig,
     TrainingStatusEnum,
@@ -27,7 +28,6 @@ from nip_core.trainers.dataset import FILES, Dataset, write_examples
 from nip_core.trainers.group_job import training_settings
 from nip_core.trainers.lines import read_held_out, write_payloads
 from nip_lm_server import placement as slots
-from nip_lm_server.machine.devices import has_cuda
 
 RATE = 1.23e-5
 CONFIGURATION = {

@@ -22,7 +22,7 @@ from training_jobs import (
     weights,
 )
 
-from nip_lm_server.formats import to_jsonl
+from nip_base.formats import to_jsonl
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.main import main
 from nip_lm_server.training.methods.rl import add_advantages, read_episodes

@@ -14,13 +14,13 @@ from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.storage.tables import commit_shard, join_shards
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
-from nip_core.sweep.compute.cells import read_verdicts
-from nip_core.sweep.compute.departures import list_departures
-from nip_core.sweep.compute.outcomes import judge_hypotheses
-from nip_core.sweep.declare.declaration import declare, read_declaration, read_plan
-from nip_core.sweep.declare.hypotheses import Hypothesis
-from nip_core.sweep.parts.counted import Counted, LastTest, Verdicts, average_runs
-from nip_core.sweep.plan.swept_runs import read_sweep
+from nip_study.compute.cells import read_verdicts
+from nip_study.compute.departures import list_departures
+from nip_study.compute.outcomes import judge_hypotheses
+from nip_study.declare.declaration import declare, read_declaration, read_plan
+from nip_study.declare.hypotheses import Hypothesis
+from nip_study.parts.counted import Counted, LastTest, Verdicts, average_runs
+from nip_study.plan.swept_runs import read_sweep
 
 SWEEP = {
     "name": "asked",

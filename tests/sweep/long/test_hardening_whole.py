@@ -20,9 +20,9 @@ from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store
-from nip_core.sweep.harden.hardening import HardeningSettings, parse_attack, plan_hardening
-from nip_core.sweep.harden.hardening_results import collect_hardening
 from nip_core.upkeep.verify import verify_run
+from nip_study.harden.hardening import HardeningSettings, parse_attack, plan_hardening
+from nip_study.harden.hardening_results import collect_hardening
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}

@@ -14,10 +14,10 @@ from small_game import train_here
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.summary import summarise_run
-from nip_core.sweep.facts_on_record import collect_sweep
-from nip_core.sweep.pages.page import render_results
-from nip_core.sweep.plan.swept_runs import read_sweep
-from nip_core.sweep.results import compute_results
+from nip_study.facts_on_record import collect_sweep
+from nip_study.pages.page import render_results
+from nip_study.plan.swept_runs import read_sweep
+from nip_study.results import compute_results
 
 pytestmark = pytest.mark.timeout(1500)  # three commands, each with servers of its own
 ROOT = Path(__file__).parents[3]
