@@ -1,7 +1,7 @@
 """A run's own lm_server in a thread of the test's process, instead of in a process of its own.
 
 Everything else is as it is: state directory, key, lock, sockets, jobs, models on disk. What it does
-not show: that the server is started, watched and ended as a process; tests/lm_server does.
+not show: that the server is started, watched and ended as a process; packages/nip-lm-server/tests does.
 
 servers_here    sessions that begin meanwhile have their server here
 one_here        one server, for runs that name it in lm_server.url

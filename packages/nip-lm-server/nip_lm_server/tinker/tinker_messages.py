@@ -4,8 +4,8 @@ decode_forward_backward   the body of `forward_backward` -> ForwardBackward
 encode_output             log-probabilities and metrics -> ForwardBackwardOutput
 encode_samples            sampled sequences -> SampleResponse
 
-Field numbers are those of the SDK's schema. `tests/tinker` compares both directions with Google's
-library and the SDK's own schema.
+Field numbers are those of the SDK's schema. The tests compare both directions with Google's library
+and the SDK's own schema (`packages/nip-lm-server/tests/tinker`).
 """
 
 import hashlib
