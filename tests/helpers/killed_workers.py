@@ -158,7 +158,8 @@ class WorkersPlace(Place):
         found = asyncio.run(
             reconcile(silent_after_s=0, watch_s=0, restart_after_s=0, max_attempts=1000)
         )
-        assert len(found["restarted"]) == 1, f"{found}, {self._state()}"
+        name = self.stack.api(f"/flow_runs/{self.flow_run}")["name"]
+        assert found["restarted"] == [name], f"{found}, {name}: {self._state()}"
 
     def _stop(self) -> None:
         deadline = time.monotonic() + DEADLINE_S
