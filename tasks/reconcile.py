@@ -222,7 +222,7 @@ async def list_restartable(
             limit=_MOST,
         )
     ]
-    # 1. The server's clock is past all that it has written, also where `ahead` is a little too much.
+    # 1. The server's clock is past all that it has written, also where `ahead` is a bit too much.
     now = max([now, *map(_changed_at, recent)])
     # 2. Of the flow runs of one run the newest counts, whatever became of the earlier ones.
     newest: dict[tuple[str, str], FlowRun] = {}
