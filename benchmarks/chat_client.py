@@ -90,7 +90,8 @@ async def serve() -> None:
 async def make_client(kind: str, url: str, in_flight: int, stack: AsyncExitStack) -> Ask:
     """A function that makes one call, over one pool that lives as long as `stack`."""
     if kind == "nip":
-        from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+        from nip_core.rollouts.client.chat_client import ChatClient
+        from nip_core.rollouts.client.completions import Endpoint
 
         chat = await stack.enter_async_context(
             ChatClient(concurrency=in_flight, timeout_s=120.0, retries=0)

@@ -30,13 +30,14 @@ from nip_base.spec import ServerSpec
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.rollouts.engine import PlayedShard, play_episodes
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.parquet import parquet_bytes
-from nip_core.rollouts.storage.tables import build_tables
+from nip_core.rollouts.storage.row_tables import build_tables
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.datasets import load_problems
 from nip_lm_server.api.app import close_server, make_app, open_server

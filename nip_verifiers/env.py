@@ -19,7 +19,8 @@ from verifiers.v1.configs.agent import agent_config_fields
 from nip_core.errors import NipError, ServerError
 from nip_core.parameters import HyperParameters, RandomAgentParameters
 from nip_core.progress.board import Progress
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec

@@ -24,7 +24,7 @@ from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
 from nip_core.records.left_out import drop_left_out, read_left_out
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.rollouts.storage.shard_manifests import shard_is_committed
 from nip_core.run_store.lease import LeaseDocument, borrow
 from nip_core.run_store.run import RunStore

@@ -27,7 +27,7 @@ from nip_core.evaluation.spread import shared_text
 from nip_core.game.answer_rows import place_of
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec
