@@ -1,0 +1,33 @@
+"""Games, rollouts, attacks and their figures, for a loop of one's own. The page: docs/howto.
+
+games     a game, of settings or of names; `PlayableGame`
+models    the models that play it: a function of the caller's for each agent
+playing   its episodes, as Arrow tables; the rewards of answers
+figures   metrics with intervals, attacks and what they take
+
+Nothing here starts a server, opens a run or writes a file, and Prefect, the server and the Hub are
+not loaded; a contract and a test hold it. What a name takes and raises stands where it is defined.
+"""
+
+from nip_core.library.figures import PlayedAttack, attack, compare, measure
+from nip_core.library.games import PlayableGame, make_game
+from nip_core.library.models import Answer, ModelFunction
+from nip_core.library.playing import PlayedEpisodes, RewardedAnswer, make_attack_game, play
+from nip_core.rollouts.client.completions import ContextLengthError, RequestRefusedError
+
+__all__ = [
+    "Answer",
+    "ContextLengthError",
+    "ModelFunction",
+    "PlayableGame",
+    "PlayedAttack",
+    "PlayedEpisodes",
+    "RequestRefusedError",
+    "RewardedAnswer",
+    "attack",
+    "compare",
+    "make_attack_game",
+    "make_game",
+    "measure",
+    "play",
+]
