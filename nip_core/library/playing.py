@@ -219,9 +219,9 @@ def make_context(
 
     `models` names the model of each agent for the rows.
     """
-    scripted = make_scripted_players(game)
     chooses = game.parameters.choice is not None
-    players = {
+    players = make_scripted_players(game)
+    players |= {
         name: Player(name, RANDOM_MODEL, None, agent)
         if isinstance(agent, RandomAgentParameters)
         else Player(
@@ -235,16 +235,16 @@ def make_context(
             record_p_accept=asks_logprobs,
         )
         for name, agent in game.parameters.agents.items()
+        if name not in players
     }
-    return ShardContext(game, {**players, **scripted}, client, log, {}, Progress())
+    return ShardContext(game, players, client, log, {}, Progress())
 
 
 def _ask(game: Game, models: Models) -> FunctionCalls:
     """Give each agent its function. Raises SettingsError for one that has none."""
     agents = game.parameters.model_agents
     functions = models if isinstance(models, Mapping) else dict.fromkeys(agents, models)
-    needed = [agent for agent in agents if agent not in make_scripted_players(game)]
-    if lacking := [agent for agent in needed if agent not in functions]:
+    if lacking := [agent for agent in agents if agent not in functions]:
         raise SettingsError(
             f"models: {', '.join(lacking)} of protocol {game.protocol.name} has no function (got "
             f"{', '.join(functions) or 'none'}); give one for each agent, or one for all"
