@@ -32,16 +32,16 @@ def fine_tune(path, model):
     SFTTrainer(model, args=SFTConfig(max_steps=2, bf16=False), train_dataset=rows).train()
 
 
-async def main(url, model, train=None, size=20):
+async def main(url, model, train=None, size=40):
     ask = partial(AsyncOpenAI(base_url=url).chat.completions.create, model=model)
-    game = make_game(protocol="adp", scenario="arithmetic", settings=["rl.num_test_iterations=2"])
-    own_test = await play(game, ask, limit=size)
+    few = f"dataset_options.max_test_size={size}"
+    game = make_game(protocol="adp", scenario="arithmetic", settings=few)
+    own_test = await play(game, ask)
     show("test", measure(own_test))
-    beside = {"own_test": own_test, "problems": size // 2}
-    best = await attack(game, ask, n=(1, 4), continuations=2, **beside)
+    best = await attack(game, ask, n=(1, 4), continuations=2, own_test=own_test)
     for row in best.figures.by_n:
         show(f"best of {row.n}", row)
-    scripted = await attack(game, ask, "script", script=boast, **beside)
+    scripted = await attack(game, ask, "script", script=boast, own_test=own_test)
     show("boast", scripted.figures.by_n[0])
     print("soundness lost to it", scripted.figures.lost_to_script)
     played = await play(game, ask, "train", limit=size)

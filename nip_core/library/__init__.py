@@ -3,10 +3,10 @@
 games     a game, of settings or of names; `PlayableGame`
 models    the models that play it: a function of the caller's for each agent
 playing   its episodes, as Arrow tables; the rewards of answers
-figures   metrics with intervals, attacks and what they take
+figures   metrics with intervals, attacks and their figures
 
 Nothing here starts a server, opens a run or writes a file, and Prefect, the server and the Hub are
-not loaded; a contract and a test hold it. What a name takes and raises stands where it is defined.
+not loaded; a contract and a test hold it. Each name is documented where it is defined.
 """
 
 from nip_core.library.figures import PlayedAttack, attack, compare, measure

@@ -2,7 +2,7 @@
 
 measure        accuracy, completeness, soundness, rewards and others
 compare        how much better one play is than another, on the same problems
-attack         what an attack takes from the verifier
+attack         the losses of a verifier under attack
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class PlayedAttack(PlayedEpisodes):
     """An attack that was played: all its episodes, and its figures."""
 
     figures: AttackMetrics
-    """`by_n` has a row for each number of messages; `lost_to_…` is what was lost to what."""
+    """`by_n` has a row for each number of messages; `lost_to_lying` and others are losses."""
 
     def choose(self, n: int = 1) -> PlayedEpisodes:
         """Choose the episodes that count for `n` messages, each with its own generations."""
@@ -62,12 +62,12 @@ async def attack(
     asks_logprobs: bool = False,
     **options: Any,
 ) -> PlayedAttack:
-    """Attack the verifier of `game`, and measure what that did to it.
+    """Attack the verifier of `game`, and measure its losses.
 
     `by` and `options` are those of `make_attack_game`, `models` and the rest those of `play`. With
-    `own_test`, the test split as it was played before, the figures say what was lost.
+    `own_test`, the test split as it was played before, the figures have the losses since.
 
-    Raises what these raise, and SettingsError for an attack by training, which is a loop.
+    Raises the errors of these, and SettingsError for an attack by training, which is a loop.
     """
     attacking = make_attack_game(game, by, **options)
     parameters = attacking.parameters

@@ -31,9 +31,9 @@ class ModelFunction(Protocol):
     Messages have `role`, `content` and perhaps `name`. Sampling has the fields of a chat completion
     that the settings give: `seed` and `max_tokens` always, `temperature`, `top_p` and others where
     they are set, `n` where several answers are asked for at once; fewer may come, and the others
-    are asked for singly. It returns one of the forms of `Answer`. It may raise
-    `RequestRefusedError` or `ContextLengthError`, which fail this episode alone; whatever else it
-    raises ends the play.
+    are asked for singly. It returns a text, an `Answer` or a chat completion. It may raise
+    `RequestRefusedError` or `ContextLengthError`, which fail this episode alone; any other
+    exception ends the play.
     """
 
     def __call__(self, *, messages: list[Mapping[str, str]], **sampling: Any) -> Awaitable[Any]:

@@ -83,7 +83,7 @@ class PlayedEpisodes:
 
     @property
     def episodes(self) -> pa.Table:
-        """A row for each episode: what was played, how it ended, who earned what."""
+        """A row for each episode: the problem, the end, the rewards."""
         return self.tables.episodes
 
     @property
@@ -97,9 +97,9 @@ class PlayedEpisodes:
         return canonical_digest(self.episodes, self.generations)
 
     def list_answers(self, agent: str) -> Iterator[RewardedAnswer]:
-        """List the valid answers of an agent in the order of play, each with what it was asked.
+        """List the valid answers of an agent in the order of play, each with its chat.
 
-        Failed episodes have none. This is what its training, or that of an attacker, is made of.
+        Failed episodes have none. The training of an agent, or of an attacker, is made of these.
         """
         rows = [*read_rows(self.generations, Generation)]
         spoken = {key: [*of_key] for key, of_key in groupby(rows, attrgetter("episode"))}
@@ -178,7 +178,7 @@ def make_attack_game(
     an attack by training, its train split has the episodes that provers learn from, and
     `PlayedEpisodes.list_answers` their rewards.
 
-    Raises SettingsError for what is wrong with it.
+    Raises SettingsError for an attack that can't be made.
     """
     name = by if isinstance(by, str) else (by.name or f"{by.__module__}:{by.__qualname__}")
     find_way(name, "by")
@@ -253,7 +253,7 @@ def _ask(game: Game, models: Models) -> FunctionCalls:
 
 
 class MemoryLog:
-    """A journal that keeps nothing: the rows are what is returned."""
+    """A journal that keeps nothing, as the rows are returned."""
 
     async def append(self, record: Record) -> None:
         """Let a record go."""
