@@ -17,7 +17,7 @@ from pydantic import create_model, model_validator
 from verifiers.v1.configs.agent import agent_config_fields
 
 from nip_core.errors import NipError, ServerError
-from nip_core.library.playing import make_context
+from nip_core.library.played_games import make_context
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.episode import play_episode

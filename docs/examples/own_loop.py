@@ -45,7 +45,7 @@ async def main(url, model, train=None, size=40):
     show("boast", scripted.figures.by_n[0])
     print("soundness lost to it", scripted.figures.lost_to_script)
     played = await play(game, ask, "train", limit=size)
-    with open("chosen.jsonl", "w", encoding="utf-8") as file:
+    with open("chosen.jsonl", "w", encoding="utf-8") as file:  # noqa: ASYNC230
         for answer in (a for a in played.list_answers("verifier") if a.reward > 0):
             completion = [{"role": "assistant", "content": answer.text}]
             print(json.dumps({"prompt": answer.messages, "completion": completion}), file=file)

@@ -21,7 +21,7 @@ from nip_core.game.render import Game
 from nip_core.hashing import canonical_json
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.load import merge_settings
-from nip_core.rollouts.plan import ATTACK, SPLITS, EpisodeSpec, find_played_problems, plan_episodes
+from nip_core.rollouts.plan import EpisodeSpec, find_played_problems, list_splits, plan_episodes
 from nip_core.rollouts.split_problems import load_split_problems
 from nip_core.scenarios import Problem, find_scenario
 
@@ -47,8 +47,7 @@ class PlayableGame:
         Each iteration of the train split has further problems; `nip play` plays iteration 0. Raises
         SettingsError for a split that there is not.
         """
-        splits = SPLITS if self.parameters.target_run is None else (*SPLITS, ATTACK)
-        if split not in splits:
+        if split not in (splits := list_splits(self.parameters)):
             raise SettingsError(f"split {split!r}: use one of {', '.join(splits)}")
         problems = find_played_problems(self.parameters, self.problems, split)
         return tuple(plan_episodes(self.parameters, problems, split, iteration))

@@ -40,7 +40,7 @@ def test_playing_and_attacking_loads_at_most_so_many_lines_and_no_server():
         for name, file in ours.items()
         if file is not None
     }
-    assert lines["nip_core.library.playing"] > 100 and lines["nip_core.rollouts.episode"] > 100
+    assert lines["nip_core.library.played_games"] > 100 and lines["nip_core.rollouts.episode"] > 100
     assert sum(lines.values()) <= MOST_LINES, sorted(lines.items(), key=lambda item: -item[1])[:20]
     absent = ("prefect", "nip_prefect", "nip_lm_server", "nip_bridges", "nip_core.session", "torch")
     assert not {*absent} & {*loaded}

@@ -14,7 +14,7 @@ from nip_core import loop
 from nip_core.attacks import Attack
 from nip_core.errors import SettingsError, StageError
 from nip_core.library import (
-    Answer,
+    ModelAnswer,
     RequestRefusedError,
     attack,
     compare,
@@ -120,7 +120,7 @@ async def test_an_answer_is_listed_with_the_messages_that_it_was_asked_with_and_
         text = answer(messages, seed)
         # Sometimes cut off, so that some are asked again, with a hint.
         if random.Random(seed).random() < 0.3:
-            return Answer("", "length")
+            return ModelAnswer("", "length")
         asked.setdefault(text, []).append(messages)
         return text
 
@@ -149,7 +149,7 @@ async def test_tokens_are_kept_where_they_are_asked_for():
         assert return_token_ids and temperature == 1.0
         tokens = [{"token": "a", "logprob": -0.5, "top": []}]
         text = answer(messages, seed)
-        return Answer(text, prompt_token_ids=[1, 2], token_ids=[3], tokens=tokens)
+        return ModelAnswer(text, prompt_token_ids=[1, 2], token_ids=[3], tokens=tokens)
 
     played = await play(game(), generate, "train", records_tokens=True, limit=4)
     listed = [*played.list_answers("prover")]
@@ -209,7 +209,12 @@ async def break_down(messages, **sampling):
         ({"prover": ask}, "test", SettingsError, r"verifier of protocol adp has no function \(got"),
         (ask, "tset", SettingsError, "split 'tset': use one of train, validation, test"),
         (ask, "attack", SettingsError, "split 'attack': use one of train, validation, test"),
-        (give_a_number, "test", StageError, "of prover returned a int that is no answer"),
+        (
+            give_a_number,
+            "test",
+            StageError,
+            "of prover returned a value of type int that is no answer",
+        ),
         (break_down, "test", ZeroDivisionError, "of the caller's"),
     ],
 )

@@ -26,7 +26,7 @@ from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.evaluation.spread import shared_text
 from nip_core.game.answer_rows import place_of
 from nip_core.library.games import join_problem_text
-from nip_core.library.playing import make_context
+from nip_core.library.played_games import make_context
 from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.storage.table_rows import Generation, recorded_calls, stored_row

@@ -1,7 +1,7 @@
 """The caller's own models: an async function for each agent, asked as a server would be.
 
 ModelFunction   such a function
-Answer          its answer, where it is more than a text
+ModelAnswer          its answer, where it is more than a text
 FunctionCalls   these functions in the place of a client
 """
 
@@ -20,8 +20,8 @@ from nip_core.rollouts.client.completions import ChatAnswer, ChatBody, Endpoint
 from nip_core.rollouts.client.thoughts import MalformedAnswer
 
 _FORMS = (
-    "a text, an Answer, a chat completion (OpenAI's object, or its JSON as a dictionary), or a "
-    "list of texts or Answers where n of them are asked for"
+    "a text, a ModelAnswer, a chat completion (OpenAI's object, or its JSON as a dictionary), or a "
+    "list of texts or ModelAnswers where n of them are asked for"
 )
 
 
@@ -31,7 +31,7 @@ class ModelFunction(Protocol):
     Messages have `role`, `content` and perhaps `name`. Sampling has the fields of a chat completion
     that the settings give: `seed` and `max_tokens` always, `temperature`, `top_p` and others where
     they are set, `n` where several answers are asked for at once; fewer may come, and the others
-    are asked for singly. It returns a text, an `Answer` or a chat completion. It may raise
+    are asked for singly. It returns a text, a `ModelAnswer` or a chat completion. It may raise
     `RequestRefusedError` or `ContextLengthError`, which fail this episode alone; any other
     exception ends the play.
     """
@@ -41,8 +41,8 @@ class ModelFunction(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer of a caller's model. A text alone is an `Answer` with the defaults."""
+class ModelAnswer:
+    """An answer of a caller's model. A text alone is a `ModelAnswer` with the defaults."""
 
     text: str | None
     finish_reason: str = "stop"
@@ -71,40 +71,40 @@ class FunctionCalls:
         sampling = {name: body[name] for name in body if name not in ("model", "messages")}
         async with self._places:
             began_s = time.monotonic()
-            given = await self._functions[agent](messages=[*body["messages"]], **sampling)
+            value = await self._functions[agent](messages=[*body["messages"]], **sampling)
             took_s = time.monotonic() - began_s
         try:
-            yield _read(given, str(body["model"]), took_s)
+            yield _read(value, str(body["model"]), took_s)
         except MalformedAnswer as error:
             raise StageError(
-                f"the model function of {agent} returned a {type(given).__name__} that is no "
-                f"answer ({error}); return {_FORMS}"
+                f"the model function of {agent} returned a value of type {type(value).__name__} "
+                f"that is no answer ({error}); return {_FORMS}"
             ) from None
 
 
-def _read(given: Any, model: str, took_s: float) -> list[ChatAnswer]:
+def _read(value: Any, model: str, took_s: float) -> list[ChatAnswer]:
     """Read what a function returned. Raises MalformedAnswer."""
-    if isinstance(given, list | tuple) and given:
-        return [answer for one in given for answer in _read(one, model, took_s)]
-    if isinstance(given, str):
-        given = Answer(given)
-    if isinstance(given, Answer):
+    if isinstance(value, list | tuple) and value:
+        return [answer for one in value for answer in _read(one, model, took_s)]
+    if isinstance(value, str):
+        value = ModelAnswer(value)
+    if isinstance(value, ModelAnswer):
         return [
             ChatAnswer(
-                text=None if given.text is None else make_storable(given.text),
-                finish_reason=given.finish_reason,
+                text=None if value.text is None else make_storable(value.text),
+                finish_reason=value.finish_reason,
                 model=model,
-                prompt_tokens=given.prompt_tokens,
-                completion_tokens=given.completion_tokens,
+                prompt_tokens=value.prompt_tokens,
+                completion_tokens=value.completion_tokens,
                 transport_retries=0,
                 latency_s=took_s,
-                tokens=given.tokens,
-                prompt_token_ids=given.prompt_token_ids,
-                token_ids=given.token_ids,
+                tokens=value.tokens,
+                prompt_token_ids=value.prompt_token_ids,
+                token_ids=value.token_ids,
             )
         ]
-    if isinstance(given, Mapping):
-        return read_answers(json.dumps(given, default=str).encode(), None, 0, took_s)
-    if hasattr(given, "model_dump_json"):  # of the openai package, or a model like its
-        return read_answers(given.model_dump_json().encode(), None, 0, took_s)
-    raise MalformedAnswer(f"got {given!r:.80}")
+    if isinstance(value, Mapping):
+        return read_answers(json.dumps(value, default=str).encode(), None, 0, took_s)
+    if hasattr(value, "model_dump_json"):  # of the openai package, or a model like its
+        return read_answers(value.model_dump_json().encode(), None, 0, took_s)
+    raise MalformedAnswer(f"got {value!r:.80}")

@@ -17,7 +17,7 @@ from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.split_metrics import BatchMetrics, PairedDifference
 from nip_core.evaluation.spread import find_questions
 from nip_core.library.games import PlayableGame
-from nip_core.library.playing import Models, PlayedEpisodes, make_attack_game, play
+from nip_core.library.played_games import Models, PlayedEpisodes, make_attack_game, play
 from nip_core.parameters.checks import find_attackers
 from nip_core.rollouts.plan import ATTACK
 from nip_core.rollouts.storage.row_tables import Tables

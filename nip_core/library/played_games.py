@@ -22,7 +22,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.answer_rows import place_of
 from nip_core.game.render import ChatMessage, Game, Situation, parse_columns
 from nip_core.library.games import PlayableGame
-from nip_core.library.models import FunctionCalls, ModelFunction
+from nip_core.library.model_functions import FunctionCalls, ModelFunction
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.attack_settings import derive_attack, find_way, name_way
 from nip_core.parameters.blocks.attack import AttackParameters
@@ -186,15 +186,17 @@ def make_attack_game(
     block = {key: value for key, value in options.items() if key in fields}
     if own := {key: value for key, value in options.items() if key not in fields}:
         block["options"] = own
-    if "script" in block and callable(block["script"]):
-        block["script"] = f"{block['script'].__module__}:{block['script'].__qualname__}"
+    script_name = block.get("script")
+    if callable(script_name):
+        script_name = f"{script_name.__module__}:{script_name.__qualname__}"
+        block["script"] = script_name
     run = game.parameters.run_name
     parameters = derive_attack(
         game.parameters,
         {"iteration": 0, **block, "by": name, "run": run},
         steps=None,
         every=TESTED_EVERY,
-        name=f"{run}-{name_way(name, str(block.get('script') or ''))}-0",
+        name=f"{run}-{name_way(name, str(script_name or ''))}-0",
     )
     attacking = Game(parameters)
     try:
