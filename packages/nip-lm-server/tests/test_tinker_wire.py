@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_lm_server.tinker import tinker_messages as messages
-from nip_lm_server.tinker.protobuf import WireError
+from nip_lm_server.tinker.schema import WireError
 from nip_lm_server.tinker.tinker_messages import (
     decode_forward_backward,
     encode_output,
@@ -99,8 +99,10 @@ def test_empty_messages_by_the_million_are_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(WireError, match="at most"):
         decode_forward_backward(many)
     monkeypatch.setattr(messages, "MOST_VALUES", 1000)
-    with pytest.raises(WireError, match="too many values"):
-        decode_forward_backward(many)
+    for part in (1, 2):
+        datum = wire.write_bytes(part, b"") * 501
+        with pytest.raises(WireError, match="too many values"):
+            decode_forward_backward(wire.write_request("m", 1, [datum, datum]))
 
 
 @settings(max_examples=300, deadline=None)

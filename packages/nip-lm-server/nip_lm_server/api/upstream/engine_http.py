@@ -37,10 +37,17 @@ class EngineLost(ConnectionError):
 
 
 class _Reader:
-    """Reads one answer with llhttp, which calls the methods `on_...` as it goes through bytes."""
+    """Reads answers with llhttp, which calls the methods `on_...` as it goes through bytes.
+
+    One for each connection: parser and reader hold each other, and would be garbage per request.
+    """
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
+        self.begin()
+
+    def begin(self) -> None:
+        """Expect the next answer."""
         self._headers: dict[bytes, bytes] = {}
         self._pieces: list[bytes] = []
         self._bytes_without_body = 0
@@ -237,11 +244,12 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._idle: list[_Connection] | None = None  # those that it rests among
         self._error: EngineLost | None = None
+        self._reader = _Reader()
         self._begin()
 
     def _begin(self) -> None:
         """Forget the last answer."""
-        self._reader = _Reader()
+        self._reader.begin()
         self._answer: Answer | None = None
         self._unread: list[bytes] = []  # pieces of the body that no sink has taken
         self._sink: Sink | None = None
