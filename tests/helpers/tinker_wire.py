@@ -104,13 +104,13 @@ def write_request(
 def read_output(body: bytes) -> tuple[list[np.ndarray], dict[str, float]]:
     """Log-probabilities of each datum, and the metrics."""
     output, arrays = parse("ForwardBackwardOutput", body), []
-    for record in output.records:
-        (entry,) = record.arrays
+    for record in output.loss_fn_outputs:
+        (entry,) = record.fields
         assert entry.key == "logprobs"
-        values = np.frombuffer(entry.value.values, "<f4")
-        ends = np.frombuffer(entry.value.ends, "<i8") // 4
+        values = np.frombuffer(entry.value.data, "<f4")
+        ends = np.frombuffer(entry.value.offsets, "<i8") // 4
         for start, end in itertools.pairwise(ends):
-            arrays.append(values[start:end].reshape(-1, *entry.value.shape))
+            arrays.append(values[start:end].reshape(-1, *entry.value.trailing_shape))
     return arrays, {entry.key: entry.value for entry in output.metrics}
 
 
@@ -125,8 +125,9 @@ def read_samples(body: bytes) -> tuple[list[dict[str, Any]], list[float] | None]
         }
         for one in answer.sequences
     ]
-    prompt = np.frombuffer(answer.prompt_logprobs, "<f4").tolist()
-    return sequences, prompt or None
+    has_prompt = answer.HasField("prompt_logprobs")
+    prompt = np.frombuffer(answer.prompt_logprobs, "<f4").tolist() if has_prompt else None
+    return sequences, prompt
 
 
 class Wire:

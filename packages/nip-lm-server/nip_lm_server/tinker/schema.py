@@ -21,7 +21,8 @@ from google.protobuf.message import DecodeError
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _TYPES = {
     "string": _FIELD.TYPE_STRING, "bytes": _FIELD.TYPE_BYTES, "bool": _FIELD.TYPE_BOOL,
-    "int32": _FIELD.TYPE_INT32, "uint32": _FIELD.TYPE_UINT32, "int64": _FIELD.TYPE_INT64, "double": _FIELD.TYPE_DOUBLE,
+    "int32": _FIELD.TYPE_INT32, "uint32": _FIELD.TYPE_UINT32, "int64": _FIELD.TYPE_INT64,
+    "double": _FIELD.TYPE_DOUBLE,
 }  # fmt: skip
 _SCHEMA: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "ForwardBackwardRequest": {

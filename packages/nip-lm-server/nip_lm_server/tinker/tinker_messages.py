@@ -101,7 +101,7 @@ def decode_forward_backward(body: bytes) -> ForwardBackward:
 
 def _check_count(request: Any) -> None:
     """Raise WireError for more parts than a body may have, before each becomes an object."""
-    count = len(request.loss_fn_config) + len(request.loss_fn_settings)
+    count = len(request.loss_fn_config) + len(request.loss_fn_config_v2)
     count += sum(len(datum.model_input) + len(datum.loss_fn_inputs) for datum in request.data)
     if count > MOST_VALUES:
         raise WireError("the body: the message has too many values; send it in several")
@@ -112,12 +112,12 @@ def _read_config(request: Any) -> dict[str, float]:
     for entry in request.loss_fn_config:
         check_known(entry, "loss_fn_config")
         config[entry.key] = entry.value
-    for entry in request.loss_fn_settings:
+    for entry in request.loss_fn_config_v2:
         check_known(entry, "loss_fn_config")
         check_known(entry.value, "loss_fn_config")
-        for text in entry.value.text:
+        if entry.value.HasField("text"):
             raise _Refused(
-                f"loss_fn_config {entry.key!r} is the text {text[:40]!r}: losses of "
+                f"loss_fn_config {entry.key!r} is the text {entry.value.text[:40]!r}: losses of "
                 "this server take numbers alone"
             )
         config[entry.key] = entry.value.number
@@ -142,7 +142,7 @@ def _read_datum(datum: Any, where: str) -> Datum:
     parts = []
     for chunk in datum.model_input:
         check_known(chunk, f"{where}: model_input")
-        if chunk.HasField("image") or chunk.HasField("sound"):
+        if chunk.HasField("image") or chunk.HasField("dmel"):
             kind = "an image" if chunk.HasField("image") else "sound"
             raise _Refused(
                 f"{where} has {kind} in its model_input: this server trains on text, so send "
@@ -169,8 +169,8 @@ def _read_tensor(tensor: Any, where: str) -> Array | SparseRows:
     shape = tuple(tensor.shape[:4])
     if any(size < 0 for size in shape) or len(shape) > 2:
         raise WireError(f"{where}: the tensor's shape is {list(shape)}, expected 1 or 2 sizes")
-    if tensor.HasField("sparse"):
-        sparse = tensor.sparse
+    if tensor.HasField("sparse_csr"):
+        sparse = tensor.sparse_csr
         check_known(sparse, where)
         if len(shape) != 2:
             raise WireError(f"{where}: a sparse tensor's shape is {list(shape)}, expected 2 sizes")
@@ -210,17 +210,17 @@ def encode_output(output: Output) -> bytes:
         if not runs or runs[-1][-1].shape[1:] != array.shape[1:]:
             runs.append([])
         runs[-1].append(array)
-    message = make("ForwardBackwardOutput", kind="ArrayRecord")
+    message = make("ForwardBackwardOutput", loss_fn_output_type="ArrayRecord")
     for run in runs:
         batch = make(
-            "Batch",
-            values=b"".join(array.astype("<f4").tobytes() for array in run),
-            ends=np.cumsum([0, *(array.size * 4 for array in run)], dtype="<i8").tobytes(),
+            "BatchedTensor",
+            data=b"".join(array.astype("<f4").tobytes() for array in run),
+            offsets=np.cumsum([0, *(array.size * 4 for array in run)], dtype="<i8").tobytes(),
             dtype=_FLOAT32,
-            shape=run[0].shape[1:],
+            trailing_shape=run[0].shape[1:],
         )
-        record = message.records.add(kind="ArrayRecord", size=len(run))
-        record.arrays.add(key="logprobs", value=batch)
+        record = message.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(run))
+        record.fields.add(key="logprobs", value=batch)
     for name, value in sorted(output.metrics.items()):
         message.metrics.add(key=name, value=value)
     return _serialize(message)
@@ -260,20 +260,20 @@ class Samples:
 
 def encode_samples(samples: Samples) -> bytes:
     """Encode a SampleResponse."""
-    message = make("SampleResponse", cached_tokens=samples.cached_tokens)
+    message = make("SampleResponse", prompt_cache_hit_tokens=samples.cached_tokens)
     for sequence in samples.sequences:
         message.sequences.add(
             stop_reason=0 if sequence.stopped else 1,
             tokens=np.asarray(sequence.tokens, "<i4").tobytes(),
             logprobs=np.asarray(sequence.logprobs, "<f4").tobytes(),
-            likeliest=_encode_likeliest(sequence.likeliest, samples.sample_width),
+            topk_sampled_logprobs=_encode_likeliest(sequence.likeliest, samples.sample_width),
         )
     if samples.prompt_logprobs is not None:
         known = [np.nan if value is None else value for value in samples.prompt_logprobs]
         message.prompt_logprobs = np.asarray(known, "<f4").tobytes()
     if samples.prompt_likeliest is not None and samples.prompt_width:
         likeliest = _encode_likeliest(samples.prompt_likeliest, samples.prompt_width)
-        message.prompt_likeliest.CopyFrom(likeliest)
+        message.topk_prompt_logprobs.CopyFrom(likeliest)
     return _serialize(message)
 
 
@@ -285,9 +285,9 @@ def _encode_likeliest(places: Likeliest, width: int) -> Any:
     ids = np.asarray([[token for token, _ in row] for row in cells], "<i4")
     logprobs = np.asarray([[logprob for _, logprob in row] for row in cells], "<f4")
     return make(
-        "Likeliest",
-        ids=ids.tobytes(),
+        "TopkLogprobs",
+        token_ids=ids.tobytes(),
         logprobs=logprobs.tobytes(),
-        width=width,
-        places=len(cells),
+        k=width,
+        length=len(cells),
     )
