@@ -17,7 +17,9 @@ set -euo pipefail
 use_environment .docs-env docs_constraints.txt "$@"
 make_environment
 echo "zensical, nbclient, nip and what they require ..."
-pip_install -c "$CONSTRAINTS" -e "$ROOT" zensical mkdocstrings-python ruff \
+EDITABLE=()
+for folder in "$ROOT"/packages/*/ "$ROOT"; do EDITABLE+=(-e "$folder"); done
+pip_install -c "$CONSTRAINTS" "${EDITABLE[@]}" zensical mkdocstrings-python ruff \
     nbclient ipykernel pandas polars pytest pytest-timeout certifi hypothesis
 "$DIR/bin/python" -m pip check
 mkdir -p "$DIR/vendored"
