@@ -101,7 +101,7 @@ def _write(path: Path, rows: list[dict[str, Any]], seconds: float) -> None:
         f"{facts['seconds']} s.",
         "",
         *(line for part in ABOUT[path.stem] for line in (*textwrap.wrap(part, 120), "")),
-        *(_points(path.stem, rows, facts["commits"]) if "commits" in facts else _table(rows)),
+        *(list_points(path.stem, rows, facts["commits"]) if "commits" in facts else _table(rows)),
     ]
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
@@ -113,7 +113,7 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     return [*head, *("| " + " | ".join(row) + " |" for row in cells)]
 
 
-def _points(name: str, rows: list[dict[str, Any]], commits: dict[str, str]) -> list[str]:
+def list_points(name: str, rows: list[dict[str, Any]], commits: dict[str, str]) -> list[str]:
     """The points by process, by kind of step, and each that did not end the same."""
     steps: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from killed_results import ABOUT, list_points
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -111,3 +112,12 @@ def test_commits_are_found_where_results_name_them(tmp_path):
     figures.write_text(json.dumps({"rows": [{"commit": "8e8b4ab-dirty", "label": "feedbee"}]}))
     assert commits_in(page) == {"704b7a1", "fe6e48a", "80a0bd7"}
     assert commits_in(figures) == {"8e8b4ab"}
+
+
+def test_the_page_of_the_kill_matrix_counts_the_points_of_its_figures():
+    matrix = json.loads((RESULTS / "kill_matrix.json").read_text(encoding="utf-8"))
+    page = (RESULTS / "kill_matrix.md").read_text(encoding="utf-8")
+    assert "\n".join(list_points("kill_matrix", matrix["rows"], matrix["commits"])) in page
+    assert len(page.splitlines()) < 100 and ABOUT["kill_matrix"][0][:40] in page
+    rows = [{**matrix["rows"][0], "happened": "lost an answer"}, *matrix["rows"][1:]]
+    assert "lost an answer" in "\n".join(list_points("kill_matrix", rows, matrix["commits"]))
