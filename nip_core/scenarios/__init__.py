@@ -86,8 +86,8 @@ def find_scenario(name: str) -> type[Scenario]:
 def choose_own_version(name: str) -> str | None:
     """Choose the version of prompts for a scenario of one's own whose settings name none.
 
-    That of its class, where it sets one, else the one for such scenarios. None where the scenario can't be found, or
-    has its settings in another block.
+    That of its class, where it sets one, else the one for such scenarios. None where the scenario
+    can't be found, or has its settings in another block.
     """
     try:
         kind = find_scenario(name)

@@ -16,7 +16,7 @@ from nip_core.jobs.job import JobRecord
 from nip_core.records.attack_course import course_path, read_course
 from nip_core.records.models import name_opponents
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
-from nip_core.rollouts.plan import CANDIDATE, EVERY_SPLIT, TEST, TRAIN, may_choose
+from nip_core.rollouts.plan import ATTACK, CANDIDATE, EVERY_SPLIT, TEST, TRAIN, may_choose
 from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
 from nip_core.run_store.manifest import MANIFEST, MANIFEST_NAME, Manifest, measure_file
 from nip_core.upkeep.file_checks import Check, as_local
@@ -80,12 +80,11 @@ class IterationCheck:
             derived=not self.is_swapped,
         )
         intervals_path = self.run.intervals(self.number, split)
-        intervals = check.document(intervals_path)
-        if metrics_path in check.present and intervals_path not in check.present:
-            check.notes.append(
-                f"{intervals_path}: not there (an earlier version wrote none); what it would say "
-                "is computed from the rollouts"
-            )
+        intervals = check.document(
+            intervals_path,
+            demanded_by=metrics_path if split != ATTACK and metrics_path in check.present else None,
+            derived=not self.is_swapped,
+        )
         demanded = metrics_path if isinstance(metrics, dict) and "rollouts" in metrics else None
         if demanded is None and split == TRAIN and self._has_dataset():
             demanded = "the dataset"
@@ -254,9 +253,7 @@ class IterationCheck:
         if is_checksum and of not in check.present:
             check.lacks(of, f"the file of {checksum}", remedy, derived=True)
         elif not is_checksum and checksum not in check.present:
-            check.notes.append(
-                f"{checksum}: not there (an earlier version wrote none); {of} is not checked"
-            )
+            check.lacks(checksum, f"the checksum of {of}", remedy, derived=True)
         elif not is_checksum and check.deep:
             sha256 = _sum_of(check.run.store.get(checksum), of.rpartition("/")[2])
             if sha256 is None:

@@ -37,6 +37,8 @@ def document(run: RunStore, path: str, value: object) -> None:
 
 def add_iteration(run: RunStore, iteration: int, accuracy: float = 0.5) -> None:
     document(run, run.metrics(iteration, "train"), {"accuracy": accuracy, "episodes": 2})
+    beside = {"questions": 2, "bounds": {}, "intervals": {}}
+    document(run, run.intervals(iteration, "train"), beside)
     document(run, run.job(iteration, "verifier"), JOB)
     document(run, run.models(iteration), {"groups": {"verifier": MODEL, "prover": MODEL}})
 
