@@ -16,7 +16,7 @@ from nip_core.jobs.job import JobRecord
 from nip_core.records.attack_course import course_path, read_course
 from nip_core.records.models import name_opponents
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX
-from nip_core.rollouts.plan import ATTACK, CANDIDATE, EVERY_SPLIT, TEST, TRAIN, may_choose
+from nip_core.rollouts.plan import CANDIDATE, EVERY_SPLIT, TEST, TRAIN, may_choose
 from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
 from nip_core.run_store.manifest import MANIFEST, MANIFEST_NAME, Manifest, measure_file
 from nip_core.upkeep.file_checks import Check, as_local
@@ -79,10 +79,11 @@ class IterationCheck:
             # The last test may just have been played, and running again measures it.
             derived=not self.is_swapped,
         )
+        has_metrics = metrics_path in check.present
         intervals_path = self.run.intervals(self.number, split)
         intervals = check.document(
             intervals_path,
-            demanded_by=metrics_path if split != ATTACK and metrics_path in check.present else None,
+            demanded_by=metrics_path if has_metrics and not may_choose(split) else None,
             derived=not self.is_swapped,
         )
         demanded = metrics_path if isinstance(metrics, dict) and "rollouts" in metrics else None

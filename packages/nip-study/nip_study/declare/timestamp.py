@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from nip_core.distribution import how_to_install
 from nip_core.errors import CorruptionError, ServerError, SettingsError
 from nip_core.proxies import plain_http_client
 from nip_core.redaction import is_address, printable, show_address
@@ -211,8 +212,8 @@ def _check_library() -> None:
         import rfc3161_client  # noqa: F401
     except ImportError:
         raise SettingsError(
-            "a time stamp needs the package rfc3161-client, which is not there; "
-            'pip install "nip-loop[timestamps]"'
+            "a time stamp needs the package rfc3161-client, which is not there: "
+            f"{how_to_install('timestamps')}"
         ) from None
 
 
