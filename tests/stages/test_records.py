@@ -216,6 +216,13 @@ def test_showing_looks_at_the_newest_iterations(run):
     assert len(verify_run(run).problems) == 2
 
 
+def test_metrics_without_their_intervals_are_a_finding(run):
+    path = run.intervals(1, "train")
+    assert path not in verify_run(run).problems
+    run.store.delete(path)
+    assert verify_run(run).problems[path].what == "missing"
+
+
 def test_an_iteration_that_is_shown_was_shown_ever_since():
     before = transcripts.choose_shown_iterations(0)
     for newest in range(1, 3000):
