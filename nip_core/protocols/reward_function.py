@@ -10,6 +10,7 @@ The function is code that runs as the user's own. It has to be pure: what it ret
 argument alone, since episodes are paid again when a shard goes on after a kill, or is read by hand.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -158,6 +159,10 @@ def load_reward_function(common: CommonSettings) -> RewardFunction | None:
         return None
     does = "takes an ended episode and returns a reward by agent (docs/howto/rewards.md)"
     function = import_function(SETTING, address, does)
+    try:
+        inspect.signature(function).bind(None)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{SETTING}: {address!r} has to take one episode ({error})") from None
     return RewardFunction(address, function, find_source(function), common.reward_range)
 
 
