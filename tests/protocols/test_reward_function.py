@@ -1,5 +1,6 @@
 """A reward function from a file: it pays, trains, is on record, and is checked before a run."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -75,6 +76,13 @@ def settings(folder, *overrides, function=f"{EXAMPLE}:short_and_right"):
     return load_parameters(
         EXAMPLE.parent / "config.yaml", [f"run_store={folder}", f"{SETTING}={function}", *overrides]
     )
+
+
+def test_the_page_shows_the_files_as_they_are():
+    page = (ROOT / "docs" / "howto" / "rewards.md").read_text()
+    assert f"\n```python\n{EXAMPLE.read_text()}```\n" in page
+    [shown] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert f"\n{shown}" in (EXAMPLE.parent / "config.yaml").read_text()
 
 
 async def test_what_it_returns_is_paid_trained_on_and_on_record(tmp_path):
