@@ -122,8 +122,9 @@ async def check_trainable(
     async def check(group: str) -> None:
         agent, place = parameters.group_parameters(group), parameters.groups[group][0]
         service, at = agent.provider.training, endpoints.get(group)
-        is_named = agent.base_url is not None and not agent.provider.is_lm_server
-        if not is_named or at is None or service is None or not isinstance(service.backend, str):
+        if agent.base_url is None or at is None or at.lm_server is not None:
+            return
+        if service is None or not isinstance(service.backend, str):
             return
         try:
             async with open_backend(agent.provider, at.control, timeout_s=_LOOK_S) as backend:
