@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nip_core.importing import find_line, find_source, import_function
+from nip_base.importing import find_line
+from nip_core.importing import find_source, import_function
 from nip_core.protocols.base import Exchange, Protocol, RoundResult, Turn
 from nip_core.protocols.settings import CommonSettings
 from nip_core.tolerance import at_least

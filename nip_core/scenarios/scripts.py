@@ -19,8 +19,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from nip_base.importing import find_line
 from nip_core.hashing import half_pair
-from nip_core.importing import find_line, find_source, import_function
+from nip_core.importing import find_source, import_function
 from nip_core.nearest import did_you_mean
 
 _SHOWN = 12  # characters of a digest

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from scripted_game import scripted_run
 
+from nip_by_hand.agents.batch import rollouts_to_nested
 from nip_core import loop
-from nip_core.agents.batch import rollouts_to_nested
 from nip_core.errors import RunConflictError, SettingsError, StageError
 from nip_core.game.render import Game
 from nip_core.hashing import digest

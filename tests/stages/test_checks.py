@@ -16,6 +16,7 @@ from scripted_server import scripted_server
 from server_here import one_here
 from small_game import write_config
 
+from nip_base.spec import EngineSpec, ServerSpec
 from nip_core import loop
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, Situation
@@ -29,7 +30,6 @@ from nip_core.showing.reports import write_report
 from nip_core.showing.summary import summarise_run
 from nip_core.stages.playing import split_play
 from nip_lm_server.client import ServerHandle
-from nip_lm_server.spec import EngineSpec, ServerSpec
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")
 REFUSES = "{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

@@ -25,10 +25,10 @@ from threading import Event
 
 from nip_core.concurrency import in_thread
 from nip_core.errors import StageError
-from nip_core.sandbox.sandbox import Limits, Program, SandboxError, SandboxResult, run_python_batch
-from nip_core.sandbox.sandbox_wire import Status
 from nip_core.scenarios.base import Label, NoLabel
 from nip_core.scenarios.solutions.in_sandbox import Answers, Calls, Loaded, Verdict, encode_task
+from nip_sandbox.sandbox import Limits, Program, SandboxError, SandboxResult, run_python_batch
+from nip_sandbox.sandbox_wire import Status
 
 _PROGRAM = Path(__file__).with_name("in_sandbox.py").read_text(encoding="utf-8")
 _OUTPUT_BYTES = 1_000_000
