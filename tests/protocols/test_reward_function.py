@@ -18,10 +18,12 @@ from nip_core.protocols.reward_function import bound_reward, halve_reward
 from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_core.session.opponent_runs import find_opponents_there
 from nip_core.session.prepare import estimate_settings, prepare
 from nip_core.session.user_files import find_user_files
 from nip_core.trainers.expert_iteration import find_never_chosen
 from nip_core.upkeep.verify import verify_run
+from nip_study.plan.attack_run import attack_settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "rewards" / "rewards.py"
@@ -129,7 +131,19 @@ async def test_what_it_returns_is_paid_trained_on_and_on_record(tmp_path):
     await loop.train(other)
     digests = [_read_digest(store) for store in (tmp_path, tmp_path / "other")]
     assert digests[0] == digests[1]
-    # 5. A changed one is another run.
+    # 5. An attack pays for acceptance alone. A run that is paid otherwise is no other game: its
+    #    provers may be met.
+    attacking = attack_settings(str(tmp_path), "short-and-right", {"by": "sneaky", "iteration": 1})
+    assert attacking.protocol_common.reward_function is None
+    with pytest.raises(SettingsError, match="reward_function: provers that attack"):
+        load_parameters(attacking.to_dict(), [f"{SETTING}={address}"])
+    plain_pay = (f"{SETTING}=null", "protocol_common.reward_range=null")
+    await loop.train(settings(tmp_path, "run_name=plain", few[1], *plain_pay))
+    meeting = ("run_name=meeting", "agents.prover.freeze_agent=true", "opponents.kind=runs")
+    met = settings(tmp_path, *meeting, "opponents.runs=[{run: plain, share: 0.5}]", function=address)
+    [entry] = find_opponents_there(met, open_store(tmp_path), None).opponents.runs
+    assert entry.found is not None and entry.found.models
+    # 6. A changed one is another run.
     file.write_text(f"{file.read_text()}\n")
     with pytest.raises(RunConflictError, match=r"rewards\.py, in which function short_and_right"):
         prepare(parameters)

@@ -11,7 +11,8 @@ from nip_core.protocols.scales import ScaleName
 from nip_core.scenarios.code_settings import CodeValidationSettings
 
 Rounds = Annotated[int, Field(ge=1, le=64)]
-_OF_FUNCTION = ("reward_function", "reward_range")
+OF_REWARD_FUNCTION = ("reward_function", "reward_range")
+"""The settings of `protocol_common` that are written down only where there is a function."""
 
 
 class CommonProtocolParameters(Parameters):
@@ -81,7 +82,7 @@ class CommonProtocolParameters(Parameters):
         """Return the settings; those of a reward function are among them where there is one."""
         # Settings of before there were any have the same digest.
         values = super().to_dict()
-        for name in () if self.reward_function else _OF_FUNCTION:
+        for name in () if self.reward_function else OF_REWARD_FUNCTION:
             values.pop(name, None)
         return values
 
