@@ -43,6 +43,7 @@ PANELS: dict[str, tuple[Line, ...]] = {
         ("harden", "studies.harden", "Attack a verifier and train it on, in rounds."),
         ("problems", "commands.problems", "Make datasets of your own."),
     ),
+    "Tools": (("grade", "commands.grade", "Grade code of anybody's, by tests, in a sandbox."),),
     "Carry over": (
         ("track", "commands.track", "Send trackers whatever they are missing of a run."),
         ("export", "commands.export", "Write a run in the form of another program."),

@@ -35,13 +35,14 @@ class Loaded(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What tests say of answers. All but the first two are kinds of mistakes."""
+    """What tests say of answers. All but the first two and the last are kinds of mistakes."""
 
     PASSED = "passed"
     ASKS = "asks"  # for calls to which there is no answer yet: they follow, line by line
     WRONG = "wrong answer"
     NOT_PLAIN = "no plain value"
     RAISED = "exception"
+    LACKS = "name"  # that the tests use and nobody has defined: the next line. No mistake of code
 
 
 class Calls(NamedTuple):
@@ -52,6 +53,7 @@ class Calls(NamedTuple):
     calls: list[str]
     """As `write_call` writes them."""
     max_steps: int
+    """0: no limit."""
 
 
 class Answers(NamedTuple):
@@ -60,12 +62,12 @@ class Answers(NamedTuple):
     entry_point: str
     tests: str
     answers: dict[str, str]
-    """By call, each an `_Answer` as JSON."""
+    """By call, each an `Answer` as JSON."""
     only_asks: bool
     """Whether the tests run to learn which calls they make, without any answer."""
 
 
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
     """What a call of a solution came to; plain values as `encode_value` writes them."""
 
     value: Any = None
@@ -169,7 +171,10 @@ def write_call(arguments: Any, named: Any) -> str:
 
 
 def answer_calls(job: Calls, out: int) -> None:
-    """Say how loading went, then answer each call on a line of its own."""
+    """Say how loading went, then answer each call on a line of its own.
+
+    Where it does not load, the second line says why.
+    """
     steps = 0
 
     def count(frame: Any, event: str, argument: Any) -> Any:
@@ -185,18 +190,19 @@ def answer_calls(job: Calls, out: int) -> None:
     # 1. Load it.
     try:
         code = compile(job.solution, "solution.py", "exec")
-        sys.settrace(count)
+        if job.max_steps:
+            sys.settrace(count)
         exec(code, namespace)  # noqa: S102
-        function = namespace[job.entry_point]
+        function = _find_function(namespace, job.entry_point)
     except _Steps:
         return _say(out, Loaded.OUT_OF_STEPS)
     except KeyError as error:
         missing = error.args == (job.entry_point,)
-        return _say(out, Loaded.NO_FUNCTION if missing else Loaded.FAILED)
+        return _say(out, Loaded.NO_FUNCTION if missing else f"{Loaded.FAILED}\n{_describe(error)}")
     except MemoryError:
         raise  # the sandbox tells of it
-    except (*_RAISES, SystemExit):
-        return _say(out, Loaded.FAILED)
+    except (*_RAISES, SystemExit) as error:
+        return _say(out, f"{Loaded.FAILED}\n{_describe(error)}")
     _say(out, Loaded.DONE)
     # 2. Answer.
     for call in job.calls:
@@ -208,19 +214,35 @@ def answer_calls(job: Calls, out: int) -> None:
     return None
 
 
-def _answer(function: Any, call: str) -> _Answer:
+def _find_function(namespace: dict[str, Any], entry_point: str) -> Any:
+    """Return a function by its name, or the method of an object by `Class.method`."""
+    name, dot, method = entry_point.partition(".")
+    if name not in namespace or (dot and not hasattr(namespace[name], method)):
+        raise KeyError(entry_point)
+    return getattr(namespace[name](), method) if dot else namespace[name]
+
+
+def _describe(error: BaseException) -> str:
+    """Say in one line which exception it was."""
+    try:
+        return f"{type(error).__name__}: {error}"[:200].replace("\n", " ")
+    except Exception:
+        return type(error).__name__
+
+
+def _answer(function: Any, call: str) -> Answer:
     arguments, keywords = json.loads(call)
     values = [decode_value(value) for value in arguments]
     named = {name: decode_value(value) for name, value in keywords}
     try:
         value = function(*values, **named)
-        answer = _Answer(value=encode_value(value))
+        answer = Answer(value=encode_value(value))
     except _NotPlain as kind:
-        return _Answer(not_plain=str(kind))
+        return Answer(not_plain=str(kind))
     except MemoryError:
         raise
     except (*_RAISES, SystemExit) as error:
-        answer = _Answer(raised=(type(error).__name__, str(error)[:200]))
+        answer = Answer(raised=(type(error).__name__, str(error)[:200]))
     try:
         after = [encode_value(value) for value in values]
     except (_NotPlain, *_RAISES):
@@ -290,7 +312,7 @@ class _Asked:
             return _Anything()
         if call not in self.answers:
             raise _Unknown
-        answer = _Answer(*json.loads(self.answers[call]))
+        answer = Answer(*json.loads(self.answers[call]))
         if answer.not_plain is not None:
             self.trouble = Verdict.NOT_PLAIN
             raise TypeError("the answer is no plain value")
@@ -335,11 +357,14 @@ def run_tests_on_answers(job: Answers, out: int) -> None:
             namespace["check"](asked)
     except _Unknown:
         ended = Verdict.ASKS
-    except BaseException:  # of an assertion, or for an answer that tests can do nothing with
+    except BaseException as error:  # of an assertion, or for an answer that tests can't use
         ended = asked.trouble or Verdict.WRONG
+        if type(error) is NameError and asked.trouble is None:
+            return _say(out, f"{Verdict.LACKS}\n{error.name}")
     _say(out, ended)
     for call in asked.calls:
         _say(out, call)
+    return None
 
 
 def _run_each(source: str, namespace: dict[str, Any]) -> None:
