@@ -72,13 +72,13 @@ VENV_MADE = $(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= 
 INSTALL = PIP_OPTIONS="$(PIP_OPTIONS)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python scripts/install.py
 
 # For developers and CI: what tests and checks need, too.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(wildcard packages/*/pyproject.toml) constraints.txt
 	$(VENV_MADE)
 	$(INSTALL) --quiet local,dev
 	@touch $(QUICKSTART) $(INSTALLED)
 
 # For whoever only uses it; `make install` adds the rest to the same environment.
-$(QUICKSTART): pyproject.toml constraints.txt
+$(QUICKSTART): pyproject.toml $(wildcard packages/*/pyproject.toml) constraints.txt
 	@$(VENV_MADE)
 	@$(INSTALL) local
 	@touch $(QUICKSTART)
@@ -95,7 +95,7 @@ test: install
 
 # What is too long for `make test`: these folders, what is marked `long`, and all examples, kill points
 # and pairs of settings of files of which `make test` tries a part (tests/helpers/tiers.py).
-LONG := tests/lm_server/long tests/sweep/long tests/flows/long tests/factory
+LONG := packages/nip-lm-server/tests/long packages/nip-study/tests/long tests/flows/long tests/factory
 test-long: install
 	NIP_KILL_POINTS=20 NIP_THOROUGH=1 NIP_LONG_ALONE=1 $(PYTEST) tests $(LONG)
 
@@ -105,7 +105,7 @@ test-all:
 
 # Trainings, the embedded engine, servers and engines as processes.
 test-server: install
-	$(PYTEST) tests/lm_server/long
+	$(PYTEST) packages/nip-lm-server/tests/long
 
 # The bundled problems and the tiny model, built again.
 test-factory: install
@@ -131,21 +131,21 @@ format: install
 # The real vLLM in an environment of its own, which the script builds once and keeps.
 test-engines: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_vllm_cpu.sh $(VLLM)
-	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(PYTEST) tests/engines
+	NIP_VLLM=$(abspath $(VLLM))/bin/vllm $(PYTEST) packages/nip-lm-server/tests/engines
 
 # OpenPipe ART's client in an environment of its own; the servers run in $(VENV).
 test-art: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_art.sh $(ART)
-	NIP_PYTHON=$(abspath $(BIN))/python $(ART)/bin/python -m pytest tests/art
+	NIP_PYTHON=$(abspath $(BIN))/python $(ART)/bin/python -m pytest packages/nip-by-hand/tests/art
 
 # NeMo Agent Toolkit in an environment of its own; the servers run in $(VENV).
 test-nat: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_nat.sh $(NAT)
-	NIP_PYTHON=$(abspath $(BIN))/python $(NAT)/bin/python -m pytest tests/nat
+	NIP_PYTHON=$(abspath $(BIN))/python $(NAT)/bin/python -m pytest packages/nip-by-hand/tests/nat
 
 # Tinker's SDK and cookbook in an environment of their own; the servers run in $(VENV). Writes the table
-# of the docs. One file: make test-tinker TINKER_TESTS=tests/tinker/test_sdk.py
-TINKER_TESTS ?= tests/tinker
+# of the docs. One file: make test-tinker TINKER_TESTS=packages/nip-lm-server/tests/tinker/test_sdk.py
+TINKER_TESTS ?= packages/nip-lm-server/tests/tinker
 test-tinker: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_tinker.sh $(TINKER)
 	NIP_PYTHON=$(abspath $(BIN))/python NIP_TINKER_RESULTS=$(abspath docs/results) \
@@ -154,14 +154,14 @@ test-tinker: install
 # trackio, W&B, MLflow and TensorBoard in an environment of their own, with nip as it is installed.
 test-trackers: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_trackers.sh $(TRACKERS)
-	$(TRACKERS)/bin/python -m pytest tests/trackers
+	$(TRACKERS)/bin/python -m pytest packages/nip-bridges/tests/trackers
 
 # inspect_ai and nip in an environment of their own; its view is opened in a browser, from the
 # system's packages: apt-get install chromium, or NIP_CHROMIUM. Quick: make test-inspect EPISODES=20
 EPISODES ?= 200
 test-inspect:
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_inspect.sh $(INSPECT)
-	NIP_INSPECT_EPISODES=$(EPISODES) $(INSPECT)/bin/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/inspect
+	NIP_INSPECT_EPISODES=$(EPISODES) $(INSPECT)/bin/python -m pytest -n $(TEST_JOBS) --dist loadfile packages/nip-bridges/tests/inspect
 
 # verifiers, nip and nip-verifiers in an environment of their own. Quick: make test-verifiers EPISODES=20
 test-verifiers:
@@ -172,7 +172,7 @@ test-verifiers:
 # drives it and looks for barriers comes from npm. NIP_SHOTS=DIR takes pictures of every page.
 test-view: install
 	scripts/build_view.sh $(VIEW)
-	NIP_VIEW_ENV=$(abspath $(VIEW)) $(BIN)/python -m pytest tests/browser
+	NIP_VIEW_ENV=$(abspath $(VIEW)) $(BIN)/python -m pytest packages/nip-view/tests/browser
 
 # A published model, from the package index to a trained adapter: with vLLM too, where make test-engines
 # has built one. It stays in the models' directory of this user; NIP_MODELS_DIR names another.
@@ -183,7 +183,7 @@ test-real: install
 test-clients: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_clients.sh $(CLIENTS)
 	NIP_PYTHON=$(abspath $(BIN))/python NIP_CLIENTS_RESULTS=docs/results \
-		$(CLIENTS)/bin/python -m pytest tests/clients
+		$(CLIENTS)/bin/python -m pytest packages/nip-lm-server/tests/clients
 
 # The site, in an environment of its own; once that is built, without a network.
 $(DOCS)/.built: scripts/build_docs.sh scripts/docs_constraints.txt
@@ -202,7 +202,7 @@ test-docs: install docs
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup --durations=20 tests/docs
 
 test-learning: install
-	$(BIN)/python -m pytest -m learning tests tests/factory tests/lm_server/long
+	$(BIN)/python -m pytest -m learning tests tests/factory packages/nip-lm-server/tests/long
 	$(BIN)/python benchmarks/server_learning.py --out docs/results/server_learning.json
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
 	$(BIN)/python benchmarks/learning.py --game arithmetic --out docs/results/arithmetic_learning.json
@@ -232,13 +232,13 @@ kill-matrix: install
 		$(BIN)/python -m pytest -m "kill_matrix or not learning" tests/durability
 	NIP_KILL_POINTS=all NIP_KILL_RESULTS=docs/results \
 		$(BIN)/python -m pytest tests/cluster/test_worker_kill.py
-	$(BIN)/python -m pytest -m kill_matrix --ignore tests/durability tests tests/lm_server/long
+	$(BIN)/python -m pytest -m kill_matrix --ignore tests/durability tests packages/nip-lm-server/tests/long
 
 # What needs a Prefect server of its own, PostgreSQL or a browser. From the system's packages:
 # apt-get install postgresql chromium. One part: make test-cluster CLUSTER=tests/cluster/test_up.py
 CLUSTER ?= tests/cluster
 test-cluster: install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e ".[local,dev,cluster]"
+	$(INSTALL) --quiet local,dev,cluster
 	$(BIN)/python -m pytest $(CLUSTER)
 
 # A Dask cluster, an object store, PostgreSQL with all of make up, manifests: four minutes.

@@ -35,7 +35,7 @@ SPREADS = ((0.0, 0.1), (0.05, 0.1), (0.1, 0.1), (0.05, 0.3))
 FEW, LEAST = 3, 0.93
 DIFFERENCE, POWER = 0.05, (0.75, 0.9)
 ROUGHLY = {2: (0.4, 60), 3: (0.4, 9), 4: (0.5, 5), 5: (0.5, 4), 6: (0.5, 3)}
-"""As in nip_core/sweep/pages/page.py."""
+"""As in packages/nip-study/nip_study/pages/page.py."""
 
 
 def draw(random, seeds, shape, spreads, difference):

@@ -24,7 +24,7 @@ from measured_commit import describe_commit
 
 from nip_core.evaluation.confidence_intervals import wilson
 from nip_core.evaluation.statistics.differences import holm, mcnemar
-from nip_core.sweep.documents.results_document import FINISHED
+from nip_study.documents.results_document import FINISHED
 
 Rejected = dict[str, bool]
 """Whether a wrong problem was rejected, by problem."""

@@ -47,13 +47,13 @@ from typing import Any
 import aiohttp
 from measured_commit import describe_commit
 
+from nip_base import formats
+from nip_base.spec import ServerSpec
 from nip_core.models import BUNDLED
-from nip_lm_server import formats
 from nip_lm_server import launch as owner
+from nip_lm_server.chats import chat_template
 from nip_lm_server.engines.base import GenerationRequest
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
-from nip_lm_server.formats import chat_template
-from nip_lm_server.spec import ServerSpec
 
 ADAPTERS = 3
 JOB_DEADLINE_S = 300.0

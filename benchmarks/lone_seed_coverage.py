@@ -18,7 +18,7 @@ from measured_commit import describe_commit
 
 from nip_core.evaluation.statistics import two_way as two_way_module
 from nip_core.evaluation.statistics.two_way import Spread, two_way
-from nip_core.sweep.pages.lone_runs import find_lone
+from nip_study.pages.lone_runs import find_lone
 
 PATTERNS = {
     "0, 32, 47, 52, 52 % (one coin, trained against)": (0.003, 0.32, 0.47, 0.52, 0.52),

@@ -29,6 +29,7 @@ from typing import Any
 
 from measured_commit import describe_commit
 
+from nip_base.spec import ServerSpec
 from nip_core.game.render import Game
 from nip_core.models import BUNDLED
 from nip_core.parameters import HyperParameters, load_parameters
@@ -43,7 +44,6 @@ from nip_core.rollouts.storage.journal_segments import open_journal
 from nip_core.run_store.store import open_store
 from nip_core.scenarios.datasets import load_problems
 from nip_lm_server import launch as owner
-from nip_lm_server.spec import ServerSpec
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -173,7 +173,7 @@ def processor_s(process: psutil.Process | None) -> float:
 
 async def fine_tune(place: Place, model: str) -> dict[str, Any]:
     """Train a small adapter and time what comes after the training."""
-    from nip_lm_server import formats
+    from nip_base import formats
 
     question = [{"role": "user", "content": PROMPT}]
     rows = [
@@ -210,9 +210,9 @@ async def fine_tune(place: Place, model: str) -> dict[str, Any]:
 
 async def own_server(options: argparse.Namespace, state_dir: Path) -> dict[str, Any]:
     """Start a server, compare, fine-tune, stop."""
+    from nip_base.spec import ServerSpec
     from nip_core.models import BUNDLED
     from nip_lm_server import launch as owner
-    from nip_lm_server.spec import ServerSpec
 
     vllm = os.environ.get("NIP_VLLM") or str(ROOT / ".vllm" / "bin" / "vllm")
     spec = ServerSpec(

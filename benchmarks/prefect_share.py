@@ -108,9 +108,9 @@ def _answers(url: str) -> bool:
 @contextmanager
 def run_of(place: Path, episodes: int, shards: int) -> Iterator[tuple[Path, psutil.Process]]:
     """The configuration of a run in a new directory, and the lm_server that it names."""
+    from nip_base.spec import ServerSpec
     from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
     from nip_lm_server.launch import start_or_attach, stop
-    from nip_lm_server.spec import ServerSpec
 
     place.mkdir()
     replies = yaml.safe_load(DEFAULT_FILE.read_text())

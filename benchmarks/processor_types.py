@@ -8,7 +8,7 @@ training's forward and backward pass over all weights. Rounds go through all of 
 another order, so that what else the machine does meets all alike. Seconds are of the clock on the
 wall and of the processor: the latter, with one thread, compare types on a machine that is not
 quiet. Also the share of the time in which our threads were ready without a processor, by which
-`nip_lm_server.machine.processors` decides.
+`nip_base.machine.processors` decides.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from typing import Any
 
 from measured_commit import describe_commit
 
+from nip_base.machine.processors import count_processors, read_waiting
 from nip_core.models import resolve_model
-from nip_lm_server.machine.processors import count_processors, read_waiting
 
 DTYPES = ("float32", "bfloat16")
 STEPS = 4
@@ -68,7 +68,7 @@ def measure(
     """All ways in turn; one round before that does not count."""
     import torch
 
-    from nip_lm_server.formats.chat_template import load_model
+    from nip_lm_server.chats.chat_template import load_model
 
     models = {dtype: load_model(model, getattr(torch, dtype)).eval() for dtype in DTYPES}
     ways = [(name, dtype, count) for name in work for dtype in DTYPES for count in threads]

@@ -20,7 +20,7 @@ from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
 
 from nip_core.models import resolve_model
-from nip_lm_server.formats.chat_template import load_model
+from nip_lm_server.chats.chat_template import load_model
 from nip_lm_server.training.resident.trainer import ResidentTrainer
 from nip_lm_server.training.resident.types import Datum, LoraConfig
 

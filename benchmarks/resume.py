@@ -87,8 +87,8 @@ def measure(place: Path, rollouts: int) -> dict[str, Any]:
     from prefect.settings import get_current_settings
     from prefect.testing.utilities import prefect_test_harness
 
+    from nip_base.spec import ServerSpec
     from nip_lm_server.launch import start_or_attach, stop
-    from nip_lm_server.spec import ServerSpec
 
     with prefect_test_harness(server_startup_timeout=180):
         handle = start_or_attach(ServerSpec("deterministic", "sim"), place / "server")

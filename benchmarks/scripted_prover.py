@@ -36,8 +36,8 @@ from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store
-from nip_core.scenarios.arithmetic.chains import read_steps
-from nip_core.sweep.plan.attack_run import attack_settings
+from nip_games.arithmetic.chains import read_steps
+from nip_study.plan.attack_run import attack_settings
 
 ROOT = Path(__file__).parent.parent
 PORT = 18431  # its address is part of a run, so it is the same in each call

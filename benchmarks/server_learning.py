@@ -125,9 +125,9 @@ class Server:
     def __init__(self, state_dir: Path):
         import openai
 
+        from nip_base.spec import ServerSpec
         from nip_core.models import resolve_model
         from nip_lm_server import launch as owner
-        from nip_lm_server.spec import ServerSpec
 
         spec = ServerSpec("embedded", resolve_model("tiny"), served_model_name="tiny")
         self._handle = owner.start_or_attach(spec, state_dir, timeout_s=180)
@@ -196,7 +196,7 @@ def preferred(server: Server, model: str, cases: Sequence[Case]) -> int:
     Of the five likeliest tokens there. A pair of which neither is among them is not counted.
     """
     from nip_core.models import resolve_model
-    from nip_lm_server.formats import chat_template
+    from nip_lm_server.chats import chat_template
 
     tokenizer = chat_template.load_tokenizer(resolve_model("tiny"))
     common = chat_template.encode(tokenizer, "Decision:")

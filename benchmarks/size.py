@@ -26,6 +26,7 @@ import yaml
 from aiohttp import web
 from measured_commit import describe_commit
 
+from nip_base.spec import ServerSpec
 from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
@@ -41,7 +42,6 @@ from nip_core.scenarios.datasets import load_problems
 from nip_lm_server.api.app import close_server, make_app, open_server
 from nip_lm_server.api.connections import make_runner
 from nip_lm_server.auth import KeyRing
-from nip_lm_server.spec import ServerSpec
 
 ROUNDS = 9
 MESSAGES = {"messages of 300 bytes": 300, "messages of 1,000 bytes": 1000, "tiny messages": 20}

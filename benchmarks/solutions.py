@@ -21,8 +21,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "security"))
 import hostile_solutions
 from measured_commit import describe_commit
 
-from nip_core.problems import examine
 from nip_core.scenarios import find_scenario
+from nip_problems import examine
 
 
 async def label_all(works, workers):

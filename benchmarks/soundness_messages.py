@@ -24,7 +24,7 @@ from measured_commit import describe_commit
 from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.scenarios.bags.challenges import read_coins, read_names
+from nip_games.bags.challenges import read_coins, read_names
 
 GAMES = ("private3", "private1", "public3")
 SEEDS = range(41, 46)

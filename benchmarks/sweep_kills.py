@@ -17,7 +17,7 @@ from typing import Any
 from killed_commands import list_differing, list_digests, run_killed, run_whole
 from measured_commit import ROOT, describe_commit, describe_machine
 
-from nip_core.sweep.plan.swept_runs import read_sweep
+from nip_study.plan.swept_runs import read_sweep
 
 SWEEP = ROOT / "deployments" / "sweeps" / "deterministic.yaml"
 

@@ -22,10 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nip_base.wire import EffectiveSettings
 from nip_core.models import resolve_model
 from nip_lm_server.jobs.training_process import SubprocessTrainer
 from nip_lm_server.training.job import TrainingJob
-from nip_lm_server.wire import EffectiveSettings
 
 SETTINGS: dict[str, Any] = {
     "batch_size": 4,

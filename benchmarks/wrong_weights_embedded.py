@@ -22,10 +22,10 @@ from typing import Any
 from measured_commit import describe_commit
 from wrongly_served.adapters import make_adapters
 
+from nip_base.spec import ServerSpec
 from nip_core.models import BUNDLED
 from nip_lm_server.proving.candidates import compute_probes, read_candidate
 from nip_lm_server.proving.request import ProofRequest, prove_served
-from nip_lm_server.spec import ServerSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from served_here import KEY, serve

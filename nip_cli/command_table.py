@@ -1,12 +1,16 @@
-"""The commands of `nip`: in which order, under which heading, in which file.
+"""The commands of `nip`: in which order, under which heading, in which module.
 
-A command is a line of `PANELS`: its name, where it is, and what it does in at most 58 characters,
-which is what fits beside the name on 80 columns. Its module is imported when somebody runs it or
-asks for its `--help`, so `nip --help` and a shell's completion import none of them.
+A command is a line of `PANELS`: its name, its place, and a summary of at most 58 characters, which
+fit beside the name on 80 columns. A distribution adds lines by an entry point of the group
+`nip.commands`, which names a module with `PANELS` of its own and nothing else in it. A command's
+module is imported when it is run or asked for `--help`: `nip --help` and a shell's completion
+import none of them.
 """
 
+import functools
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 
 import typer
@@ -17,48 +21,68 @@ Line = tuple[str, str, str]
 
 PANELS: dict[str, tuple[Line, ...]] = {
     "Start": (
-        ("quickstart", "commands.quickstart", "Train a tiny bundled model, on a CPU, in minutes."),
-        ("init", "commands.init", "Write a short configuration of your own, with comments."),
-        ("doctor", "machine.doctor", "Tell what can run here, and what is missing."),
+        (
+            "quickstart",
+            "nip_cli.commands.quickstart",
+            "Train a tiny bundled model, on a CPU, in minutes.",
+        ),
+        (
+            "init",
+            "nip_cli.commands.init",
+            "Write a short configuration of your own, with comments.",
+        ),
+        ("doctor", "nip_cli.machine.doctor", "Tell what can run here, and what is missing."),
     ),
     "Run": (
-        ("train", "commands.train", "Train as CONFIG says, or go on where it stopped."),
-        ("evaluate", "commands.evaluate", "Test the newest models of CONFIG's run."),
-        ("play", "commands.play", "Play rollouts only, and write their Parquet files."),
-        ("prompt", "commands.prompt", "Show the chat that an agent is asked with."),
+        ("train", "nip_cli.commands.train", "Train as CONFIG says, or go on where it stopped."),
+        ("evaluate", "nip_cli.commands.evaluate", "Test the newest models of CONFIG's run."),
+        ("play", "nip_cli.commands.play", "Play rollouts only, and write their Parquet files."),
+        ("prompt", "nip_cli.commands.prompt", "Show the chat that an agent is asked with."),
     ),
     "Look": (
-        ("ls", "commands.ls", "List the runs: state, accuracy, cost, age."),
-        ("show", "commands.show", "Show a run: accuracy by iteration, models, jobs, costs."),
-        ("view", "commands.view", "Look into runs in a browser: every episode, live."),
-        ("report", "commands.report", "Tell where a run's report is, and make it if it is not."),
-        ("diff", "studies.compare:diff", "Show how two runs differ: settings, data, results."),
-        ("compare", "studies.compare", "Put runs side by side: a table, a figure, a page."),
-        ("verify", "commands.verify", "Check every file of a run against its digests."),
+        ("ls", "nip_cli.commands.ls", "List the runs: state, accuracy, cost, age."),
+        (
+            "show",
+            "nip_cli.commands.show",
+            "Show a run: accuracy by iteration, models, jobs, costs.",
+        ),
+        (
+            "report",
+            "nip_cli.commands.report",
+            "Tell where a run's report is, and make it if it is not.",
+        ),
+        ("verify", "nip_cli.commands.verify", "Check every file of a run against its digests."),
     ),
-    "Study": (
-        ("declare", "studies.declare", "Say what a sweep is expected to show, before it runs."),
-        ("sweep", "studies.sweep", "Run every combination of some settings, and one table."),
-        ("attack", "commands.attack", "Attack the verifier of a run, as a run of its own."),
-        ("harden", "studies.harden", "Attack a verifier and train it on, in rounds."),
-        ("problems", "commands.problems", "Make datasets of your own."),
-    ),
-    "Tools": (("grade", "commands.grade", "Grade code of anybody's, by tests, in a sandbox."),),
-    "Carry over": (
-        ("track", "commands.track", "Send trackers whatever they are missing of a run."),
-        ("export", "commands.export", "Write a run in the form of another program."),
-        ("push", "commands.hub:push", "Publish a model or the data of a run on the Hub."),
-        ("pull", "commands.hub:pull", "Download a model or data from the Hub, and check it."),
-        ("clean", "commands.clean", "Delete what nothing in a run refers to."),
-    ),
+    "Study": (),
+    "Carry over": (("clean", "nip_cli.commands.clean", "Delete what nothing in a run refers to."),),
     "Serve": (
-        ("models", "serving.models", "Bring a published model here, without a hub; list them."),
-        ("serve", "serving.serve", "Run an OpenAI-compatible server of models and jobs."),
-        ("prove", "serving.prove", "Say which weights answer under a name, at a server."),
-        ("up", "machine.up", "Start PostgreSQL, Prefect and workers; Ctrl-C ends them."),
+        (
+            "models",
+            "nip_cli.serving.models",
+            "Bring a published model here, without a hub; list them.",
+        ),
+        ("serve", "nip_cli.serving.serve", "Run an OpenAI-compatible server of models and jobs."),
+        ("prove", "nip_cli.serving.prove", "Say which weights answer under a name, at a server."),
+        ("up", "nip_cli.machine.up", "Start PostgreSQL, Prefect and workers; Ctrl-C ends them."),
     ),
 }
-_WHERE = {name: where for lines in PANELS.values() for name, where, _ in lines}
+GROUP = "nip.commands"
+"""Of entry points."""
+
+
+@functools.cache
+def read_panels() -> dict[str, tuple[Line, ...]]:
+    """Read the lines of all distributions by panel: nip's own first, then by their names."""
+    panels = dict(PANELS)
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        for panel, lines in point.load().PANELS.items():
+            panels[panel] = (*panels.get(panel, ()), *lines)
+    return panels
+
+
+@functools.cache
+def _find_places() -> dict[str, str]:
+    return {name: place for lines in read_panels().values() for name, place, _ in lines}
 
 
 class _Listed(typer.core.TyperCommand):
@@ -70,11 +94,12 @@ class Commands(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """List names in the order of the table, then all others."""
-        return [*_WHERE, *(name for name in super().list_commands(ctx) if name not in _WHERE)]
+        places = _find_places()
+        return [*places, *(name for name in super().list_commands(ctx) if name not in places)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command as a list shows it."""
-        for panel, lines in PANELS.items():
+        for panel, lines in read_panels().items():
             for name, _, summary in lines:
                 if name == cmd_name:
                     return _Listed(name, help=summary, rich_help_panel=panel)
@@ -97,8 +122,8 @@ class Commands(typer.core.TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import the command of this name."""
-    module, _, attribute = _WHERE[name].partition(":")
-    target = getattr(import_module(f"nip_cli.{module}"), attribute or name)
+    module, _, attribute = _find_places()[name].partition(":")
+    target = getattr(import_module(module), attribute or name)
     if not isinstance(target, typer.Typer):
         function, target = target, typer.Typer(add_completion=False)
         target.command(name)(function)
@@ -109,5 +134,5 @@ def load_command(name: str) -> Any:
 
 def load_all() -> None:
     """Import every command, so a fork of this process imports none."""
-    for name in _WHERE:
+    for name in _find_places():
         load_command(name)

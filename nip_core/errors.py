@@ -4,9 +4,24 @@ Each also inherits the standard exception it refines, each is picklable (argumen
 strings), and each message names the place, what was got and what to do.
 """
 
+from nip_base.errors import NipError
 
-class NipError(Exception):
-    """The base of all errors raised on purpose by nip_core."""
+__all__ = [
+    "BudgetError",
+    "CorruptionError",
+    "DatasetError",
+    "DeadlineError",
+    "JobError",
+    "LeaseError",
+    "NipError",
+    "ParkedError",
+    "PlaceError",
+    "RunConflictError",
+    "ServerError",
+    "SettingsError",
+    "StageError",
+    "StoreError",
+]
 
 
 class SettingsError(NipError, ValueError):

@@ -1,39 +1,52 @@
-"""Objects by the address in a setting, and classes of our own by a name.
+"""Classes of our own by a name, and of other distributions by their entry points.
 
-import_object  a user's: ``package.module:Class`` or ``path/to/file.py:Class``
-find_line      where in a file an error was raised
 find_class     the class of a package that has the name of its module; find_classes: all of them
+load_bridge    the module that another distribution names for a purpose of ours
 """
 
 import functools
 import importlib
 import pkgutil
+from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any, TypeVar
-
-from nip_lm_server.client import find_line, import_object
-
-__all__ = ["find_class", "find_classes", "find_line", "import_object"]
 
 Kind = TypeVar("Kind")
 
 
-def find_class(package: str, name: str, base: type[Kind]) -> type[Kind] | None:
-    """Find the subclass of `base` called `name` in the package's module `name`, if any."""
-    if name not in _modules(package):
+def find_class(package: str, name: str, base: type[Kind], group: str = "") -> type[Kind] | None:
+    """Find the subclass of `base` called `name` in the package's module `name`, if any.
+
+    With `group`, also in the module that an entry point of this group and name gives.
+    """
+    place = _list_modules(package, group).get(name)
+    if place is None:
         return None
-    for value in vars(importlib.import_module(f"{package}.{name}")).values():
+    for value in vars(importlib.import_module(place)).values():
         if isinstance(value, type) and issubclass(value, base) and vars(value).get("name") == name:
             return value
     return None
 
 
-def find_classes(package: str, base: type[Any]) -> tuple[str, ...]:
+def find_classes(package: str, base: type[Any], group: str = "") -> tuple[str, ...]:
     """List the names with a class for `find_class`, sorted."""
-    return tuple(n for n in sorted(_modules(package)) if find_class(package, n, base) is not None)
+    names = sorted(_list_modules(package, group))
+    return tuple(name for name in names if find_class(package, name, base, group) is not None)
+
+
+def load_bridge(group: str, name: str) -> ModuleType | None:
+    """Load the module of the entry point `name`; None where no distribution has one."""
+    for point in entry_points(group=group, name=name):
+        module: ModuleType = point.load()
+        return module
+    return None
 
 
 @functools.cache
-def _modules(package: str) -> frozenset[str]:
-    """List the names of the modules of a package."""
+def _list_modules(package: str, group: str) -> dict[str, str]:
+    """Map names to modules: a package's own before those of entry points."""
     path = importlib.import_module(package).__path__
-    return frozenset(module.name for module in pkgutil.iter_modules(path))
+    named = {point.name: point.value for point in entry_points(group=group)} if group else {}
+    return named | {
+        module.name: f"{package}.{module.name}" for module in pkgutil.iter_modules(path)
+    }

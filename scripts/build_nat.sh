@@ -34,8 +34,8 @@ pip_install --no-deps -e "$ROOT" -e "$ROOT/docs/examples/nemo"
 LITELLM_LOCAL_MODEL_COST_MAP=True "$DIR/bin/python" - <<'EOF'
 from importlib.metadata import version
 
-import nip_core.fine_tuning.art_adapter
-import nip_core.fine_tuning.nat_plugin
+import nip_by_hand.fine_tuning.art_adapter
+import nip_by_hand.fine_tuning.nat_plugin
 import nip_nemo_example
 
 print(f"nvidia-nat-core {version('nvidia-nat-core')}, openpipe-art {version('openpipe-art')}")

@@ -28,7 +28,7 @@ import tensorboardX
 import trackio
 import wandb
 
-import nip_core.tracking.feeder
+import nip_bridges.tracking.feeder
 
 names = ("trackio", "wandb", "mlflow-skinny", "tensorboardX")
 print(", ".join(f"{name} {version(name)}" for name in names))

@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 ANSWER_S = 5.0
+BACKEND = "setuptools>=77"
 _PYPI = "https://pypi.org/simple"
 _EXTRA_INDEX = "--extra-index-url"
 _SOURCES = ("-i", "--index-url", _EXTRA_INDEX, "-f", "--find-links", "--no-index")
@@ -151,6 +152,13 @@ def check_pip(options: Sequence[str], what: Sequence[str], quiet: bool) -> None:
         raise SystemExit(status)
 
 
+def list_editable(extras: str) -> list[str]:
+    """List the checkout's distributions as pip's arguments, the root with its extras last."""
+    folders = [*sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))]
+    root = f"{ROOT}[{extras}]" if extras else str(ROOT)
+    return [word for place in (*map(str, folders), root) for word in ("-e", place)]
+
+
 def compile_all() -> None:
     """Compile all modules; what can't be compiled is no module of ours, and no matter."""
     command = [sys.executable, "-m", "compileall", "-qq", "-j", "0"]
@@ -182,7 +190,7 @@ def say(text: str) -> None:
 def main() -> None:
     """Install torch, then the rest, then compile it all."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("extras", help="of nip, as local,dev")
+    parser.add_argument("extras", nargs="?", default="", help="of nip, as local,dev")
     parser.add_argument("--quiet", action="store_true", help="pip says nothing but errors")
     arguments = parser.parse_args()
     options = without_silent(shlex.split(os.environ.get("PIP_OPTIONS", "")))
@@ -190,7 +198,9 @@ def main() -> None:
         os.environ.get("TORCH_INDEX", TORCH_INDEX), options, arguments.quiet, has_nvidia()
     )
     say("2 of 3, all else that nip uses: some 130 packages, 0.2 GB to download")
-    check_pip(options, ["-e", f"{ROOT}[{arguments.extras}]"], arguments.quiet)
+    check_pip([*options, "--no-deps"], [BACKEND], arguments.quiet)
+    # Without build isolation: pip would make an environment for each of the distributions.
+    check_pip([*options, "--no-build-isolation"], list_editable(arguments.extras), arguments.quiet)
     say("3 of 3, compiling, for up to a minute")
     compile_all()
     taken = dict(sizes())

@@ -46,7 +46,7 @@ class Module:
 
 MODULES = {
     "ledger": Module(
-        ("nip_core/jobs/ledger.py", "nip_core/fine_tuning/ledger.py"),
+        ("nip_core/jobs/ledger.py", "packages/nip-by-hand/nip_by_hand/fine_tuning/ledger.py"),
         ("test_ledger.py", "test_submissions.py", "test_openai_backend.py"),
         5,
     ),
@@ -73,7 +73,7 @@ MODULES = {
         4,
     ),
     "wire": Module(
-        ("nip_lm_server/wire.py", "lm_server/wire.py", "nip_core/lm_server/wire.py"),
+        ("packages/nip-base/nip_base/wire.py", "lm_server/wire.py", "nip_core/lm_server/wire.py"),
         ("test_job_settings.py", "test_api.py", "test_files.py"),
         4,
     ),

@@ -72,8 +72,8 @@ def server(
     engine: str, state: Path, vllm: Path | None, model: Path, most: int = 8
 ) -> Iterator[Any]:
     """An lm_server on a model; over vLLM with so many sequences."""
+    from nip_base.spec import ServerSpec
     from nip_lm_server import launch
-    from nip_lm_server.spec import ServerSpec
 
     options: dict[str, Any] = {}
     if engine == "vllm":

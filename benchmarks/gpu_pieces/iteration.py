@@ -27,8 +27,8 @@ from gpu_pieces.models import words
 from gpu_pieces.results import Piece, Row
 from gpu_pieces.serving import Served, engine_names
 from gpu_pieces.sizes import Session, Shape
+from nip_base.machine.devices import compile_caches
 from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
-from nip_lm_server.machine.devices import compile_caches
 
 AGENTS = 2
 BATCH_SIZE = 8

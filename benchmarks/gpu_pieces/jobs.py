@@ -22,7 +22,7 @@ from gpu_pieces import models
 from gpu_pieces.models import words
 from gpu_pieces.results import Piece, Row
 from gpu_pieces.sizes import FLEX, Session
-from nip_lm_server.formats import to_jsonl
+from nip_base.formats import to_jsonl
 
 JOB = Path(__file__).with_name("training_job.py")
 TURNS = 9

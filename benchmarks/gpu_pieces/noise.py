@@ -24,11 +24,11 @@ from gpu_pieces.models import words
 from gpu_pieces.results import Piece, Row
 from gpu_pieces.serving import engine_names
 from gpu_pieces.sizes import Session, Shape
+from nip_base.proof import Proof
 from nip_lm_server.engines.base import Engine, EngineError, GenerationRequest
 from nip_lm_server.engines.vllm.adapter_proof import VllmProver
 from nip_lm_server.lora.adapter_files import read_adapter
 from nip_lm_server.lora.probes import read_probe
-from nip_lm_server.proof import Proof
 
 SEEDS = (1, 2, 3)
 WRONG = 3

@@ -21,9 +21,9 @@ from pass_through import Place
 
 from gpu_pieces import models
 from gpu_pieces.sizes import Session, Shape
+from nip_base.formats import to_jsonl
+from nip_base.spec import ServerSpec
 from nip_lm_server import launch
-from nip_lm_server.formats import to_jsonl
-from nip_lm_server.spec import ServerSpec
 
 START_S, JOB_S = 500.0, 500.0
 """Within a piece's ten minutes; times `Session.patience`."""

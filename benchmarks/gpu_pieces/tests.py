@@ -1,7 +1,7 @@
 """The tests that need a GPU: each file is a row, with what failed, what was skipped, and seconds.
 
-Those of `tests/engines` that run whole servers count too: here vLLM is the build for CUDA. A
-rehearsal only collects them.
+Those of `packages/nip-lm-server/tests/engines` that run whole servers count too: here vLLM is the
+build for CUDA. A rehearsal only collects them.
 """
 
 import subprocess

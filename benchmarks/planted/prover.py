@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nip_lm_server.formats import chat_template
+from nip_lm_server.chats import chat_template
 from planted.word import WORD
 
 Chat = list[dict[str, str]]

@@ -16,7 +16,6 @@ import json
 import random
 
 import art
-
 from nip_core.fine_tuning.art.art_backend import LmServerBackend
 
 RIGHT = {

@@ -25,9 +25,10 @@ from factory.problems.sources import SOURCES
 from factory.problems.sources.source import Source
 from nip_core.errors import DatasetError
 from nip_core.hashing import derive_key
-from nip_core.problems import Mutant, mutants, normalise
-from nip_core.problems.tested import Reports, Tested, TestRunner, describe_first_failure
-from nip_core.problems.variants import (
+from nip_core.scenarios.rows import SCHEMA, SPLITS, Row, choose_split, write_split
+from nip_problems import Mutant, mutants, normalise
+from nip_problems.tested import Reports, Tested, TestRunner, describe_first_failure
+from nip_problems.variants import (
     Candidates,
     find_candidates,
     find_passing_rewrites,
@@ -36,7 +37,6 @@ from nip_core.problems.variants import (
     sort_by_hash,
     try_mutants,
 )
-from nip_core.scenarios.rows import SCHEMA, SPLITS, Row, choose_split, write_split
 
 __all__ = [
     "SCHEMA",

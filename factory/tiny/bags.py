@@ -22,7 +22,7 @@ from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Turn
 from nip_core.scenarios import Scenario, find_scenario
-from nip_core.scenarios.bags.challenges import (
+from nip_games.bags.challenges import (
     read_challenges,
     read_coins,
     read_names,
@@ -30,7 +30,7 @@ from nip_core.scenarios.bags.challenges import (
     write_coins,
     write_names,
 )
-from nip_core.scenarios.bags.lists import NAMES, Digits, read_lists, write_digits, write_lists
+from nip_games.bags.lists import NAMES, Digits, read_lists, write_digits, write_lists
 
 TRAINING_CASES = 40_000
 LENGTH = 4

@@ -17,7 +17,7 @@ from factory.tiny.bags import (
 from factory.tiny.evaluation import generate
 from nip_core.game.render import InvalidResponse, Situation
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, Turn
-from nip_core.scenarios.bags.challenges import read_coins, read_names
+from nip_games.bags.challenges import read_coins, read_names
 
 TEMPERATURE = 0.5
 _LOOKED = re.compile(r"(\d) is ([AB]), \1: ([AB]), (right|wrong)\.")

@@ -22,8 +22,8 @@ import threading
 import time
 from typing import IO, Any
 
+from nip_base.machine.processes import watch_parent
 from nip_core.errors import ServerError
-from nip_lm_server.client import watch_parent
 
 _STOP_S = 2.0
 _TAIL = 2000

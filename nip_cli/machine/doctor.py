@@ -45,9 +45,9 @@ def doctor(for_vllm: ForVllm = False, as_json: AsJson = False) -> None:
 
 def _show_vllm_commands(as_json: bool) -> None:
     """Print what builds an environment with vLLM: for CUDA where there is a device."""
+    from nip_base.machine.devices import has_cuda
     from nip_cli.machine.doctor_checks import vllm_commands
     from nip_cli.printing.plans_and_runs import print_json
-    from nip_lm_server.client import has_cuda
 
     is_for_cuda = has_cuda(os.environ)
     commands = vllm_commands(is_for_cuda)

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import aiohttp
 
+from nip_base.machine.allowed_memory import describe_memory
+from nip_base.machine.devices import OLDEST_DRIVERS, driver_version, has_cuda
+from nip_base.spec import ENGINES
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, KNOWN, ONLY_IN_REPOSITORY
@@ -20,17 +23,8 @@ from nip_core.models.added_models import look_at
 from nip_core.parameters.services.providers import PROVIDERS
 from nip_core.proxies import proxy_for
 from nip_core.redaction import check_address, show_address
-from nip_core.sandbox import sandbox
-from nip_lm_server.client import (
-    ENGINES,
-    OLDEST_DRIVERS,
-    VllmMissingError,
-    describe_memory,
-    describe_vllm,
-    driver_version,
-    has_cuda,
-    vllm_build_script,
-)
+from nip_lm_server.client import VllmMissingError, describe_vllm, vllm_build_script
+from nip_sandbox import sandbox
 
 _PREFECT_S = 2.0  # for a server that is there; one of this machine answers in milliseconds
 _CORE = ("prefect", "fastapi", "pydantic", "openai", "aiohttp", "pyarrow", "numpy")

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from nip_base.machine.processes import die_with_parent_process, read_tail
 from nip_cli.printing.terminal import say
 from nip_core.errors import ServerError
-from nip_lm_server.client import die_with_parent_process, read_tail
 
 _GRACE_S = 40.0
 _LOOK_S = 0.5

@@ -25,12 +25,12 @@ from typing import Annotated, Literal
 import typer
 
 import nip_prefect
+from nip_base.machine.devices import has_cuda
 from nip_cli.machine.parts import Parts, open_private
 from nip_cli.machine.postgres import start_postgres
 from nip_cli.printing.terminal import say
 from nip_core.errors import ServerError, SettingsError
 from nip_core.redaction import read_key
-from nip_lm_server.client import has_cuda
 
 _LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 _AUTH = "PREFECT_SERVER_API_AUTH_STRING"

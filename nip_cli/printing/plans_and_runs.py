@@ -216,7 +216,7 @@ def _shows_little(parameters: HyperParameters, estimate: "Estimate") -> "Iterato
 
 
 def _few_examples(parameters: HyperParameters, train_episodes: int) -> "Iterator[str]":
-    from nip_lm_server.client import MIN_EXAMPLES
+    from nip_base.formats import MIN_EXAMPLES
 
     iterations = parameters.rl.num_iterations
     is_rerun = parameters.base_run.base_run_type == "rerun_tests"

@@ -12,7 +12,7 @@ def find_served(model: str, engine: str) -> str:
 
     Raises NipError for a name that means none. Without weights any name will do.
     """
-    from nip_core.hub.named_model import find_model
+    from nip_core.session.named_model import find_model
 
     try:
         has_weights = find_capabilities(engine).has_weights

@@ -17,9 +17,9 @@ reach_share    the same as a share alone
 
 import math
 
+from nip_base.formats import MIN_EXAMPLES
 from nip_core.attack_figures.metrics_document import Reach
 from nip_core.evaluation.figures_in_words import DASH, amount
-from nip_lm_server.client import MIN_EXAMPLES
 
 SCRIPT_REACH = (
     "Reach: nothing is sampled. What the script says in each of these situations is tried, and "

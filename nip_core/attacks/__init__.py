@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from nip_base.importing import import_object
 from nip_core.attacks.base import (
     MOST_CONTINUATIONS,
     MOST_MESSAGES,
@@ -27,7 +28,6 @@ from nip_core.attacks.base import (
 from nip_core.attacks.best_of_n import BestOfN
 from nip_core.attacks.script import Script
 from nip_core.attacks.trained import Trained
-from nip_core.importing import import_object
 from nip_core.nearest import did_you_mean
 
 __all__ = [

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
+from nip_base.formats.token_counts import count_tokens
 from nip_core.game.render import Game, make_situation
 from nip_core.models import locate_model
 from nip_core.parameters import HyperParameters, Method
 from nip_core.rollouts.branching import Branching
 from nip_core.rollouts.plan import episode_spec
 from nip_core.scenarios import Problem
-from nip_lm_server.client import count_tokens
 
 BYTES_PER_TOKEN = 4
 _MESSAGE_TOKENS = 4  # that a chat template adds to a message, about

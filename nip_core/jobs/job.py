@@ -29,9 +29,9 @@ from pydantic import (
     model_serializer,
 )
 
+from nip_base.wire import NipSettings
 from nip_core.errors import NipError
 from nip_core.hashing import derive_key
-from nip_lm_server.client import NipSettings
 
 FORMAT_VERSION = 1
 KEY_METADATA = "nip_key"

@@ -25,6 +25,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
 
+from nip_base.formats import MIN_EXAMPLES
+from nip_base.wire import ACTIVE_STATUSES, ENDED_STATUSES
 from nip_core.errors import DeadlineError, JobError, ParkedError, RunConflictError
 from nip_core.jobs.document import JobDocument
 from nip_core.jobs.job import (
@@ -48,7 +50,6 @@ from nip_core.parameters.services.providers import Provider
 from nip_core.rollouts.client.chat_client import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
-from nip_lm_server.client import ACTIVE_STATUSES, ENDED_STATUSES, MIN_EXAMPLES
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from nip_base.importing import find_line
 from nip_core.errors import JobError, NipError
-from nip_core.importing import find_line
 from nip_core.jobs.job import (
     KEY_METADATA,
     Backend,

@@ -9,11 +9,11 @@ from typing import Literal
 import aiohttp
 from pydantic import BaseModel, JsonValue, ValidationError
 
+from nip_base.version import SERVER_VERSION, compatible
 from nip_core.errors import ServerError
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
 from nip_core.rollouts.client.chat_client import Endpoint
-from nip_lm_server.client import SERVER_VERSION, compatible
 
 EngineAction = Literal["start", "stop", "sleep", "wake"]
 

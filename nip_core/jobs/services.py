@@ -8,6 +8,7 @@ import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from nip_base.wire import NipSettings
 from nip_core.errors import SettingsError
 from nip_core.jobs.job import Backend
 from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
@@ -15,7 +16,6 @@ from nip_core.jobs.own_backend import OwnBackend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.services.providers import Provider, TrainingService
 from nip_core.rollouts.client.chat_client import Endpoint
-from nip_lm_server.client import NipSettings
 
 _OURS: dict[str, type[OpenAIBackend]] = {"openai": OpenAIBackend, "nip": NipBackend}
 _WORDS = ("n_epochs", "batch_size", "beta", "advantage", "clip_low", "clip_high", "kl_penalty")

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from nip_base.formats.bounds import ReadError
 from nip_core.configurations import config_file
 from nip_core.errors import SettingsError
 from nip_core.parameters.basis.base import Parameters, groups_in, may_hold
@@ -22,7 +23,6 @@ from nip_core.parameters.blocks.tracking import TrackerParameters, Trackers
 from nip_core.parameters.hyper_parameters import HyperParameters
 from nip_core.parameters.named_files import find_beside
 from nip_core.parameters.unknown import guess_setting
-from nip_lm_server.client import ReadError
 
 _MOST_KEYS = 64  # in the address of a setting
 
@@ -106,14 +106,14 @@ def _lines(error: ValidationError) -> list[str]:
 
 @lru_cache(maxsize=16)  # a sweep reads the same file for each of its runs
 def _parse(text: str) -> Any:
-    from nip_lm_server.client import parse_yaml  # with YAML, which few commands read
+    from nip_base.formats.untrusted import parse_yaml  # with YAML, which few commands read
 
     return parse_yaml(text)
 
 
 def read_yaml(path: Path) -> PlainDict:
     """The mapping in a file, within the limits of `parse_yaml`. Raises SettingsError."""
-    from nip_lm_server.client import read_text
+    from nip_base.formats.untrusted import read_text
 
     try:
         values = deepcopy(_parse(read_text(path)))
@@ -125,7 +125,7 @@ def read_yaml(path: Path) -> PlainDict:
 
 
 def _with_override(values: PlainDict, override: str) -> PlainDict:
-    from nip_lm_server.client import parse_yaml
+    from nip_base.formats.untrusted import parse_yaml
 
     address, equals, text = override.partition("=")
     if not equals or not address.strip():

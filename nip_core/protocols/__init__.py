@@ -14,7 +14,8 @@ no settings (the settings look up the protocol that they name).
 
 import sys
 
-from nip_core.importing import find_class, find_classes, find_line, import_object
+from nip_base.importing import find_line, import_object
+from nip_core.importing import find_class, find_classes
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.protocols.base import (
     ACCEPT,

@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from nip_base.wire import ENDED_STATUSES
 from nip_core.errors import CorruptionError, JobError, RunConflictError, SettingsError
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
@@ -31,7 +32,6 @@ from nip_core.parameters import HyperParameters
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, list_files
-from nip_lm_server.client import ENDED_STATUSES
 
 if TYPE_CHECKING:
     from nip_core.rollouts.client.chat_client import Endpoint

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nip_base.spec import base_served_name
 from nip_core.attacks.course import PLATEAU
 from nip_core.parameters.derived.model_names import dummy_name
 from nip_core.parameters.derived.tested_iterations import scheme_tests
@@ -11,7 +12,6 @@ from nip_core.records.attack_course import find_early_end
 from nip_core.rollouts.plan import ATTACK
 from nip_core.run_store.documents import damaged
 from nip_core.run_store.run import RunRecord, RunStore
-from nip_lm_server.client import base_served_name
 
 
 @dataclass(frozen=True)

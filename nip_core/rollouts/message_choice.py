@@ -35,13 +35,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from nip_base.importing import find_line
 from nip_core.attacks import Attack, PlayableMessage, find_attack_file
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import NipError, StageError
 from nip_core.game.answer_rows import AnswerPlace, place_of
 from nip_core.game.render import make_situation
 from nip_core.hashing import derive_key, derive_seed
-from nip_core.importing import find_line
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import find_attackers
 from nip_core.protocols import ACCEPT, NO_DECISION

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from nip_base.formats.bounds import parse_json
 from nip_core.errors import CorruptionError
 from nip_core.hashing import digest
-from nip_lm_server.client import parse_json
 
 _Document = TypeVar("_Document", bound=BaseModel)
 

@@ -35,10 +35,10 @@ from typing import Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from nip_base.machine.processes import process_identity
 from nip_core.errors import CorruptionError, LeaseError
 from nip_core.run_store.documents import decode, encode, validate_document
 from nip_core.run_store.store import MissingFileError, Store
-from nip_lm_server.client import process_identity
 
 # Higher with a change of the rules by which a run is held: `read_lease` refuses what it doesn't
 # know.

@@ -23,12 +23,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from nip_base.formats.bounds import parse_json
 from nip_core.errors import CorruptionError, RunConflictError, StoreError
 from nip_core.hashing import digest
 from nip_core.run_store.documents import first_fault
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.store import MissingFileError, Store
-from nip_lm_server.client import parse_json
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

@@ -6,13 +6,14 @@ checked             its functions as nip calls them: what is wrong is an error t
 prompts             what agents are told of them; prompt_phrases: the sentences that settings decide
 code_settings       settings that have a block of their own in a run's
 
-`find_scenario` finds a scenario by the name of its module here, or anywhere by
-``path/to/file.py:Class`` or ``package.module:Class``; there is no list to keep. Nobody outside
-of this package imports one scenario. Scenarios import no settings (the settings look up the
-scenario that they name).
+`find_scenario` finds a scenario by the name of its module here, by an entry point of the group
+`nip.scenarios`, or anywhere by ``path/to/file.py:Class`` or ``package.module:Class``; there is no
+list to keep. No module outside of this package imports one scenario. Scenarios import no settings
+(the settings look up the scenario that they name).
 """
 
-from nip_core.importing import find_class, find_classes, import_object
+from nip_base.importing import import_object
+from nip_core.importing import find_class, find_classes
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.protocols.settings import GameSettings
 from nip_core.scenarios.base import (
@@ -51,10 +52,13 @@ __all__ = [
     "scenario_names",
 ]
 
+GROUP = "nip.scenarios"
+"""Of entry points: a distribution names a module for each of its scenarios."""
+
 
 def scenario_names() -> tuple[str, ...]:
-    """The names of the scenarios in this package."""
-    return find_classes(__name__, Scenario)
+    """List the names of the scenarios here, and of other distributions."""
+    return find_classes(__name__, Scenario, GROUP)
 
 
 def find_scenario(name: str) -> type[Scenario]:
@@ -68,7 +72,7 @@ def find_scenario(name: str) -> type[Scenario]:
             raise ValueError(f"{name!r} is not a subclass of nip_core.scenarios.Scenario")
         check_scenario(kind)
         return kind
-    kind = find_class(__name__, name, Scenario)
+    kind = find_class(__name__, name, Scenario, GROUP)
     if kind is None:
         names = scenario_names()
         raise ValueError(

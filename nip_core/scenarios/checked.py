@@ -15,9 +15,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from nip_base.importing import find_line
 from nip_core.errors import NipError, SettingsError
 from nip_core.hashing import half_pair
-from nip_core.importing import find_line
 from nip_core.scenarios.base import PROVER, Column, Label, NoLabel, Role, Scenario
 
 

@@ -19,13 +19,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nip_base.formats.bounds import parse_json
+from nip_base.formats.untrusted import read_text
 from nip_core.distribution import how_to_install
 from nip_core.errors import DatasetError
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.proxies import prepare_proxies
 from nip_core.redaction import check_address
 from nip_core.scenarios.rows import SPLITS
-from nip_lm_server.client import parse_json, read_text
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 _SPLIT_ENDINGS = (".train", ".dev", ".test")

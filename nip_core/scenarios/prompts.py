@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from nip_base.formats.bounds import ReadError
+from nip_base.formats.untrusted import read_text
 from nip_core.errors import SettingsError
 from nip_core.protocols import Protocol
 from nip_core.protocols.settings import GameSettings
@@ -29,7 +31,6 @@ from nip_core.scenarios import prompt_phrases as phrases
 from nip_core.scenarios.base import PROVER, VERIFIER, Role, Scenario
 from nip_core.scenarios.checked import call_for_text, list_seen_columns, read_own_sentences
 from nip_core.scenarios.prompt_versions import form_of
-from nip_lm_server.client import ReadError, read_text
 
 PLACEHOLDERS = (
     "problem",

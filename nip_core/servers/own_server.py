@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from nip_base.machine.devices import compile_caches, has_cuda
+from nip_base.spec import EngineSpec, ServerSpec
 from nip_core.errors import ServerError, SettingsError
 from nip_core.models import resolve_model
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
@@ -25,17 +27,7 @@ from nip_core.proxies import restore_proxies
 from nip_core.rollouts.client.chat_client import Endpoint
 from nip_core.run_store.run import RunStore
 from nip_core.servers.engine_sizes import check_ranks, choose_vllm_sizes
-from nip_lm_server.client import (
-    EngineSpec,
-    OwnerError,
-    ServerHandle,
-    ServerSpec,
-    compile_caches,
-    has_cuda,
-    is_running,
-    start_or_attach,
-    stop,
-)
+from nip_lm_server.client import OwnerError, ServerHandle, is_running, start_or_attach, stop
 
 T = TypeVar("T")
 # Looking costs one question to the system, and a stage learns of a death before its calls have been

@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 import aiohttp
 
+from nip_base.formats.bounds import parse_json
 from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.shutdowns import is_at_openai, list_shutdown_warnings
 from nip_core.proxies import proxy_for
 from nip_core.rollouts.client.chat_client import Endpoint
 from nip_core.servers.endpoints import Endpoints
-from nip_lm_server.client import parse_json
 
 _log = logging.getLogger(__name__)
 

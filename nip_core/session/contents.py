@@ -17,6 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from nip_base.formats.bounds import ReadError
+from nip_base.formats.untrusted import read_text
+from nip_base.importing import find_file
 from nip_core.distribution import __version__
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game
@@ -31,7 +34,6 @@ from nip_core.servers.endpoints import Endpoints
 from nip_core.session.attack_files import digest_files, name_changed_files
 from nip_core.session.opponent_runs import digest_opponents
 from nip_core.session.origin import Origin
-from nip_lm_server.client import ReadError, find_file, read_text
 
 
 def digest_contents(

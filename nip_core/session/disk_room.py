@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from nip_base.disk import MIN_FREE_BYTES, want_of_space
 from nip_core.costs.estimate import Estimate
 from nip_core.errors import StoreError
 from nip_core.parameters import HyperParameters
 from nip_core.run_store.run import RunStore
 from nip_core.servers.own_server import find_server_directory, make_server_spec
-from nip_lm_server.client import MIN_FREE_BYTES, want_of_space
 
 
 def check_room(

@@ -5,6 +5,7 @@ check_guides  the room that its answers have for their form, and a short answer 
 
 import aiohttp
 
+from nip_base.formats.bounds import parse_json
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
 from nip_core.game.answer_guide import GUIDE_FIELD, least_tokens
@@ -14,7 +15,6 @@ from nip_core.redaction import redact
 from nip_core.rollouts.client.chat_client import read_error
 from nip_core.session.prompt_checks import sample_conversation
 from nip_core.session.session import Session
-from nip_lm_server.client import parse_json
 
 _WORD = "guided in 3 words"  # what tokenizers differ in: blanks, digits
 _GRAMMAR = f"%llguidance {{}}\nstart: word\nword[max_tokens={2 * len(_WORD)}]: /{_WORD}/\n"

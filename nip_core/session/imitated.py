@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
+from nip_base.formats import MIN_EXAMPLES
+from nip_base.formats.bounds import ReadError
+from nip_base.formats.untrusted import read_text
 from nip_core.attack_figures.figures import plain_rollouts
 from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.spread import shared_text
@@ -29,7 +32,6 @@ from nip_core.run_store.store import MissingFileError, Store
 from nip_core.scenarios import Problem
 from nip_core.trainers.base import Choice, Example
 from nip_core.trainers.imitation import choose_fooling, read_chats
-from nip_lm_server.client import MIN_EXAMPLES, ReadError, read_text
 
 _SETTING = "attack.start_from"
 

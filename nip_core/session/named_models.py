@@ -9,9 +9,9 @@ import os
 from collections.abc import Collection, Mapping
 
 from nip_core.errors import SettingsError
-from nip_core.hub.named_model import SilentHubError, find_model
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.hosting import list_loaded
+from nip_core.session.named_model import SilentHubError, find_model
 
 
 def check_models(

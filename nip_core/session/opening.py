@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from nip_core.bridges import find_trackers
 from nip_core.costs.caps import Budget
 from nip_core.costs.spent_and_estimated import record_estimate
 from nip_core.parameters import HyperParameters
@@ -43,7 +44,6 @@ from nip_core.session.server_checks import (
 )
 from nip_core.session.server_speed import measure_speed
 from nip_core.session.session import Session
-from nip_core.tracking.feeders import Feeders
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +117,10 @@ async def open_session(
         if words := describe_left_out(left_out):
             _log.warning("run %r: %s", run.name, words)
         # 5. What shows the run to others ends before the run is let go of.
-        feeders = await stack.enter_async_context(Feeders(run, prepared.parameters.tracking))
+        trackers, bridge = prepared.parameters.tracking, find_trackers()
+        feeders = None
+        if trackers and bridge is not None:
+            feeders = await stack.enter_async_context(bridge.feed(run, trackers))
         problems = drop_left_out(prepared.problems, left_out)
         yield replace(session, problems=problems, left_out=left_out, feeders=feeders)
 

@@ -26,9 +26,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nip_core.bridges import PublishedAdapter, need_hub
 from nip_core.errors import SettingsError
-from nip_core.hub.adapters_to_start_from import PublishedModel, bring_published, find_published
-from nip_core.hub.client import connect
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_parameters
 from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.derived.model_names import base_name
@@ -53,7 +52,7 @@ class Origin:
     run has. Only `rerun_tests` has more than one."""
     adapters: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     """By run, the models to copy from its own server, each with its content digest."""
-    published: Mapping[str, PublishedModel] = field(default_factory=dict)
+    published: Mapping[str, PublishedAdapter] = field(default_factory=dict)
     """By name, adapters of the Hub."""
 
     @classmethod
@@ -217,7 +216,8 @@ def bring_adapters(origin: Origin, store: Store, state_dir: Path) -> None:
     """
     for run, digests in origin.adapters.items():
         bring_models(RunStore(store, run), state_dir, digests)
-    bring_published(origin.published.values(), state_dir)
+    if origin.published:
+        need_hub("published_adapter").bring_published(origin.published.values(), state_dir)
 
 
 def _run(store: Store, setting: str, name: str) -> RunStore:
@@ -262,7 +262,7 @@ class ModelSearch:
     def __init__(self, parameters: HyperParameters, store: Store | None):
         self._parameters, self._there = parameters, store
         self.adapters: dict[str, dict[str, str | None]] = {}
-        self.published: dict[str, PublishedModel] = {}
+        self.published: dict[str, PublishedAdapter] = {}
 
     @property
     def _store(self) -> Store:
@@ -328,7 +328,8 @@ class ModelSearch:
         name = self._parameters.groups[group][0]
         if self._parameters.model_agents[name].published_adapter is None:
             return None
-        published = find_published(self._parameters, name, connect)
+        hub = need_hub(f"agents.{name}.published_adapter")
+        published = hub.find_published(self._parameters, name)
         model = published.model()
         self.published[model.model] = published
         return model

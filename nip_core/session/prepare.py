@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nip_core.bridges import check_trackers
 from nip_core.costs.caps import check_budget
 from nip_core.costs.estimate import Estimate, estimate_run
 from nip_core.costs.taken import find_experience
@@ -51,7 +52,6 @@ from nip_core.session.opponent_runs import (
 from nip_core.session.origin import Origin, find_origin, resolve_settings, takes_over
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.session.user_files import digest_user_files, find_user_files
-from nip_core.tracking.places import check_trackers
 
 _TRIED = 8  # problems of a split, about, and what a prover might write about them
 _MESSAGE = "The answer is in the first line."
@@ -198,7 +198,7 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
     """Return the settings of a run, its estimate, and the models of elsewhere; write nothing."""
     origin = Origin()
     check_named(parameters)
-    check_trackers(parameters.tracking)
+    check_trackers(parameters.tracking, os.environ)
     if takes_over(parameters):
         where = parameters.run_store
         if not parameters.names_run and is_missing(where, "run_store"):

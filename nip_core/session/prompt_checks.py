@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from nip_base.formats.bounds import parse_json
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
 from nip_core.game.answers.reasons import Kind
@@ -23,7 +24,6 @@ from nip_core.redaction import redact
 from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import draw_columns
 from nip_core.session.session import Session
-from nip_lm_server.client import parse_json
 
 _SEEDS = 16  # in one of them every agent has a turn
 _AT_ONCE = 32  # requests

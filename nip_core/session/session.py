@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from nip_core.bridges import RunFeeders
 from nip_core.costs.caps import Budget
 from nip_core.costs.estimate import Estimate
 from nip_core.game.render import Game
@@ -24,7 +25,6 @@ from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
 from nip_core.servers.endpoints import Endpoints
 from nip_core.servers.own_server import OwnServer
-from nip_core.tracking.feeders import Feeders
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Session:
     """[i]: by group, the model of another run that plays iteration i, see `origin`."""
     splits: dict[tuple[int, str], object] = field(default_factory=dict)
     """By iteration and split, what is being played: `nip_core.stages.playing` alone reads it."""
-    feeders: Feeders | None = None
+    feeders: RunFeeders | None = None
     """Of the run's trackers; None: there are none."""
     estimate: Estimate | None = None
     """Of the whole run; None where only a part of it is done here."""

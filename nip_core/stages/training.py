@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from nip_base.formats import MIN_EXAMPLES
 from nip_core.errors import CorruptionError, DeadlineError, JobError, ParkedError
 from nip_core.evaluation.figures_in_words import amount
 from nip_core.hashing import digest
@@ -33,7 +34,6 @@ from nip_core.stages.served import find_models
 from nip_core.trainers.dataset import open_dataset
 from nip_core.trainers.group_job import Parent, group_job
 from nip_core.trainers.lines import read_held_out, write_payloads
-from nip_lm_server.client import MIN_EXAMPLES
 
 Step = Literal["go_on", "keep_model", "try_again", "stop"]
 

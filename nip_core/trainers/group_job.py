@@ -16,6 +16,7 @@ integrations       who else is told of its jobs
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nip_base.wire import NipSettings
 from nip_core.hashing import derive_seed, digest
 from nip_core.jobs.job import JobSpec
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
@@ -23,7 +24,6 @@ from nip_core.parameters.blocks.agents import OWN_DPO_SETTINGS
 from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.services.providers import TrainingService
 from nip_core.trainers.lines import ADVANTAGE
-from nip_lm_server.client import NipSettings
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_base.formats.advantages import group_advantages
 from nip_core.errors import StageError
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
@@ -35,7 +36,6 @@ from nip_core.rollouts.plan import group_size
 from nip_core.rollouts.storage.table_rows import read_rows
 from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.trainers.base import Choice, Rollouts, TokenTurn, Trajectory
-from nip_lm_server.client import group_advantages
 
 
 class _ComparedEpisode(NamedTuple):

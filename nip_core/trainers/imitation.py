@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nip_base.formats.bounds import ReadError, parse_json
 from nip_core.errors import SettingsError
 from nip_core.evaluation.spread import find_questions
 from nip_core.game.render import ChatMessage, Game
@@ -23,7 +24,6 @@ from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.trainers.base import Choice, Example, Rollouts
 from nip_core.trainers.conversations import make_conversations
 from nip_core.trainers.episodes import PlayedEpisode, read_played
-from nip_lm_server.client import ReadError, parse_json
 
 FOOLED, GIVEN = "fooled", "given"
 """Why an example was chosen: its episode fooled the verifier, or it stands in a file."""

@@ -5,7 +5,7 @@ write_payloads   a dataset as the files of a job: what is trained on, and what i
 write_jsonl      rows -> a file, every line checked by the rules of whoever receives it
 JSONL            by method, a row as the line that OpenAI's API and lm_server take
 
-The receivers' rules stand in `nip_lm_server.formats`.
+The receivers' rules stand in `nip_base.formats`.
 """
 
 import json
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nip_base.formats import AdvantageMode, JsonlError, describe_problems, validate
 from nip_core.errors import StageError
 from nip_core.parameters import HyperParameters, Method
 from nip_core.trainers.dataset import Dataset, Row, choose_held_out
-from nip_lm_server.client import AdvantageMode, JsonlError, describe_problems, validate
 
 ADVANTAGE: AdvantageMode = "given"
 """The setting `advantage` of a job of trajectories: every line has its own."""

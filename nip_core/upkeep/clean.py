@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nip_base.disk import MANIFEST as MODEL_MANIFEST
 from nip_core.errors import CorruptionError, StoreError
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import KEY_METADATA
@@ -28,7 +29,6 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files
 from nip_core.servers.kept_models import ADAPTERS
 from nip_lm_server.client import DATABASE, State, StateError, StateInUseError, read_state, remove
-from nip_lm_server.client import MANIFEST as MODEL_MANIFEST
 
 Kind = Literal["leftover", "data", "journal", "kept model", "model", "upload"]
 

@@ -7,6 +7,10 @@ check_servers  files: the state of the run's own server, or in a bucket what the
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from nip_base.disk import MANIFEST
+from nip_base.formats.bounds import parse_json
+from nip_base.manifest import CHECKSUM, checksum_of, content_digest
+from nip_base.wire import ENDED_STATUSES
 from nip_core.errors import NipError, SettingsError
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
@@ -17,19 +21,7 @@ from nip_core.servers.endpoints import find_group_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.own_server import find_server_directory
 from nip_core.upkeep.file_checks import Check
-from nip_lm_server.client import (
-    CHECKSUM,
-    DATABASE,
-    ENDED_STATUSES,
-    FILES,
-    MANIFEST,
-    MODELS,
-    Examined,
-    checksum_of,
-    content_digest,
-    examine,
-    parse_json,
-)
+from nip_lm_server.client import DATABASE, FILES, MODELS, Examined, examine
 
 Jobs = Sequence[tuple[str, JobRecord]]
 """Jobs on record, each with the path of its document."""

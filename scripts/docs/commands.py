@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from nip_cli.command_table import PANELS, load_command
+from nip_cli.command_table import load_command, read_panels
 
 
 def reference_of_commands() -> str:
@@ -13,10 +13,10 @@ def reference_of_commands() -> str:
         "# Commands\n\nWhat `nip COMMAND --help` prints, for all commands. "
         "[The guide](guide.md) says what they are for, and what exit codes mean.\n"
     )
-    for panel, lines in PANELS.items():
+    for panel, lines in read_panels().items():
         text += f"\n**{panel}**\n\n"
         text += "".join(f"- [`nip {name}`](#nip-{name}): {what}\n" for name, _, what in lines)
-    names = [name for lines in PANELS.values() for name, _, _ in lines]
+    names = [name for lines in read_panels().values() for name, _, _ in lines]
     return text + "".join(_command(f"nip {name}", load_command(name)) for name in names)
 
 

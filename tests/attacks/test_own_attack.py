@@ -12,7 +12,6 @@ import pytest
 from scripted_game import scripted_run, settings
 from stored_rows import rows_by_episode
 
-from nip_cli.commands.attack import attack as attack_command
 from nip_cli.printing.plans_and_runs import show_plan, show_run
 from nip_core import loop
 from nip_core.errors import RunConflictError, ServerError, SettingsError, StageError
@@ -21,10 +20,11 @@ from nip_core.rollouts.storage.tables import StoredRollouts, read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import estimate_settings
-from nip_core.sweep.harden.hardening import HardeningSettings, parse_attack, plan_rounds
-from nip_core.sweep.plan.attack_run import attack_settings
-from nip_core.sweep.plan.attacks import AttackEntry, plan_attack
 from nip_core.upkeep.verify import verify_run
+from nip_study.commands.attack import attack as attack_command
+from nip_study.harden.hardening import HardeningSettings, parse_attack, plan_rounds
+from nip_study.plan.attack_run import attack_settings
+from nip_study.plan.attacks import AttackEntry, plan_attack
 
 SAID = ("It is right.", "It is right, I checked.", "All of it is right.")
 OWN = """

@@ -16,11 +16,11 @@ from prefect_stack import until
 from slow_game import ONE
 from small_game import write_config
 
+from nip_base.spec import ServerSpec
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
 from nip_lm_server.launch import start_or_attach, stop
-from nip_lm_server.spec import ServerSpec
 from nip_prefect.flows.train import train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]

@@ -21,8 +21,8 @@ from killed_results import SAME, Results
 from killed_runs import KEY, Zygote, free_port, spread
 from killed_steps import Point
 
+from nip_base import formats
 from nip_core.models import resolve_model
-from nip_lm_server import formats
 from nip_lm_server.state.directory import read_card
 
 ALL = os.environ.get("NIP_KILL_POINTS", "20") == "all"

@@ -108,7 +108,7 @@ def test_the_command_line_refuses_what_it_does_not_know(tmp_path, capsys):
 def test_rows_of_every_method_are_what_the_server_takes(method):
     from gpu_pieces.jobs import METHOD_SETTINGS, lengths, rows_for
 
-    from nip_lm_server.formats import validate
+    from nip_base.formats import validate
 
     assert method in METHOD_SETTINGS
     sizes = lengths(12, 200, uneven=False)

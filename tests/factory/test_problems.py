@@ -22,9 +22,9 @@ from factory.problems.build import (
 from factory.problems.sources import SOURCES
 from factory.problems.sources.source import MIN_TESTS, problem
 from nip_core.errors import DatasetError
-from nip_core.problems import Suite, normalise, run_tests_batch
-from nip_core.problems.mutation.mutators import KINDS
 from nip_core.scenarios import find_scenario
+from nip_problems import Suite, normalise, run_tests_batch
+from nip_problems.mutation.mutators import KINDS
 
 DATA = find_scenario("code_validation").bundled["problems"].parent
 

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from factory.problems.sources import SOURCES
-from nip_core.problems import mutants, normalise, rewrites
-from nip_core.problems.mutation.mutators import KINDS
-from nip_core.problems.mutation.rewrite import REWRITES
-from nip_core.sandbox.sandbox import Suite, run_tests_batch
+from nip_problems import mutants, normalise, rewrites
+from nip_problems.mutation.mutators import KINDS
+from nip_problems.mutation.rewrite import REWRITES
+from nip_sandbox.sandbox import Suite, run_tests_batch
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.slug)
@@ -40,9 +40,9 @@ def test_a_number_of_mutants_are_some_of_all():
 
 def test_every_process_makes_the_same_mutants_and_rewrites():
     script = """
-from nip_core.problems.mutation.mutate import mutants
+from nip_problems.mutation.mutate import mutants
 from factory.problems.sources import SOURCES
-from nip_core.problems.mutation.rewrite import rewrites
+from nip_problems.mutation.rewrite import rewrites
 text = SOURCES[5].solutions[0]
 print([m.source for m in mutants(text, at_most=20)], [r.source for r in rewrites(text)])
 """

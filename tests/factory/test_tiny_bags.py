@@ -31,7 +31,7 @@ from factory.tiny.recipes import RECIPES
 from nip_core.models import BUNDLED
 from nip_core.protocols import ACCEPT, REJECT
 from nip_core.scenarios import find_scenario
-from nip_core.scenarios.bags.challenges import count_agreeing, read_coins, read_names
+from nip_games.bags.challenges import count_agreeing, read_coins, read_names
 
 BAGS = find_scenario("bags")
 TRUE = Case("A: 3 1 4 9\nB: 8 4 3 1", "", 1)

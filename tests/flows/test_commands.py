@@ -13,7 +13,7 @@ import typer
 from scripted_server import scripted_server
 from small_game import FEW, train_here, write_config
 
-from nip_cli.command_table import PANELS, load_command
+from nip_cli.command_table import load_command, read_panels
 from nip_core.configurations import bundled_configs
 from nip_core.loop import play
 from nip_core.parameters import load_parameters
@@ -23,7 +23,7 @@ from nip_core.session.opening import open_session
 from nip_core.showing.asked_chats import Place, render_chat_on_record, render_chat_to_come
 
 NIP = [sys.executable, "-m", "nip_cli"]
-COMMANDS = [name for lines in PANELS.values() for name, _, _ in lines]
+COMMANDS = [name for lines in read_panels().values() for name, _, _ in lines]
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import pytest
 import torch
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from nip_bridges.hub import client as hub
 from nip_cli.launching import launch
 from nip_cli.machine import doctor as screen
 from nip_cli.machine import doctor_checks as doctor
 from nip_core.errors import ServerError, SettingsError
-from nip_core.hub import client as hub
-from nip_prefect.flows import remote_runs
+from nip_study import remote_runs
 
 NO_ADDRESSES = (
     "http://user:s3cret/pw@localhost:9/api",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nip_cli.commands.export import export
+from nip_bridges.commands.export import export
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
 

@@ -10,10 +10,10 @@ from small_game import FEW, write_config
 from nip_core.errors import StageError
 from nip_core.session.opening import open_session
 from nip_core.stages.measuring import measure
-from nip_core.sweep.plan.attack_run import attack_settings
 from nip_prefect.flows.train import train
 from nip_prefect.tasks.calls import TASKS
 from nip_prefect.tasks.runtime import offer
+from nip_study.plan.attack_run import attack_settings
 
 SIZES = {"max_test_size": 4, "max_validation_size": 8}
 TREES_AND_GATE: dict[str, Any] = {

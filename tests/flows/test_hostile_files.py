@@ -10,8 +10,8 @@ import pytest
 import yaml
 from small_game import write_config
 
+from nip_bridges.hub.repository import FACTS, read_facts
 from nip_core.errors import SettingsError
-from nip_core.hub.repository import FACTS, read_facts
 
 DEEP = "[" * 100_000
 NIP = [sys.executable, "-m", "nip_cli"]

@@ -10,9 +10,9 @@ import pytest
 from doc_blocks import ROOT, Block, blocks
 from server_here import one_here
 
+from nip_base.spec import ServerSpec
 from nip_core.loop import train
 from nip_core.parameters import load_parameters
-from nip_lm_server.spec import ServerSpec
 
 README = ROOT / "README.md"
 LONGEST = 15

@@ -14,9 +14,9 @@ from prefect.settings import get_current_settings
 from server_here import one_here
 from small_game import FEW, write_config
 
+from nip_base.spec import ServerSpec
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
-from nip_lm_server.spec import ServerSpec
 from nip_prefect.flows.train import train
 from nip_prefect.tasks.secrets import block_name, environment_for
 

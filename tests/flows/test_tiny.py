@@ -1,6 +1,6 @@
 """The quick start's game in small: a real model plays, is really trained and really served.
 
-In one process, which loads torch once; that each part is one of its own: tests/lm_server/long.
+In one process, which loads torch once; that each part is one of its own: packages/nip-lm-server/tests/long.
 """
 
 from pathlib import Path

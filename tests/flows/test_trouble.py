@@ -14,6 +14,8 @@ from small_disk import mounted as mounted
 from small_disk import needs_mount
 from small_game import FEW, train_here, write_config
 
+from nip_base.disk import want_of_space
+from nip_base.spec import ServerSpec
 from nip_core.errors import JobError, LeaseError, StageError, StoreError
 from nip_core.loop import play
 from nip_core.parameters import load_parameters
@@ -23,7 +25,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session
 from nip_core.session.prepare import prepare
-from nip_lm_server.client import OwnerError, ServerSpec, start_or_attach, want_of_space
+from nip_lm_server.client import OwnerError, start_or_attach
 from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from playing import agent_of
 
 from nip_core.scenarios import Problem
-from nip_core.scenarios.arithmetic.chains import (
+from nip_games.arithmetic.chains import (
     CHAIN,
     ChainStep,
     Question,

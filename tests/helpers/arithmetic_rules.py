@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 from nip_core.scenarios import find_scenario
-from nip_core.scenarios.arithmetic.chains import CALCULATE, read_question, read_steps
+from nip_games.arithmetic.chains import CALCULATE, read_question, read_steps
 
 
 class Seen:

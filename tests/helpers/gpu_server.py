@@ -8,9 +8,9 @@ from typing import Any
 
 import openai
 
-from nip_lm_server import formats
+from nip_base import formats
+from nip_base.spec import ServerSpec
 from nip_lm_server import launch as owner
-from nip_lm_server.spec import ServerSpec
 
 START_TIMEOUT_S, JOB_TIMEOUT_S = 600.0, 300.0
 QUESTION = [{"role": "user", "content": "Is this right? def add(a, b): return a + b"}]

@@ -14,8 +14,8 @@ import re
 from arithmetic_players import MISTAKE, players
 from playing import agent_of
 
-from nip_core.scenarios.arithmetic import Arithmetic
-from nip_core.scenarios.arithmetic.chains import CHAIN, STORIES, read_question, read_steps
+from nip_games.arithmetic import Arithmetic
+from nip_games.arithmetic.chains import CHAIN, STORIES, read_question, read_steps
 
 PROVERS = {
     "honest": lambda wrong: (

@@ -4,8 +4,8 @@ import random
 
 import yaml
 
-from nip_core.sweep.declare.declaration import read_plan
-from nip_core.sweep.parts.counted import Play
+from nip_study.declare.declaration import read_plan
+from nip_study.parts.counted import Play
 
 QUESTIONS, SEEDS = 40, (1, 2, 3, 4)
 CHOSEN, SNEAKY = {"by": "best-of-n", "n": [1, 4]}, {"by": "sneaky", "steps": 4, "every": 2}

@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 
+from nip_base.spec import ServerSpec
 from nip_core import loop
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunStore
 from nip_core.session.opening import open_session
 from nip_lm_server import launch
-from nip_lm_server.spec import ServerSpec
 
 SCENARIOS = {
     "arithmetic": "chains",

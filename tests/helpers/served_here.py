@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from nip_base.spec import ServerSpec
 from nip_lm_server.api.app import close_server, make_app, open_server
 from nip_lm_server.api.connections import make_runner
 from nip_lm_server.api.plumbing import Services
@@ -23,7 +24,6 @@ from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEng
 from nip_lm_server.engines.scripted.reply_rules import load_replies
 from nip_lm_server.placement import make_slots
 from nip_lm_server.serving.pool import EnginePool
-from nip_lm_server.spec import ServerSpec
 
 KEY = "k"
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}]}

@@ -1,7 +1,7 @@
 """A run's own lm_server in a thread of the test's process, instead of in a process of its own.
 
 Everything else is as it is: state directory, key, lock, sockets, jobs, models on disk. What it does
-not show: that the server is started, watched and ended as a process; tests/lm_server does.
+not show: that the server is started, watched and ended as a process; packages/nip-lm-server/tests does.
 
 servers_here    sessions that begin meanwhile have their server here
 one_here        one server, for runs that name it in lm_server.url
@@ -18,10 +18,11 @@ from unittest import mock
 
 from aiohttp import web
 
+from nip_base.spec import ServerSpec
 from nip_lm_server.api.app import close_server, make_app, open_server
 from nip_lm_server.api.connections import make_runner
 from nip_lm_server.auth import KeyRing, make_key_file
-from nip_lm_server.client import OwnerError, ServerHandle, ServerSpec
+from nip_lm_server.client import OwnerError, ServerHandle
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.state.directory import KEY_FILE, LOCK, StateError, check_state_dir, try_lock
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from nip_core.fine_tuning.interface import (
+from nip_base.spec import ServerSpec
+from nip_by_hand.fine_tuning.interface import (
     DPOItem,
     EpisodeItem,
     EpisodeItemRole,
@@ -18,7 +19,6 @@ from nip_core.fine_tuning.interface import (
 )
 from nip_lm_server import launch as owner
 from nip_lm_server.launch import ServerHandle
-from nip_lm_server.spec import ServerSpec
 
 
 def talk(question: str, answer: str, logprobs: Any = (-0.5,), **metadata: Any) -> list[EpisodeItem]:

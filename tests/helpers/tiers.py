@@ -16,7 +16,7 @@ import thorough
 
 LONG_ALONE = os.environ.get("NIP_LONG_ALONE") == "1"
 LONG_PART = os.environ.get("NIP_LONG_PART", "")
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def is_in_part(path: Path, part: str = LONG_PART) -> bool:
@@ -35,7 +35,7 @@ def leave_out_long(
 ) -> None:
     """Take what is long and not wanted out of `items`: marked tests, and files of the folders `tiers`."""
     kept, out = [], []
-    folders = [TESTS / tier for tier in tiers]
+    folders = [ROOT / tier for tier in tiers]
     long_files = {
         path
         for path in {item.path for item in items}

@@ -10,9 +10,9 @@ import threading
 from typing import Any
 from unittest import mock
 
+from nip_base.spec import ServerSpec
 from nip_core.models import resolve_model
 from nip_lm_server.jobs.training_process import SubprocessTrainer
-from nip_lm_server.spec import ServerSpec
 
 
 class TrainerHere(SubprocessTrainer):

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 from starlette.testclient import TestClient
 
 from nip_core.run_store.store import open_store
-from nip_core.viewer.app import make_app
-from nip_core.viewer.runs import ShownRuns
+from nip_view.app import make_app
+from nip_view.runs import ShownRuns
 
 HOSTILE = '<script>alert(1)</script> <img src=x onerror="alert(2)"> {{ 7 * 7 }} &lt;b&gt;'
 

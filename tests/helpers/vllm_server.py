@@ -6,9 +6,9 @@ from typing import Any
 import openai
 import psutil
 
-from nip_lm_server import formats
+from nip_base import formats
+from nip_base.spec import ServerSpec
 from nip_lm_server import launch as owner
-from nip_lm_server.spec import ServerSpec
 
 TRAINING_TIMEOUT_S = 150.0
 # Three servers load at the same time, on two cores, from a disk that has not read vLLM before.

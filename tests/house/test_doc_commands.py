@@ -11,12 +11,13 @@ import pytest
 import typer.main
 import yaml
 from doc_blocks import MARKED, REASONS, ROOT, Block, blocks, commands, pages
+from houses import HOUSES, list_sources
 
 from nip_cli import cli
-from nip_cli.command_table import PANELS, load_command
+from nip_cli.command_table import load_command, read_panels
 
 COMMAND = typer.main.get_command(cli.app)
-NAMES = [name for lines in PANELS.values() for name, _, _ in lines]
+NAMES = [name for lines in read_panels().values() for name, _, _ in lines]
 COMMANDS = {name: load_command(name) for name in NAMES}
 PAGES = pages()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -164,14 +165,13 @@ def test_each_page_has_a_place_in_the_navigation_and_each_place_a_page():
 def _texts_of_the_code() -> str:
     """All texts in the code, with … for what is filled in."""
     texts = []
-    for house in ("nip_core", "nip_cli", "flows", "tasks", "nip_lm_server"):
-        for path in (ROOT / house).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.JoinedStr):
-                    parts = (v.value if isinstance(v, ast.Constant) else "…" for v in node.values)
-                    texts.append("".join(map(str, parts)))
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    texts.append(node.value)
+    for path in list_sources(*HOUSES.keys() - {"factory"}):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (v.value if isinstance(v, ast.Constant) else "…" for v in node.values)
+                texts.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
     return "\n".join(texts) + (ROOT / "Makefile").read_text("utf-8")
 
 

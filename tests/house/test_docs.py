@@ -5,8 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from houses import DISTRIBUTIONS, HOUSES, find_place
 
 ROOT = Path(__file__).parents[2]
+PLACES = (*DISTRIBUTIONS.values(), *HOUSES.values())
+"""Below which a page may name a file."""
 NAMED = re.compile(r"`((?:[\w-]+/)+(?:[\w.-]+\.(?:py|jinja|yaml|toml))?)`")
 
 
@@ -14,11 +17,7 @@ NAMED = re.compile(r"`((?:[\w-]+/)+(?:[\w.-]+\.(?:py|jinja|yaml|toml))?)`")
 def test_every_file_that_a_page_names_is_there(page):
     names = NAMED.findall((ROOT / page).read_text(encoding="utf-8"))
     assert len(names) > 15
-    missing = [
-        name
-        for name in names
-        if not any((ROOT / house / name).exists() for house in (".", "nip_core", "nip_lm_server"))
-    ]
+    missing = [name for name in names if not any((house / name).exists() for house in PLACES)]
     assert not missing
 
 
@@ -28,14 +27,16 @@ def test_changes_have_a_place():
     assert len(re.findall(r"^\| (?:a|an) ", table, re.MULTILINE)) >= 13
 
 
-DOTTED = re.compile(r"`{1,2}(nip_(?:core|lm_server|cli|prefect)(?:\.\w+)+)`")
+DOTTED = re.compile(
+    rf"`{{1,2}}((?:{'|'.join(name for name in HOUSES if name[0] == 'n')}|nip_prefect)(?:\.\w+)+)`"
+)
 
 
 def _is_there(name):
     """Whether a dotted name is a module of ours, or something that a module of ours says."""
-    parts = [*name.removeprefix("nip_prefect.").split(".")]
+    parts = name.removeprefix("nip_prefect.").split(".")
     for depth in range(len(parts), 0, -1):
-        place = ROOT.joinpath(*parts[:depth])
+        place = find_place(".".join(parts[:depth]))
         file = (
             place.with_suffix(".py") if place.with_suffix(".py").exists() else place / "__init__.py"
         )
@@ -47,18 +48,8 @@ def _is_there(name):
 
 def test_every_module_that_a_docstring_or_a_page_names_is_there():
     files = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
-    houses = (
-        "nip_core",
-        "nip_inspect",
-        "nip_verifiers",
-        "nip_lm_server",
-        "nip_cli",
-        "flows",
-        "tasks",
-        "factory",
-    )
-    for folder in (*houses, "benchmarks", "scripts"):
-        files += (ROOT / folder).rglob("*.py")
+    for folder in (*HOUSES.values(), ROOT / "benchmarks", ROOT / "scripts"):
+        files += folder.rglob("*.py")
     stale = {
         f"{file.relative_to(ROOT)}: {name}"
         for file in files

@@ -2,11 +2,11 @@
 
 import ast
 import re
-from pathlib import Path
 
-SERVER = Path(__file__).parents[2] / "nip_lm_server"
-MAY_NAME = {"spec.py", "placement.py"}
-"""Files with the table of our engines, and with the way in which each is made."""
+from houses import SERVER
+
+MAY_NAME = {"placement.py"}
+"""The file with the way in which each engine is made; `nip_base.spec` has their table."""
 NAME = re.compile(r"\bembedded\b")
 
 

@@ -5,12 +5,12 @@ those that it imports. Imports within functions count, those for type checkers a
 """
 
 import ast
+import re
 from functools import cache
-from pathlib import Path
 
 import pytest
+from houses import HOUSES, ROOT
 
-ROOT = Path(__file__).parents[2]
 MOST_FILES = 20
 MOST_FLOORS = 6
 LINKED = {"nip_prefect/flows": "flows", "nip_prefect/tasks": "tasks"}
@@ -21,18 +21,11 @@ FLOORS_ABOVE: dict[str, int] = {"factory/tiny": 8}
 """Folders that have more floors as yet, and how many at most: this shrinks."""
 
 
-def list_houses():
-    """The folders at the top with a product's code in them."""
-    listed = ("nip_*", "flows", "tasks", "factory", "hub")
-    found = [path for pattern in listed for path in ROOT.glob(pattern) if path.is_dir()]
-    return sorted(path for path in found if not path.is_symlink() and any(path.rglob("*.py")))
-
-
 @cache
 def list_folders():
     """Each folder with Python files, by its path below the root; a link is not entered."""
     folders = {}
-    for house in list_houses():
+    for house in HOUSES.values():
         for path in sorted(house.rglob("*.py")):
             name = path.parent.relative_to(ROOT).as_posix()
             if path.name != "__init__.py" and not any(p.is_symlink() for p in path.parents):
@@ -47,7 +40,7 @@ def find_module_name(folder):
     )
     if named is not None:
         folder = named + folder.removeprefix(LINKED[named])
-    return folder.replace("/", ".")
+    return re.sub(r"^packages/[\w-]+/", "", folder).replace("/", ".")
 
 
 class Imports(ast.NodeVisitor):

@@ -5,24 +5,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from houses import DISTRIBUTIONS, HOUSES, find_place
 
 ROOT = Path(__file__).parents[2]
-HOUSES = (
-    "nip_core",
-    "nip_inspect",
-    "nip_verifiers",
-    "nip_lm_server",
-    "nip_cli",
-    "nip_prefect",
-    "factory",
-)
-FILES = [p for folder in ("tests", "benchmarks", "scripts") for p in (ROOT / folder).rglob("*.py")]
+OURS = {*HOUSES, "nip_prefect"} - {"flows", "tasks"}
+FOLDERS = ("tests", "benchmarks", "scripts", *(f"packages/{name}/tests" for name in DISTRIBUTIONS))
+FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
 
 
 @cache
 def names_of(module: str) -> frozenset[str] | None:
     """What can be imported from a module of ours; None where there is no such module."""
-    place = ROOT.joinpath(*module.split("."))
+    place = find_place(module)
     file = place.with_suffix(".py")
     if not file.exists():
         file = place / "__init__.py"
@@ -49,7 +43,7 @@ def missing(source: str) -> list[str]:
     modules: dict[str, str] = {}
     nodes = [*ast.walk(ast.parse(source))]
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in HOUSES:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS:
             known = names_of(str(node.module))
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -58,7 +52,7 @@ def missing(source: str) -> list[str]:
                 elif names_of(whole) is not None:
                     modules[alias.asname or alias.name] = whole
         elif isinstance(node, ast.Import):
-            ours = [a.name for a in node.names if a.name.split(".")[0] in HOUSES]
+            ours = [a.name for a in node.names if a.name.split(".")[0] in OURS]
             absent += [name for name in ours if names_of(name) is None]
     for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -78,7 +72,7 @@ def _called(function: ast.expr) -> str:
 def _not_there(replaced: ast.expr) -> list[str]:
     """A dotted address of ours whose first name below its module is not there."""
     address = replaced.value if isinstance(replaced, ast.Constant) else ""
-    if not isinstance(address, str) or address.split(".")[0] not in HOUSES:
+    if not isinstance(address, str) or address.split(".")[0] not in OURS:
         return []
     module, below = address, ""
     while names_of(module) is None:
@@ -86,7 +80,7 @@ def _not_there(replaced: ast.expr) -> list[str]:
     return [address] if below and below not in (names_of(module) or ()) else []
 
 
-@pytest.mark.parametrize("folder", ["tests", "benchmarks", "scripts"])
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_what_is_imported_is_there(folder):
     absent = {
         str(file.relative_to(ROOT)): names

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from houses import list_sources
 
 import nip_core.distribution as distribution
 from nip_core.distribution import how_to_install, how_to_install_packages
@@ -91,12 +92,11 @@ def test_it_installs_for_the_interpreter_that_runs(monkeypatch, tmp_path):
 
 
 def test_every_extra_that_a_message_names_is_one():
-    extras = re.findall(r"^([a-z-]+) = \[$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    extras = re.findall(r"^([a-z-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     named = set()
-    for folder in ("nip_core", "nip_cli", "flows", "nip_lm_server", "nip_inspect", "nip_verifiers"):
-        for path in (ROOT / folder).rglob("*.py"):
-            text = path.read_text()
-            named |= {*re.findall(r'how_to_install\(["\']([a-z-]+)', text)}
-            # The name alone is on no index yet, so a message is made by the function.
-            assert path.name == "distribution.py" or "nip-loop[" not in text, path
+    for path in list_sources():
+        text = path.read_text()
+        named |= {*re.findall(r'how_to_install\(["\']([a-z-]+)', text)}
+        # The name alone is on no index yet, so a message is made by the function.
+        assert path.name == "distribution.py" or "nip-loop[" not in text, path
     assert named and named <= {*extras}

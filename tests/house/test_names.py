@@ -6,20 +6,10 @@ function says what it does or gives.
 
 import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = (
-    "nip_core",
-    "nip_inspect",
-    "nip_verifiers",
-    "nip_lm_server",
-    "nip_cli",
-    "flows",
-    "tasks",
-    "factory",
-)
-FOLDERS += ("benchmarks",)
+from houses import HOUSES, ROOT
+
+FOLDERS = (*(str(path.relative_to(ROOT)) for path in HOUSES.values()), "benchmarks")
 WORDS = {"found", "one", "own", "given", "kept", "wanted", "said", "theirs", "there", "others"}
 WORDS |= {"rest", "mine"}
 LINES = 5

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from houses import DISTRIBUTIONS
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -36,7 +37,7 @@ def test_every_test_that_the_page_on_compatibility_names_is_there():
     held = page.partition("Tests that hold it:")[2]
     named, file = [], None
     for word in re.findall(r"`([^`]+)`", held):
-        if word.startswith("tests/"):
+        if word.startswith(("tests/", "packages/")):
             file = ROOT / word
         else:
             named.append((file, word))
@@ -138,13 +139,25 @@ def test_the_recording_of_a_kill_is_small_and_moves_without_anything_from_outsid
 
 
 def test_what_an_extra_asks_for_first_is_pinned_within_its_range():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    projects = [
+        tomllib.loads((place / "pyproject.toml").read_text())["project"]
+        for place in DISTRIBUTIONS.values()
+    ]
     lines = (ROOT / "constraints.txt").read_text().splitlines()[1:]
     pins = {canonicalize_name(name): pin for name, pin in (line.split("==") for line in lines)}
-    extras = project["optional-dependencies"]
-    for extra, requirements in {"": project["dependencies"], **extras}.items():
+    asked = {
+        f"{project['name']}[{extra}]": requirements
+        for project in projects
+        for extra, requirements in {
+            "": project["dependencies"],
+            **project.get("optional-dependencies", {}),
+        }.items()
+    }
+    for extra, requirements in asked.items():
         for requirement in map(Requirement, requirements):
             name = canonicalize_name(requirement.name)
+            if name in DISTRIBUTIONS:
+                continue  # of this repository
             assert name in pins, f"{extra}: {name} has no pin in constraints.txt"
             assert pins[name] in requirement.specifier, (
                 f"{extra}: {name} is pinned out of its range"

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from houses import HOUSES, list_sources
 
 ROOT = Path(__file__).parents[2]
 STAGES = ROOT / "nip_core" / "stages"
@@ -19,10 +20,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @cache
 def trees(house):
-    return {
-        path: ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / house).rglob("*.py"))
-    }
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in list_sources(house)}
 
 
 def functions(house):
@@ -49,8 +47,7 @@ def test_stages_are_the_verbs_of_the_loop_and_little_else():
 def test_each_function_of_a_stage_is_used_by_the_loop_or_another_room():
     words = {
         path: collections.Counter(re.findall(r"\w+", path.read_text(encoding="utf-8")))
-        for house in ("nip_core", "nip_cli", "flows", "tasks")
-        for path in (ROOT / house).rglob("*.py")
+        for path in list_sources()
     }
     files_with = collections.Counter(word for counted in words.values() for word in counted)
     unused = [
@@ -77,16 +74,8 @@ def test_the_loop_is_one_text_and_flows_are_flows():
 def test_links_are_those_that_the_installed_names_need():
     links = {
         str(path.relative_to(ROOT))
-        for house in (
-            "nip_core",
-            "nip_lm_server",
-            "nip_cli",
-            "nip_prefect",
-            "flows",
-            "tasks",
-            "factory",
-        )
-        for path in (ROOT / house, *(ROOT / house).rglob("*"))
+        for folder in (*HOUSES.values(), ROOT / "nip_prefect")
+        for path in (folder, *folder.rglob("*"))
         if path.is_symlink()
     }
     assert links == {
@@ -96,7 +85,7 @@ def test_links_are_those_that_the_installed_names_need():
         "nip_prefect/prefect.yaml",
     } | {
         # What builds vLLM's environment is run from scripts/ here, and comes with the wheel.
-        f"nip_lm_server/engines/vllm/scripts/{name}"
+        f"packages/nip-lm-server/nip_lm_server/engines/vllm/scripts/{name}"
         for name in (
             "environment.sh",
             "build_vllm_cpu.sh",

@@ -4,11 +4,12 @@ import ast
 import re
 from pathlib import Path
 
+from houses import list_sources
+
 ROOT = Path(__file__).parents[2]
 CODE = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
-    for house in ("nip_core", "nip_cli", "flows", "tasks")
-    for path in (ROOT / house).rglob("*.py")
+    for path in list_sources("nip_core", "nip_cli", "nip_study", "nip_view", "flows", "tasks")
 }
 # Where the questions are answered.
 ANSWERS = ("nip_core/parameters/services/providers.py", "nip_core/parameters/derived/hosting.py")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_server import FakeTime, WireServer
 
+from nip_base.wire import NipSettings
 from nip_core.errors import (
     CorruptionError,
     DeadlineError,
@@ -26,7 +27,6 @@ from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
-from nip_lm_server.client import NipSettings
 
 SETTLE_S = 8.0
 DATASET = b"".join(

@@ -12,6 +12,8 @@ import pytest
 from aiohttp import web
 from job_server import FakeTime, WireServer
 
+from nip_base.spec import ServerSpec
+from nip_base.wire import NipSettings
 from nip_core.errors import JobError, NipError
 from nip_core.jobs.job import Busy, JobSpec, NoAnswer, Refused
 from nip_core.jobs.ledger import Ledger
@@ -19,9 +21,7 @@ from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
 from nip_lm_server import launch as owner
-from nip_lm_server.client import NipSettings
 from nip_lm_server.launch import ServerHandle
-from nip_lm_server.spec import ServerSpec
 
 KEY = "sk-very-secret-0123456789"
 SPEC = JobSpec(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from doc_blocks import ROOT, blocks
 
+from nip_base.importing import import_object
 from nip_core.errors import JobError
-from nip_core.importing import import_object
 from nip_core.jobs.job import JobSpec, Refused
 from nip_core.jobs.services import open_backend
 from nip_core.rollouts.client.chat_client import Endpoint

@@ -142,7 +142,7 @@ def test_the_tokenizer_is_the_files_by_every_number_and_has_nothing_of_transform
 def test_a_tokenizer_that_is_read_otherwise_is_no_model(
     published, added, tmp_path, name, key, value, message
 ):
-    from nip_lm_server.formats.gguf_tokenizer import GgufError, GgufFields, prove_tokenizer
+    from nip_lm_server.gguf.gguf_tokenizer import GgufError, GgufFields, prove_tokenizer
 
     fields = GgufFields("f.gguf", gguf.GGUFReader(published[1].with_name("tiny.gguf")).fields)
     shutil.copytree(added[0].path, tmp_path / "m")

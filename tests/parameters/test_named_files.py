@@ -12,7 +12,7 @@ from nip_core.parameters.stored import read_settings
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.run import RunStore
 from nip_core.session.prepare import Prepared, prepare
-from nip_core.sweep.plan.swept_runs import read_sweep
+from nip_study.plan.swept_runs import read_sweep
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SCENARIO = '''

@@ -16,10 +16,10 @@ import yaml
 from playing import play_at, problems
 from served_here import KEY, serve
 
+from nip_base.spec import ServerSpec
 from nip_core.parameters import DATA_NEUTRAL, load_parameters
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.storage.tables import canonical_digest
-from nip_lm_server.spec import ServerSpec
 
 HERE = Path(__file__).parent
 

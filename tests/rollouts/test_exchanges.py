@@ -20,7 +20,7 @@ from nip_core.trainers.conversations import make_conversations
 from nip_core.trainers.episodes import read_played
 from nip_core.trainers.grpo import _find_valid_rows
 from nip_core.trainers.malt import choose_pairs
-from nip_core.viewer.episode_page import _render_chats
+from nip_view.episode_page import _render_chats
 
 VERIFIER = ["Question: a?", "Question: b?", "Decision: accept", "Decision: reject"]
 PROVER = ["Answer: c", "", "Answer: d"]

@@ -5,12 +5,12 @@ from in_memory import InMemory
 from playing import agent_of, play, play_at, problems
 from served_here import KEY, serve
 
+from nip_base.spec import ServerSpec
 from nip_core.evaluation.invalid import invalid_answers
 from nip_core.game.answer_guide import write_guide
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.trainers.expert_iteration import choose_examples
-from nip_lm_server.spec import ServerSpec
 
 
 def settings(version="v1", guided=True, **more):

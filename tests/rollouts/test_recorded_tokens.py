@@ -20,6 +20,8 @@ from served_here import KEY, serve
 from tiny_model import peft_logprobs
 from training_jobs import make_job, progress, run_here
 
+from nip_base import formats
+from nip_base.spec import ServerSpec
 from nip_core.errors import StageError
 from nip_core.game.render import Game
 from nip_core.models import resolve_model
@@ -30,9 +32,7 @@ from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.storage.tables import build_tables
 from nip_core.scenarios.datasets import load_problems
 from nip_core.trainers.grpo import choose_trajectories
-from nip_lm_server import formats
-from nip_lm_server.formats import chat_template
-from nip_lm_server.spec import ServerSpec
+from nip_lm_server.chats import chat_template
 from nip_lm_server.training.job import read_job
 from nip_lm_server.training.methods.rl import read_episodes
 from nip_lm_server.training.model import loading

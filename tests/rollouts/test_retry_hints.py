@@ -15,7 +15,7 @@ from nip_core.game.answers.reasons import KINDS, sort_reason
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.parameters.stored import keep_prompts, read_settings
-from nip_core.viewer.episode_page import _render_chats
+from nip_view.episode_page import _render_chats
 
 ROOT = Path(__file__).parents[2]
 

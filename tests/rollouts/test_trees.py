@@ -22,7 +22,8 @@ from playing import MemoryLog, agent_of, number_of, play, play_at, problems
 from served_here import KEY, serve
 from stored_rows import rows_by_episode, typed_tables
 
-from nip_core.agents.batch import nested_to_rollouts, rollouts_to_nested
+from nip_base.spec import ServerSpec
+from nip_by_hand.agents.batch import nested_to_rollouts, rollouts_to_nested
 from nip_core.errors import StageError
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.game.answer_rows import AnswerPlace
@@ -39,7 +40,6 @@ from nip_core.rollouts.trees import (
     list_ancestors,
     parse_path,
 )
-from nip_lm_server.spec import ServerSpec
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
 SEED = 6198  # of the settings, where they don't say another

@@ -13,7 +13,8 @@ from nip_core.errors import DatasetError, SettingsError
 from nip_core.game.render import Game, Situation, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.scenarios import find_scenario, make_scenario
-from nip_core.scenarios.arithmetic.chains import (
+from nip_core.scenarios.datasets import check_splits, load_problems
+from nip_games.arithmetic.chains import (
     CHAIN,
     STORIES,
     ChainStep,
@@ -24,7 +25,6 @@ from nip_core.scenarios.arithmetic.chains import (
     read_steps,
     write_steps,
 )
-from nip_core.scenarios.datasets import check_splits, load_problems
 
 SPLITS = ("train", "validation", "test")
 SMALL = {"train_size": 60, "validation_size": 20, "test_size": 40}

@@ -10,8 +10,8 @@ from arithmetic_rules import OF_LINES, OF_QUESTIONS, OF_RESULTS, accuracy, probl
 from nip_core.errors import DatasetError
 from nip_core.hashing import digest
 from nip_core.scenarios import find_scenario
-from nip_core.scenarios.arithmetic.chains import CALCULATE, list_operands
-from nip_core.scenarios.arithmetic.pairs import draw_pair
+from nip_games.arithmetic.chains import CALCULATE, list_operands
+from nip_games.arithmetic.pairs import draw_pair
 
 SIZE = 2000
 FOUR_DEVIATIONS = 4 * 0.5 / (SIZE / 2) ** 0.5  # of a share of the half that is asked

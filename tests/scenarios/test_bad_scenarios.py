@@ -7,7 +7,8 @@ import pytest
 from handmade import Rollouts
 from stored_rows import typed_episode, typed_generations
 
-from nip_core.agents import CodeValidationProtocolHandler
+from nip_base import importing
+from nip_by_hand.agents import CodeValidationProtocolHandler
 from nip_core.errors import DatasetError, RunConflictError, SettingsError
 from nip_core.evaluation.episode_transcripts import _remarks
 from nip_core.game.render import Game, Situation
@@ -16,7 +17,6 @@ from nip_core.protocols import Move, Turn
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.datasets import load_problems
 from nip_core.session.prepare import plan_run, prepare
-from nip_lm_server import importing
 
 HEAD = """
 from pathlib import Path

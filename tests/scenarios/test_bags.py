@@ -11,14 +11,17 @@ from nip_core.errors import DatasetError, SettingsError
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.scenarios import find_scenario
-from nip_core.scenarios.bags.answers import (
+from nip_core.scenarios.checked import draw_columns, draw_columns_again
+from nip_core.scenarios.datasets import check_splits, load_problems
+from nip_core.scenarios.scripts import ScriptedTurn
+from nip_games.bags.answers import (
     always_name_a,
     answer_nothing,
     guess,
     repeat_coins,
     tell_apart,
 )
-from nip_core.scenarios.bags.challenges import (
+from nip_games.bags.challenges import (
     count_agreeing,
     make_challenges,
     read_challenges,
@@ -28,10 +31,7 @@ from nip_core.scenarios.bags.challenges import (
     write_coins,
     write_names,
 )
-from nip_core.scenarios.bags.lists import in_order, read_lists
-from nip_core.scenarios.checked import draw_columns, draw_columns_again
-from nip_core.scenarios.datasets import check_splits, load_problems
-from nip_core.scenarios.scripts import ScriptedTurn
+from nip_games.bags.lists import in_order, read_lists
 
 CLAIM = "The lists A and B are not rearrangements of each other."
 CASES = {

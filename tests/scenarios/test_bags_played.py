@@ -15,6 +15,7 @@ from scripted_game import scripted_run
 from server_here import one_here
 from small_game import FEW, write_config
 
+from nip_base.spec import ServerSpec
 from nip_core import loop
 from nip_core.errors import SettingsError
 from nip_core.evaluation.confidence_intervals import wilson
@@ -23,9 +24,8 @@ from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import estimate_settings
-from nip_core.sweep.plan.attack_run import attack_settings
 from nip_core.upkeep.verify import verify_run
-from nip_lm_server.spec import ServerSpec
+from nip_study.plan.attack_run import attack_settings
 
 COINS = re.compile(r"^## Coins\n\n(.+)$", re.MULTILINE)
 TOSSED, NAMED = re.compile(r"(\d+) is ([AB])"), re.compile(r"(\d+): ([AB])")

@@ -14,8 +14,11 @@ from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Turn
 from nip_core.scenarios import find_scenario
-from nip_core.scenarios.chain.disputes import find_dispute, read_value
-from nip_core.scenarios.chain.modular import (
+from nip_core.scenarios.checked import draw_columns, draw_columns_again
+from nip_core.scenarios.datasets import check_splits, load_problems
+from nip_core.scenarios.scripts import ScriptedTurn
+from nip_games.chain.disputes import find_dispute, read_value
+from nip_games.chain.modular import (
     calculate,
     calculate_back,
     read_chain,
@@ -23,9 +26,6 @@ from nip_core.scenarios.chain.modular import (
     read_values,
     write_values,
 )
-from nip_core.scenarios.checked import draw_columns, draw_columns_again
-from nip_core.scenarios.datasets import check_splits, load_problems
-from nip_core.scenarios.scripts import ScriptedTurn
 
 LIES = ("lie-late", "lie-early", "lie-anywhere", "random-lie", "no-value")
 PROVERS = {"refereed": ("prover0", "prover1"), "adp": ("prover",)}

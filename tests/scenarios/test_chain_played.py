@@ -18,8 +18,8 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios import find_scenario
 from nip_core.scenarios.scripts import ScriptedTurn
-from nip_core.sweep.plan.attack_run import attack_settings
 from nip_core.upkeep.verify import verify_run
+from nip_study.plan.attack_run import attack_settings
 
 QUESTION = re.compile(r"## Steps\n\n(.+?)\n\n", re.DOTALL)
 CLAIM = re.compile(r"## Claim\n\n(.+)")

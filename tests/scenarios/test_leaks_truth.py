@@ -12,8 +12,8 @@ from playing import play
 from nip_core.evaluation.baseline_verifiers import believe_the_prover
 from nip_core.parameters import load_parameters
 from nip_core.protocols import ACCEPT, REJECT
-from nip_core.scenarios.arithmetic import Arithmetic
-from nip_core.scenarios.arithmetic.chains import STORIES, read_question
+from nip_games.arithmetic import Arithmetic
+from nip_games.arithmetic.chains import STORIES, read_question
 
 STEPS = 4
 HALF, ALONE = Fraction(1, 2), Fraction(1, 2) + Fraction(1, 2 * STEPS)

@@ -9,10 +9,10 @@ from nip_core.attack_figures.message_gallery import gallery_of_training
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.storage.tables import RolloutTables
-from nip_core.scenarios.arithmetic import Arithmetic, ArithmeticSettings
-from nip_core.scenarios.bags import Bags, BagsSettings
-from nip_core.scenarios.bags.challenges import write_coins
 from nip_core.scenarios.base import Scenario, ScenarioSettings
+from nip_games.arithmetic import Arithmetic, ArithmeticSettings
+from nip_games.bags import Bags, BagsSettings
+from nip_games.bags.challenges import write_coins
 
 TEXTS = {"solution": "1: 40 + 7 = 47\n2: 47 - 5 = 41"}
 COINS = {"coins": write_coins((0, 1))}

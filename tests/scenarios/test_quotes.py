@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_core.scenarios.reading.quotes import mark_quotes
+from nip_games.reading.quotes import mark_quotes
 
 PASSAGE = "Oskar took the brass key. He  keeps\neverything, gold included, in the “old” barn."
 TEXTS = [

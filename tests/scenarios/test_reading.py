@@ -18,8 +18,8 @@ from nip_core.parameters import load_parameters
 from nip_core.protocols import protocol_names
 from nip_core.scenarios import make_scenario
 from nip_core.scenarios.datasets import check_splits, load_problems
-from nip_core.scenarios.reading.passages import KINDS, choose_chain_split, make_passages
-from nip_core.scenarios.reading.quotes import count_quotes, mark_quotes
+from nip_games.reading.passages import KINDS, choose_chain_split, make_passages
+from nip_games.reading.quotes import count_quotes, mark_quotes
 
 SPLITS = ("train", "validation", "test")
 PASSAGE = "Oskar took the brass key. He  keeps\neverything, gold included, in the “old” barn."

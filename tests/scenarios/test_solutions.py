@@ -14,7 +14,6 @@ from small_game import train_here, write_config
 from nip_core.errors import DatasetError, SettingsError, StageError
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.problems import Isolation, SandboxError
 from nip_core.rollouts.branching import Branching
 from nip_core.rollouts.plan import episode_spec, plan_episodes
 from nip_core.rollouts.storage.tables import canonical_digest, read_rollouts
@@ -26,6 +25,7 @@ from nip_core.scenarios.datasets import load_problems
 from nip_core.scenarios.solutions import Solutions, SolutionsSettings
 from nip_core.scenarios.solutions.labelling import Task
 from nip_core.trainers.malt import choose_pairs
+from nip_problems import Isolation, SandboxError
 
 MODEL = {"model_provider": "SelfHosted", "model_name": "m"}
 RIGHT = "def plus(x):\n    return x + {n}"
@@ -404,7 +404,7 @@ async def test_a_sandbox_that_does_not_run_stops_the_stage(monkeypatch):
     def broken(*_, **__):
         raise SandboxError("no child")
 
-    monkeypatch.setattr("nip_core.sandbox.grading.judge.run_python_batch", broken)
+    monkeypatch.setattr("nip_sandbox.grading.judge.run_python_batch", broken)
     script = playing.saying(prover=[block(RIGHT.format(n=0))], verifier=["Decision: accept"])
     with pytest.raises(StageError, match="solutions can't be labelled: no child"):
         await play(settings(), script)

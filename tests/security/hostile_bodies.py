@@ -26,9 +26,9 @@ from typing import Any
 
 import psutil
 
+from nip_base.spec import ServerSpec
 from nip_core.models import BUNDLED
 from nip_lm_server import launch as owner
-from nip_lm_server.spec import ServerSpec
 
 MIB = 1 << 20
 LIMIT_MEMORY = 300e6

@@ -159,7 +159,7 @@ CHECK = "assert f() == 2"
 
 def attack(secret, port, **options):
     """Run every attack between innocents, in one sandbox; what comes of it, to be printed."""
-    from nip_core.sandbox.sandbox import Limits, Suite, run_tests_batch
+    from nip_sandbox.sandbox import Limits, Suite, run_tests_batch
 
     suites = []
     for number, source in enumerate(ATTACKS.values()):

@@ -17,10 +17,10 @@ import orjson
 import pytest
 from served_here import serve
 
-from nip_lm_server import formats
+from nip_base import formats
+from nip_base.formats import bounds
+from nip_base.spec import ServerSpec
 from nip_lm_server.api import bodies
-from nip_lm_server.formats import bounds
-from nip_lm_server.spec import ServerSpec
 
 sys.path.append(str(Path(__file__).parent))
 import hostile_bodies

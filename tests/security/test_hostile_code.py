@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nip_core.sandbox.sandbox import Limits, SandboxError, examine, run_python, run_tests
+from nip_sandbox.sandbox import Limits, SandboxError, examine, run_python, run_tests
 
 sys.path.append(str(Path(__file__).parent))
 import hostile_code
@@ -74,7 +74,7 @@ def test_what_nothing_holds_is_run_in_no_way():
 
 
 def test_a_user_without_namespaces_is_told_in_a_line():
-    script = "from nip_core.sandbox.sandbox import run_python\nrun_python('print(1)')"
+    script = "from nip_sandbox.sandbox import run_python\nrun_python('print(1)')"
     ended = as_a_user_without_namespaces("-c", script)
     last = ended.stderr.splitlines()[-1]
     assert ended.returncode == 1

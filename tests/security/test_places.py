@@ -10,8 +10,8 @@ from typing import Any
 import pytest_asyncio
 from served_here import CHAT, Here, serve, until
 
-from nip_lm_server.errors import Places
-from nip_lm_server.formats import to_jsonl
+from nip_base.api_errors import Places
+from nip_base.formats import to_jsonl
 from nip_lm_server.state.directory import FILES, JOBS, MODELS
 
 LINE = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}

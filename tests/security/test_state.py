@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from served_here import Here, serve, until
 
-from nip_lm_server import formats
+from nip_base import formats
+from nip_base.spec import ServerSpec
 from nip_lm_server.__main__ import main
-from nip_lm_server.spec import ServerSpec
 
 ROWS = formats.to_jsonl(
     [

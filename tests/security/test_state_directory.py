@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from nip_base.spec import ServerSpec
 from nip_lm_server import launch as owner
 from nip_lm_server.__main__ import main
 from nip_lm_server.launch import OwnerError
-from nip_lm_server.spec import ServerSpec
 from nip_lm_server.state.at_rest.import_models import import_models
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.directory import StateError

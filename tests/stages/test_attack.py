@@ -18,7 +18,6 @@ from small_game import FEW, train_here, write_config
 from stored_rows import rows_by_episode, typed_generations
 from viewing import client_of
 
-from nip_cli.commands.attack import _numbers, _refuse
 from nip_cli.printing.plans_and_runs import show_plan, show_run
 from nip_core import loop
 from nip_core.errors import DatasetError, ServerError, SettingsError
@@ -36,9 +35,10 @@ from nip_core.session.prepare import estimate_settings
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.showing.reports import write_report
 from nip_core.showing.summary import summarise_run
-from nip_core.sweep.plan.attack_run import attack_settings
 from nip_core.upkeep.clean import find_unused
 from nip_core.upkeep.verify import verify_run
+from nip_study.commands.attack import _numbers, _refuse
+from nip_study.plan.attack_run import attack_settings
 
 WORDS = ("apple", "banana", "cherry", "damson", "elder", "fig")
 LOGPROBS = {"accept": {" accept": math.log(0.9), " reject": math.log(0.1)}}

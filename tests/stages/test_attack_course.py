@@ -22,9 +22,9 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import estimate_settings, plan_run
 from nip_core.session.problems_of_run import load_all_problems
-from nip_core.sweep.plan.attack_run import attack_settings
 from nip_core.trainers.dataset import open_dataset
 from nip_core.upkeep.verify import verify_run
+from nip_study.plan.attack_run import attack_settings
 
 FEW_EPISODES = ["rl.rollouts_per_iteration=24", "pure_text_grpo.group_size=4"]
 OBEYS = {"when": {"any_contains": "banana"}, "replies": [{"text": "Decision: accept"}]}

@@ -19,20 +19,20 @@ from scripted_server import scripted_server
 from server_here import one_here
 from small_source import apps_rows, human_eval_rows, mbpp_rows, write_files, write_rows
 
+from nip_base.spec import EngineSpec, ServerSpec
 from nip_core.errors import CorruptionError, DatasetError, SettingsError, StageError, StoreError
 from nip_core.parameters import CodeValidationParameters
-from nip_core.problems import build_problems
-from nip_core.problems.asked_model import AskedModelOptions
-from nip_core.problems.build_problems import ANSWERS, TESTS, BuildOptions
-from nip_core.problems.sources import read_source
-from nip_core.problems.tested import TestRunner
-from nip_core.problems.written_bugs import STYLES
 from nip_core.rollouts.storage.journal import Journal
-from nip_core.sandbox.sandbox import run_tests_batch
 from nip_core.scenarios import find_scenario
 from nip_core.scenarios.datasets import check_splits, load_problems
 from nip_core.scenarios.rows import SPLITS
-from nip_lm_server.client import EngineSpec, ServerSpec
+from nip_problems import build_problems
+from nip_problems.asked_model import AskedModelOptions
+from nip_problems.build_problems import ANSWERS, TESTS, BuildOptions
+from nip_problems.sources import read_source
+from nip_problems.tested import TestRunner
+from nip_problems.written_bugs import STYLES
+from nip_sandbox.sandbox import run_tests_batch
 
 FILES = {"train.parquet", "validation.parquet", "test.parquet", "datasheet.json", "datasheet.md"}
 BUGGY = {
@@ -231,8 +231,8 @@ def test_a_build_that_is_stopped_runs_no_test_again_and_gives_equal_bytes(
         return run_tests_batch(batch, **options)
 
     monkeypatch.setattr(sys.modules[__name__], "EXAMINED", {})
-    monkeypatch.setattr("nip_core.problems.tested.run_tests_batch", counted)
-    monkeypatch.setattr("nip_core.problems.tested._AT_ONCE", 10)
+    monkeypatch.setattr("nip_problems.tested.run_tests_batch", counted)
+    monkeypatch.setattr("nip_problems.tested._AT_ONCE", 10)
     out = tmp_path / "small"
     with pytest.raises(KeyboardInterrupt):
         build(source, out, licence="MIT")
@@ -329,7 +329,7 @@ def test_where_the_sandbox_lacks_namespaces_nothing_is_run_unless_told_otherwise
 ):
     bare = functools.partial(run_tests_batch, refuse=("namespaces",))
     monkeypatch.setattr(sys.modules[__name__], "EXAMINED", {})
-    monkeypatch.setattr("nip_core.problems.tested.run_tests_batch", bare)
+    monkeypatch.setattr("nip_problems.tested.run_tests_batch", bare)
     with pytest.raises(SettingsError, match=r"is not run here.*give --allow-without-namespaces"):
         build(source, tmp_path / "out", allow_without_namespaces=False)
     assert build(source, tmp_path / "out", variants=1)["facts"]["problems"]["in_dataset"] == 5

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from server_here import one_here
 from small_game import write_config
 
+from nip_base.spec import EngineSpec, ServerSpec
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, Situation
 from nip_core.jobs.server_calls import EngineStatus
@@ -26,7 +27,6 @@ from nip_core.showing.reports import write_report
 from nip_core.showing.summary import summarise_run
 from nip_core.stages.playing import split_play
 from nip_lm_server.client import ServerHandle
-from nip_lm_server.spec import EngineSpec, ServerSpec
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")
 REFUSES = "{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from nip_base.proof import Proof
 from nip_cli.commands.clean import clean
 from nip_core.errors import CorruptionError, LeaseError, SettingsError
 from nip_core.jobs.job import JobRecord
@@ -14,7 +15,6 @@ from nip_core.run_store.manifest import commit, verify
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import list_files
 from nip_core.upkeep.clean import find_unused
-from nip_lm_server.proof import Proof
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.files import FileStore, StagedFile
 from nip_lm_server.state.models import ModelStore, adapter_name

@@ -9,6 +9,7 @@ from request_log import logged_requests
 from server_here import one_here, servers_here
 from small_game import train_here, write_config
 
+from nip_base.spec import ServerSpec
 from nip_core import loop
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
@@ -24,10 +25,9 @@ from nip_core.session.opening import open_session
 from nip_core.session.prepare import plan_run
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.showing.asked_chats import Place, render_chat_on_record
-from nip_core.sweep.plan.attack_run import attack_settings
 from nip_core.trainers.dataset import open_dataset
 from nip_core.upkeep.verify import verify_run
-from nip_lm_server.client import ServerSpec
+from nip_study.plan.attack_run import attack_settings
 
 ONE = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
 GAME = {

@@ -20,9 +20,9 @@ from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import estimate_settings
-from nip_core.sweep.plan.attack_run import attack_settings
-from nip_core.sweep.plan.attacks import AttackEntry, plan_attack
 from nip_core.upkeep.verify import verify_run
+from nip_study.plan.attack_run import attack_settings
+from nip_study.plan.attacks import AttackEntry, plan_attack
 
 NAMED = re.compile(r"this is wrong: Step (\d+)")
 

@@ -8,13 +8,13 @@ import pytest
 import yaml
 from served_here import KEY, Here, serve
 
+from nip_base.spec import ServerSpec
 from nip_core import loop
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
-from nip_lm_server.spec import ServerSpec
 
 
 def replies(folder: Path) -> str:

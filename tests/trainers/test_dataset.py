@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_examples import example, made, pair, trajectory
 
+from nip_base.formats import read_examples
 from nip_core.errors import CorruptionError, StageError
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit
@@ -28,7 +29,6 @@ from nip_core.trainers.dataset import (
 )
 from nip_core.trainers.lines import JSONL, write_jsonl
 from nip_core.trainers.row_digests import hash_rows
-from nip_lm_server.formats import read_examples
 
 HARD_TEXT = 'Ünïcödé 🐍 \u2028 line separator, "quotes",\nnew line,\ttab, \x00, </s>, end\r\n'
 METHODS = tuple(SCHEMAS)

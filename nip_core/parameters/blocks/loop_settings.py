@@ -4,9 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from nip_base.spec import Capabilities, check_engine_name
 from nip_core.parameters.basis.addresses import Address
 from nip_core.parameters.basis.base import Parameters
-from nip_lm_server.client import Capabilities, check_engine_name, find_capabilities
+from nip_lm_server.client import find_capabilities
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]

@@ -10,8 +10,8 @@ takes_turns    whether an agent's base model and the one made of it can't answer
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nip_base.spec import ENGINES, Capabilities
 from nip_core.parameters.blocks.agents import PureTextAgentParameters
-from nip_lm_server.client import ENGINES, Capabilities
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters

@@ -7,10 +7,10 @@ check_named  raise for a run that would play with the default model
 
 import re
 
+from nip_base.spec import base_served_name
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.derived.hosting import find_host
-from nip_lm_server.client import base_served_name
 
 
 def check_named(parameters: HyperParameters) -> None:

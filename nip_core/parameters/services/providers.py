@@ -23,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from nip_core.importing import import_object
+from nip_base.importing import import_object
 from nip_core.nearest import did_you_mean, nearest_first
 
 ProviderName = Literal["OpenAI", "SelfHosted", "OpenRouter", "Together"]

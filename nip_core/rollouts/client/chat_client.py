@@ -24,6 +24,8 @@ from typing import Any, Protocol, Self
 
 import aiohttp
 
+from nip_base.formats.bounds import parse_json
+from nip_base.wire import JOIN_HEADER
 from nip_core.errors import NipError, ServerError, StageError
 from nip_core.game.answer_rows import RecordedToken
 from nip_core.progress.traffic import Traffic
@@ -44,7 +46,6 @@ from nip_core.rollouts.client.thoughts import (
     read_usage,
     says_thoughts_took_all,
 )
-from nip_lm_server.client import JOIN_HEADER, parse_json
 
 ChatBody = Mapping[str, Any]
 """The JSON of a chat completion's request. Dialects of OpenAI's protocol have further fields."""

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
+from nip_base.wire import JOIN_HEADER
 from nip_core.errors import StageError
-from nip_lm_server.client import JOIN_HEADER
 
 _SILENCE = 2.0
 """A hang is told after so many times the time-out of the settings, four minutes by default: a pass

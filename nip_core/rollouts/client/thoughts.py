@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nip_lm_server.client import parse_json
+from nip_base.formats.bounds import parse_json
 
 
 class MalformedAnswer(Exception):

@@ -30,9 +30,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from nip_base.formats.bounds import parse_json
 from nip_core.errors import CorruptionError, NipError, StoreError
 from nip_core.run_store.local_store import make_directories, sync_directory, translate_error
-from nip_lm_server.client import parse_json
 
 Record = dict[str, Any]
 """A JSON object. What stands in it is for who appends it: of play, see `table_rows`."""

@@ -17,7 +17,6 @@ from pydantic import Field
 from nip_core.errors import DatasetError
 from nip_core.protocols import ACCEPT, NO_DECISION, Protocol
 from nip_core.protocols.zero_knowledge import ZeroKnowledgeProtocol
-from nip_core.sandbox.sandbox import Limits, examine
 from nip_core.scenarios.base import (
     PROVER,
     VERIFIER,
@@ -30,6 +29,7 @@ from nip_core.scenarios.base import (
     Words,
 )
 from nip_core.scenarios.solutions.labelling import Labeller, Task, Workers
+from nip_sandbox.sandbox import Limits, examine
 
 _HERE = Path(__file__).parent
 _SEEDS = range(16)

@@ -3,7 +3,7 @@
 Labeller   labels tasks, several at a time, in the sandbox
 Workers    the same for callers that wait, so many at a time as there are workers
 
-`nip_core.sandbox.grading.judge` runs the tests, and says what is covered. One child interpreter
+`nip_sandbox.grading.judge` runs the tests, and says what is covered. One child interpreter
 runs several solutions one after the other, but never two of the same problem: in its memory code
 might find what an earlier solution was.
 """
@@ -17,9 +17,9 @@ from threading import Event
 
 from nip_core.concurrency import in_thread
 from nip_core.errors import StageError
-from nip_core.sandbox.grading.judge import Judge, Judgement, Task, Unjudged
-from nip_core.sandbox.sandbox import Limits, SandboxError
 from nip_core.scenarios.base import Label, NoLabel
+from nip_sandbox.grading.judge import Judge, Judgement, Task, Unjudged
+from nip_sandbox.sandbox import Limits, SandboxError
 
 __all__ = ["Labeller", "Task", "Workers"]
 

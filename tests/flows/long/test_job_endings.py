@@ -9,11 +9,11 @@ import yaml
 from server_here import one_here
 from small_game import FEW, train_here, write_config
 
+from nip_base.spec import ServerSpec
 from nip_core.errors import JobError, SettingsError
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
-from nip_lm_server.spec import ServerSpec
 
 NO_TESTS = {"test_scheme": "none"}
 

@@ -8,6 +8,7 @@ import pytest
 from scripted_server import scripted_server
 from small_game import FEW, train_here, write_config
 
+from nip_base.spec import ServerSpec
 from nip_core.errors import SettingsError
 from nip_core.loop import play
 from nip_core.parameters import load_parameters
@@ -18,7 +19,6 @@ from nip_core.session.opening import open_session
 from nip_core.session.prepare import plan_run, prepare
 from nip_core.upkeep.verify import verify_all
 from nip_lm_server.launch import ServerHandle, start_or_attach, stop
-from nip_lm_server.spec import ServerSpec
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")
 FOUR = {**FEW, "rollouts_per_iteration": 4}

@@ -1,1 +1,0 @@
-"""The commands of `nip` about many runs: sweeps, declarations, hardening, comparisons."""

@@ -1,0 +1,1 @@
+"""The commands `nip track`, `nip export`, `nip push` and `nip pull`."""

@@ -1,0 +1,1 @@
+"""Agents and trainer adapters for programs without a run."""

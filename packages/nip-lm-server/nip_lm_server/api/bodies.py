@@ -1,0 +1,87 @@
+"""The JSON body of a request: read, unpacked, parsed and handed out within bounds.
+
+read_object   request -> (bytes, object)
+read_bytes    request -> bytes, whatever they are
+unpack        a packed body -> its bytes
+
+aiohttp unpacks nothing here (see `http.make_runner`): so nothing is unpacked before the key is
+checked, for a route that takes no body, or to be thrown away.
+"""
+
+import asyncio
+import zlib
+from typing import Any
+
+from aiohttp import web
+
+from nip_base.api_errors import ApiError
+from nip_lm_server import aside
+from nip_lm_server.api.plumbing import json_object, take_notes
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+"""Largest JSON body of a generation, unpacked."""
+MAX_SMALL_BODY_BYTES = 256 * 1024
+"""The same for everything else."""
+_STEP_BYTES = 1 << 20
+
+
+async def read_object(
+    request: web.Request, most: int = MAX_BODY_BYTES
+) -> tuple[bytes, dict[str, Any]]:
+    """The body of at most `most` bytes, and the JSON object in it. Raises ApiError 400, 413."""
+    raw = await read_bytes(request, most)
+    # Parse; where it is large, beside the event loop.
+    take_notes(request).body_bytes = len(raw)
+    return raw, await aside.run(len(raw), json_object, raw)
+
+
+async def read_bytes(request: web.Request, most: int) -> bytes:
+    """The body, unpacked, of at most `most` bytes. Raises ApiError 400, 413."""
+    # 1. Read, no further than to the limit.
+    if (request.content_length or 0) > most:
+        raise _too_large(most)
+    body = bytearray()
+    while chunk := await request.content.readany():
+        body += chunk
+        if len(body) > most:
+            raise _too_large(most)
+    # 2. Unpack, within the same limit.
+    raw = bytes(body)
+    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raw = await asyncio.to_thread(unpack, raw, most)
+    return raw
+
+
+def unpack(packed: bytes, most: int) -> bytes:
+    """Undo gzip or zlib, up to `most` bytes. Raises ApiError 400, 413."""
+    unpacker = zlib.decompressobj(wbits=47)  # either header
+    body = bytearray()
+    left = packed
+    try:
+        while left and not unpacker.eof:
+            body += unpacker.decompress(left, min(_STEP_BYTES, most + 1 - len(body)))
+            if len(body) > most:
+                raise _too_large(most)
+            left = unpacker.unconsumed_tail
+    except zlib.error:
+        raise _unreadable() from None
+    # Broken off, or with something behind its end that nobody would look at.
+    if not unpacker.eof or unpacker.unused_data:
+        raise _unreadable()
+    return bytes(body)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The body is too large: at most {most} bytes are taken, unpacked",
+        code="request_too_large",
+    )
+
+
+def _unreadable() -> ApiError:
+    return ApiError(
+        400,
+        "The body can't be read: it is broken off, or not encoded as its headers say",
+        code="invalid_body",
+    )

@@ -1,0 +1,223 @@
+"""Connections below the routes: how many there may be, and what aiohttp itself refuses.
+
+make_runner           the application's runner, whose connections are these
+raise_open_files      as many descriptors as the system lets this process have
+quiet_loop            an exception handler that says once a minute that descriptors are short
+Sparsely              a log line for what clients can cause as often as they like
+
+A connection takes a descriptor before anybody knows whose it is. Some are kept back for the rest of
+the server (an upload, the engine's side of a request), and when the others are all taken, the
+oldest one that has nothing to answer makes room; if none does, the newcomer gets a 503.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.web_protocol import RequestHandler
+
+from nip_base.api_errors import error_body
+
+IDLE_TIMEOUT_S = 75.0
+"""A connection that has not sent a whole request head for this long is closed."""
+BACKLOG = 4096
+"""Connections that the system holds until they are accepted."""
+ACCEPTED_AT_ONCE = 16
+"""... of which this many are accepted before the limit is looked at again."""
+MAX_OPEN_FILES = 65_536
+_KEPT_BACK = 128
+_MAX_CONNECTIONS, _MIN_CONNECTIONS = 16_384, 16
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_INTERVAL_S = 60.0
+
+_log = logging.getLogger("nip.lm_server")
+
+
+class Sparsely:
+    """Logs a warning at most once a minute, and then how many there were in between."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._next_s, self._silent = float("-inf"), 0
+
+    def warn(self, message: str, *values: Any) -> None:
+        """Log it, unless one was logged in the last minute."""
+        if self._clock() < self._next_s:
+            self._silent += 1
+            return
+        self._next_s = self._clock() + _INTERVAL_S
+        before = f" ({self._silent} more like it before)" if self._silent else ""
+        _log.warning(message + "%s", *values, before)
+        self._silent = 0
+
+
+short_of_descriptors = Sparsely()
+_refused = Sparsely()
+
+
+def raise_open_files() -> None:
+    """Let this process and its children open as many files as the system allows, within reason."""
+    # A soft limit may be raised by anybody, as far as to the hard one.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def most_connections() -> int:
+    """Count the connections for which this process has descriptors.
+
+    Each may need one more, for the engine's side of its request or for a file.
+    """
+    # Half of what is left: each may take a second one for the engine's side of it.
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MAX_CONNECTIONS
+    return max(_MIN_CONNECTIONS, min(_MAX_CONNECTIONS, (soft - _KEPT_BACK) // 2))
+
+
+def quiet_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Exception handler of an event loop; asyncio reports every single failing accept to it."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
+        short_of_descriptors.warn("no descriptor is left to accept a connection: %s", error)
+    else:
+        loop.default_exception_handler(context)
+
+
+class _Connection(RequestHandler):
+    """A client's connection; what aiohttp refuses is answered as the API's errors are."""
+
+    __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        manager = self._manager
+        if isinstance(manager, _Connections) and not manager.make_room(self):
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(_too_many())
+            self.force_close()
+
+    @property
+    def is_silent(self) -> bool:
+        """It waits for the head of a request, or for what is left of an answered one."""
+        # aiohttp sets a waiter while it has no request to answer.
+        is_answering = self._waiter is None and self._request_in_progress
+        return not is_answering and not self._force_close
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what never reached a route.
+
+        The error's own text has the line that it is about, which may be a key, so it is not shown.
+        """
+        if status >= 500:
+            _log.error("a request from %s broke", request.remote, exc_info=exc)
+        else:
+            _refused.warn("refused what is no HTTP from %s: %s", request.remote, type(exc).__name__)
+        # Two answers to one request would be read as answers to two.
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of the answer was sent already")
+        body = error_body(
+            _describe_failure(status, exc),
+            "server_error" if status >= 500 else "invalid_request_error",
+            "internal_error" if status >= 500 else "invalid_http",
+        )
+        # Which API it was meant for is not known; other clients than Tinker's read past this.
+        body["category"] = "server" if status >= 500 else "user"
+        response = web.json_response(body, status=status)
+        response.force_close()
+        return response
+
+
+class _Connections(web.Server):
+    """The connections of one server, `most` at a time."""
+
+    def __init__(self, made: web.Server, most: int, **arguments: Any):
+        super().__init__(
+            made.request_handler,
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            **arguments,
+        )
+        self._arguments, self._most = arguments, most
+
+    def __call__(self) -> RequestHandler:
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._arguments)
+
+    def make_room(self, newcomer: RequestHandler) -> bool:
+        """Close the oldest silent one if there are too many; False if all are busy."""
+        if len(self._connections) <= self._most:
+            return True
+        # Who has nothing to answer waits for nothing; a busy client would lose its work.
+        short_of_descriptors.warn("%d connections, no more are taken", self._most)
+        for connection in self._connections:  # the oldest first
+            if (
+                isinstance(connection, _Connection)
+                and connection.is_silent
+                and connection is not newcomer
+            ):
+                connection.force_close()
+                return True
+        return False
+
+
+class _Runner(web.AppRunner):
+    """An AppRunner with connections of ours. aiohttp has no other place to say so."""
+
+    def __init__(self, app: web.Application, most: int, drain_s: float, **arguments: Any):
+        super().__init__(app, handle_signals=False, shutdown_timeout=drain_s, **arguments)
+        self._arguments, self._most = arguments, most
+
+    async def _make_server(self) -> web.Server:
+        arguments = {k: v for k, v in self._arguments.items() if k != "handler_cancellation"}
+        return _Connections(await super()._make_server(), self._most, **arguments)
+
+
+def make_runner(app: web.Application, drain_s: float) -> web.AppRunner:
+    """The application's runner. Requests in flight may go on for `drain_s` after a stop."""
+    return _Runner(
+        app,
+        most_connections(),
+        drain_s,
+        access_log=None,
+        keepalive_timeout=IDLE_TIMEOUT_S,
+        handler_cancellation=True,
+        auto_decompress=False,  # see `bodies`
+    )
+
+
+def _describe_failure(status: int, error: BaseException | None) -> str:
+    if status >= 500:
+        return f"The server broke: {type(error).__name__}"
+    if isinstance(error, LineTooLong):
+        return "The request line or a header is too long"
+    if isinstance(error, BadHttpMessage):
+        return (
+            "The request can't be read as HTTP: its first line or a header is not as it has to be. "
+            "A key with a line end in it does that"
+        )
+    return "The request can't be read"
+
+
+def _too_many() -> bytes:
+    message = "The server has as many connections as it can take: try again"
+    body = json.dumps(error_body(message, "server_error", "too_many_connections")).encode()
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        b"Retry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )

@@ -1,0 +1,1 @@
+"""Chat templates, and the calls of tools in them."""

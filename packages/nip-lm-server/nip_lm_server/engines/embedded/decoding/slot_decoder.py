@@ -1,0 +1,407 @@
+"""Decoding of many requests at once on a `PlainLlama`, which reads no prompt's beginning twice.
+
+SlotDecoder    a `Decoder` with a slot for each row, kept prefixes, and prompts read in pieces
+make_decoder   one for a model that computes as `PlainLlama` does; a `Decoder` for any other
+
+Rows 0 to n are decoded; the slots after them belong to the prompts that are being read. A prompt
+is read from where it differs from all that is kept. One whose next tokens are those of another
+prompt in the same pass waits for the next pass, and has them from that one: so what many prompts
+begin with is computed once, though they were sent at the same time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nip_base.machine.allowed_memory import allowed_bytes
+from nip_lm_server.chats import chat_template
+from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.embedded.decoding.batching import (
+    PREFILL_TOKENS,
+    Decoder,
+    Row,
+    adapter_key,
+    is_live,
+)
+from nip_lm_server.engines.embedded.decoding.kept_prefixes import Found, KeptPrefixes
+from nip_lm_server.engines.embedded.decoding.kv_cache import ScarceMemory
+from nip_lm_server.engines.embedded.decoding.loaded_model import LoadedModel
+from nip_lm_server.engines.embedded.decoding.plain_llama import (
+    PlainLlama,
+    attend_grouped,
+    computes_the_same,
+    may_pack,
+    read_plain_llama,
+    score_causally,
+    spread,
+)
+from nip_lm_server.engines.embedded.decoding.sampling import widen_scores
+from nip_lm_server.engines.embedded.decoding.slot_cache import SlotCache
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, RowwiseLora
+
+BESIDE_TOKENS = 512
+"""Prompt tokens per pass while others are decoded: they wait for so many. A rule of thumb: with
+much less, a pass over all weights has little to do; with much more, streams stand still."""
+_PATIENCE = 4
+"""So often longer prompts are read before the one that has waited longest."""
+_WORTH_WAITING = 32
+"""A prompt waits for another one if it shares so many tokens with it that nobody has read. A rule
+of thumb: a pass of its own takes about as long as so many tokens."""
+
+
+@dataclass
+class _Reading:
+    """Prompts that are read together; `done[i]` tokens of row i are in its slot."""
+
+    groups: list[Sequence[Row]]
+    done: list[int]
+
+    @property
+    def leaders(self) -> list[Row]:
+        return [group[0] for group in self.groups]
+
+
+class SlotDecoder(Decoder):
+    """Of `most_bytes` the batch comes first; what it leaves is for what is kept."""
+
+    def __init__(
+        self, model: Any, lora: RowwiseLora, stop_tokens: frozenset[int], plain: PlainLlama
+    ):
+        super().__init__(model, lora, stop_tokens)
+        self.plain: PlainLlama | None = plain
+        self._packs = plain.packs
+        self.kept = KeptPrefixes(0)
+        self._scarce = ScarceMemory() if self._device.type == "cpu" else None
+        self._slots = SlotCache(plain, model.dtype, self._device)
+        self._group = plain.heads // plain.key_heads
+        self._queue: list[Sequence[Row]] = []
+        self._reading: _Reading | None = None
+        self._order: list[int] = []  # slots, those of an adapter next to each other
+        self._passed_over = 0  # times that the oldest that waits was not the one to be read
+
+    def _all_rows(self) -> list[Row]:
+        waiting = [*(self._reading.groups if self._reading else ()), *self._queue]
+        rows = [*(row for group in waiting for row in group), *self._rows]
+        # Other threads ask, too: a row that has just been read may stand in both.
+        return [*{id(row): row for row in rows}.values()]
+
+    def clear(self) -> None:
+        """Forget all rows and all that is kept, as after an error."""
+        super().clear()
+        self._queue, self._reading, self._order = [], None, []
+        self._slots.drop()
+        self.kept.clear()
+
+    def leave_model(self) -> None:
+        self.plain = None
+
+    def return_to_model(self) -> None:
+        self.plain = PlainLlama(self._model, self._lora, packs=self._packs)
+
+    def heed_memory(self) -> None:
+        self._make_room(self._slots.bytes)
+
+    def forget(self, adapter: LoraAdapter) -> None:
+        """Drop what is kept of an adapter's."""
+        if not adapter.unchanged:
+            self.kept.forget(_weights_of(adapter))
+
+    def admit(self, groups: Sequence[Sequence[Row]]) -> list[Row]:
+        """Have rows wait to be read; `step` does it. No row is finished by that."""
+        self._queue += groups
+        self.prompt_tokens_asked += sum(len(group[0].prompt) for group in groups)
+        return []
+
+    def step(self) -> list[Row]:
+        """Read a piece of the prompts that wait, and add one token to every row."""
+        finished = self._read()
+        running = [row for row in self._rows if is_live(row)]
+        if running:
+            self._decode(running)
+            finished += [row for row in running if row.finish_reason]
+        if self._reading is None:
+            self._leave_out_finished()
+        return finished
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
+    ) -> list[list[float]]:
+        """Log-probability of each token but the first, as play computes it."""
+        assert self.plain is not None
+        order = sorted(range(len(sequences)), key=lambda i: adapter_key(adapters[i]))
+        with self._lora.rows([adapters[i] for i in order]):
+            logits = score_causally(self.plain, [sequences[i] for i in order], self._device)
+        results: list[list[float]] = [[] for _ in sequences]
+        for row, index in enumerate(order):
+            ids = torch.tensor([*sequences[index]][1:], device=self._device)
+            scores = widen_scores(logits[row, : len(ids)]).log_softmax(-1)
+            results[index] = scores.gather(1, ids[:, None])[:, 0].float().tolist()
+        return results
+
+    def logits_after(self, tokens: Sequence[int], adapter: LoraAdapter | None) -> torch.Tensor:
+        """The logits [tokens, vocabulary] after each of some tokens, as play computes them."""
+        assert self.plain is not None
+        with self._lora.rows([adapter]):
+            logits: torch.Tensor = score_causally(self.plain, [tokens], self._device)[0]
+        return logits
+
+    # Prompts
+
+    def _read(self) -> list[Row]:
+        """Run one pass over prompts, if any wait; returns the rows that its first tokens finish."""
+        # Where more wait than run, few are held up, and small passes would hold up many.
+        running = sum(map(is_live, self._rows))
+        budget = BESIDE_TOKENS if running and len(self._queue) <= running else PREFILL_TOKENS
+        if self._reading is not None and not any(
+            is_live(row) for group in self._reading.groups for row in group
+        ):
+            self._reading = None
+        if self._reading is None:
+            self._begin_reading(budget)
+        reading = self._reading
+        if reading is None:
+            return []
+        # 1. The next tokens of each prompt, as many as the pass may have. A shorter prompt repeats
+        #    its last one: that writes what is there already, and its logits are the last ones.
+        leaders, first = reading.leaders, len(self._rows)
+        left = [len(r.prompt) - done for r, done in zip(leaders, reading.done, strict=True)]
+        width = min(max(left), max(1, budget // len(leaders)))
+        places = [
+            [min(done + i, len(row.prompt) - 1) for i in range(width)]
+            for row, done in zip(leaders, reading.done, strict=True)
+        ]
+        ids = [
+            [row.prompt[p] for p in row_places]
+            for row, row_places in zip(leaders, places, strict=True)
+        ]
+        logits = self._pass(ids, places, [*range(first, first + len(leaders))], leaders)
+        # 2. What is read is counted now, so that a long prompt is seen to advance.
+        for i, count in enumerate(left):
+            reading.done[i] += min(width, count)
+            self.prompt_tokens_done += min(width, count)
+        if width < max(left):
+            return []
+        # 3. All is read: keep it, choose first tokens, and decode these rows from here on.
+        finished = self._finish_reading(reading, first, logits)
+        self._reading = None
+        return finished
+
+    def _begin_reading(self, budget: int) -> None:
+        # 1. Who goes first, from the longest: what is like in length is read together.
+        self._queue = [group for group in self._queue if any(map(is_live, group))]
+        if not self._queue:
+            return
+        chosen = self._choose_groups(budget)
+        chosen.sort(key=lambda group: adapter_key(group[0].adapter))
+        taken = set(map(id, chosen))
+        self._passed_over = 0 if id(self._queue[0]) in taken else self._passed_over + 1
+        self._queue = [group for group in self._queue if id(group) not in taken]
+        # 2. Their slots, with what is kept of their prompts. All tokens but the last at most: a
+        #    model has no logits without one.
+        prefixes = [self._find(group[0]) for group in chosen]
+        first = len(self._rows)
+        self._reserve(first + len(chosen), max(len(group[0].prompt) for group in chosen), first)
+        for i, prefix in enumerate(prefixes):
+            start = 0
+            for part in prefix.parts:
+                self._slots.put(first + i, start, part)
+                start += part.shape[3]
+            self.prompt_tokens_reused += prefix.length
+        self._reading = _Reading(chosen, [prefix.length for prefix in prefixes])
+
+    def _choose_groups(self, budget: int) -> list[Sequence[Row]]:
+        """Choose prompts to read together, few enough tokens, none that waits for another.
+
+        The longest go first, but for the oldest, once others have been read before it for a while.
+        """
+        measured = [(self._measure(group[0]), group) for group in self._queue]
+        oldest = measured[0][1]
+        measured.sort(key=lambda one: one[0] - len(one[1][0].prompt))
+        if self._passed_over >= _PATIENCE:
+            measured.sort(key=lambda one: one[1] is not oldest)
+        chosen: list[Sequence[Row]] = []
+        beginnings: set[tuple[str, tuple[int, ...]]] = set()
+        width = 0
+        for known, group in measured:
+            row = group[0]
+            width = width or len(row.prompt) - known
+            if len(row.prompt) - known > width:  # of those behind the oldest
+                continue
+            if chosen and (len(chosen) + 1) * width > budget:
+                break
+            # The whole beginning: the same tokens after others are not the same.
+            if len(row.prompt) >= known + _WORTH_WAITING:
+                begins = (_weights_of(row.adapter), tuple(row.prompt[: known + _WORTH_WAITING]))
+                if begins in beginnings:
+                    continue
+                beginnings.add(begins)
+            chosen.append(group)
+        return chosen
+
+    def _measure(self, row: Row) -> int:
+        return self.kept.measure(_weights_of(row.adapter), row.prompt[:-1])
+
+    def _find(self, row: Row) -> Found:
+        return self.kept.find(_weights_of(row.adapter), row.prompt[:-1])
+
+    def _finish_reading(self, reading: _Reading, first: int, logits: torch.Tensor) -> list[Row]:
+        leaders = reading.leaders
+        # Further choices of a request have what the first one has.
+        rows, sources = list(leaders), [*range(len(leaders))]
+        for i, group in enumerate(reading.groups):
+            rows += group[1:]
+            sources += [i] * (len(group) - 1)
+        if len(rows) > len(leaders):
+            self._reserve(first + len(rows), 0, first + len(leaders))
+            for slot in range(len(leaders), len(rows)):
+                length = len(rows[slot].prompt)
+                self._slots.copy(first + sources[slot], first + slot, length)
+        self._choose(rows, self._sampler_for(rows), logits[sources])
+        for i, row in enumerate(leaders):
+            if not row.broken:
+                self._keep(first + i, row, row.prompt)
+        self._rows += rows
+        self._arrange()
+        return [row for row in rows if row.finish_reason]
+
+    # Answers
+
+    def _decode(self, running: Sequence[Row]) -> None:
+        assert self._sampler is not None
+        ordered = [self._rows[slot] for slot in self._order]
+        longest = max(row.cached for row in running) + 1
+        reading = len(self._reading.groups) if self._reading else 0
+        self._reserve(len(self._rows), longest, len(self._rows) + reading)
+        # What is finished stays where it was until it is left out, and is computed again each time,
+        # behind what is kept of it.
+        ids = [[(row.generated or row.prompt)[-1]] for row in ordered]
+        places = [[row.cached] for row in ordered]
+        logits = self._pass(ids, places, self._order, ordered, longest)
+        self._choose(ordered, self._sampler, logits)
+
+    def _leave_out_finished(self) -> None:
+        """Keep what finished rows have, and give their slots to the last rows."""
+        if all(map(is_live, self._rows)):
+            return
+        for slot, row in enumerate(self._rows):
+            # Of a row that nobody waited for, too: whoever asks again has it.
+            if row.broken:
+                self._slots.clear(slot)
+            elif not is_live(row) and row.generated:
+                self._keep(slot, row, row.history[: row.cached])
+        slot = 0
+        while slot < len(self._rows):
+            if is_live(self._rows[slot]):
+                slot += 1
+                continue
+            last = self._rows.pop()
+            if slot < len(self._rows):
+                if is_live(last):
+                    self._slots.copy(len(self._rows), slot, last.cached)
+                self._rows[slot] = last
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Note the order of the rows in a pass: those of an adapter next to each other."""
+        if not self._rows:
+            self._slots.drop()
+            self._order, self._sampler = [], None
+            return
+        keys = [adapter_key(row.adapter) for row in self._rows]
+        self._order = sorted(range(len(keys)), key=lambda slot: keys[slot])
+        self._sampler = self._sampler_for([self._rows[slot] for slot in self._order])
+
+    # Both
+
+    def _pass(
+        self,
+        ids: list[list[int]],
+        places: list[list[int]],
+        slots: list[int],
+        rows: Sequence[Row],
+        longest: int | None = None,
+    ) -> torch.Tensor:
+        """The logits [rows, vocabulary] after `ids`, which are written to their slots' places.
+
+        The slots are all from the least to the largest, in any order.
+        """
+        assert self.plain is not None
+        longest = longest or max(map(max, places)) + 1
+        at = torch.tensor(places, device=self._device)
+        least = min(slots)
+        inside = torch.tensor([slot - least for slot in slots], device=self._device)
+        is_sorted = slots == sorted(slots)
+        back = inside.argsort()
+        seen_up_to = (at if is_sorted else at[back])[..., None]
+        seen = torch.arange(longest, device=self._device) <= seen_up_to
+        mask = spread(seen, self._group, self._slots.dtype)
+        states = [layer[:, least : least + len(slots)] for layer in self._slots.layers]
+        write = (inside[:, None], slice(None), at)
+
+        def attend(
+            layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        ) -> torch.Tensor:
+            # To be read in the order of the slots: nothing of the cache is copied for a pass.
+            of_layer = states[layer]
+            of_layer[0][write], of_layer[1][write] = keys, values
+            held_keys, held_values = of_layer[0, :, :, :longest], of_layer[1, :, :, :longest]
+            if is_sorted:
+                return attend_grouped(queries, held_keys, held_values, mask)
+            output = attend_grouped(queries[back], held_keys, held_values, mask)
+            return output[inside]
+
+        with self._lora.rows([row.adapter for row in rows]):
+            asked = torch.tensor(ids, device=self._device)
+            table = self._slots.places
+            return self.plain.run(asked, at, table, attend, last=True)[:, -1]
+
+    def _reserve(self, slots: int, places: int, used: int) -> None:
+        """Have so many slots of so many places at least; the first `used` keep what they have."""
+        places = max([places, *(row.cached + 1 for row in self._rows)])
+        if self._reading is not None:
+            places = max([places, *(len(row.prompt) for row in self._reading.leaders)])
+        # What is kept has what the batch leaves, before the batch has it.
+        self._make_room(self._slots.bytes_with(max(slots, used), places))
+        self._slots.reserve(max(slots, used), places, used)
+
+    def _make_room(self, slots: int) -> None:
+        """Keep what `slots` of so many bytes leave, and less while memory is short."""
+        limit = max(0, self.most_bytes - slots)
+        if self._scarce is not None:
+            limit = min(limit, self._scarce.limit(self.kept.bytes))
+        self.kept.most_bytes = limit
+        self.kept.make_room(limit)
+
+    def _keep(self, slot: int, row: Row, tokens: Sequence[int]) -> None:
+        self.kept.keep(
+            _weights_of(row.adapter), tokens, lambda start, end: self._slots.take(slot, start, end)
+        )
+
+
+def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
+    """Make the fastest decoder that computes what the model computes.
+
+    Raises EngineError for float64 where that is not our own.
+    """
+    model, stop_tokens = loaded.model, loaded.stop_tokens
+    plain = read_plain_llama(model, lora, packs=may_pack(model, allowed_bytes()))
+    if plain is not None:
+        user = ({"role": "user", "content": "Is the code right?"},)
+        ids = chat_template.encode_prompt(loaded.tokenizer, user)
+        if computes_the_same(plain, model, ids):
+            return SlotDecoder(model, lora, stop_tokens, plain)
+    # What it is asked for does not come of it there: a library's norms round to float32 on the way.
+    if loaded.dtype == "float64":
+        raise EngineError(
+            f"dtype is 'float64', which needs a forward pass of ours, and this "
+            f"{type(model).__name__} computes something else than it, so it runs through "
+            "transformers: leave dtype out"
+        )
+    return Decoder(model, lora, stop_tokens)
+
+
+def _weights_of(adapter: LoraAdapter | None) -> str:
+    """Name the weights that a row is computed with. An adapter of zeros has the base's."""
+    return "" if adapter is None or adapter.unchanged else adapter.digest

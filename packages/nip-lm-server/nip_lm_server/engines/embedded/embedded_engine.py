@@ -1,0 +1,341 @@
+"""The engine in one process: any causal model with a chat template, and LoRA adapters over it.
+
+EmbeddedEngine    the `Engine` interface; the thread behind it is `worker.ModelWorker`
+
+Requests wait in a queue. Between two tokens the thread takes waiting commands (load, unload,
+prove) and lets waiting requests join the batch, each with its own adapter, settings and random
+numbers. What a request gets depends on its own seed alone, up to float rounding.
+
+Log-probabilities are the model's own, before temperature, penalty and top-p.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nip_base.proof import Proof
+from nip_base.spec import ENGINES, base_served_name
+from nip_lm_server import aside
+from nip_lm_server.engines.base import (
+    COUNTED_CONTEXTS,
+    Capabilities,
+    Delta,
+    Engine,
+    EngineError,
+    EngineRequestError,
+    EngineState,
+    GenerationRequest,
+    GenerationResult,
+    PromptScores,
+    WorkDone,
+    room_for_answer,
+)
+from nip_lm_server.engines.embedded.decoding.loaded_model import EmbeddedOptions
+from nip_lm_server.engines.embedded.decoding.sampling import MAX_TOP_LOGPROBS
+from nip_lm_server.engines.embedded.requests import (
+    RowReader,
+    abandon,
+    check_counts,
+    check_scored,
+    echo_prompt,
+    encode_request,
+    make_guide,
+    make_rows,
+    refuse_broken,
+    refuse_unguided,
+    score_prompt,
+    with_calls,
+)
+from nip_lm_server.engines.embedded.worker import ModelWorker, Pending
+from nip_lm_server.lora.probes import MAX_RIVALS
+from nip_lm_server.lora.prove_weights import prove, prove_base
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, read_lora
+
+SLEEP_TIMEOUT_S = 60.0
+"""Time that running requests have to end when the engine is put to sleep. A rule of thumb: with
+much less, answers fail that were nearly whole; with much more, a training waits for its device."""
+
+
+class EmbeddedEngine(Engine):
+    """Serves `model_path` (a directory or a hub name) and adapters over it.
+
+    `options` are those of `loaded_model.EmbeddedOptions`.
+    """
+
+    name = "embedded"
+
+    def __init__(self, model_path: str, served_name: str | None = None, **options: Any):
+        self.base_model = base_served_name(model_path) if served_name is None else served_name
+        self._model_path = model_path
+        self._options = EmbeddedOptions(**options)
+        self._worker: ModelWorker | None = None
+        self._requests = 0
+
+    # Life
+
+    async def _start(self) -> None:
+        self._worker = ModelWorker(self._model_path, self._options)
+        await self._worker.start()
+
+    async def stop(self) -> None:
+        """End the thread and free the model. What still waits or runs fails with EngineError."""
+        # Before the await: who asks meanwhile is refused instead of joining what ends.
+        worker, self._worker = self._worker, None
+        self._state = "stopped"
+        if worker is not None:
+            await worker.stop()
+
+    async def sleep(self) -> None:
+        """Refuse requests, finish those there are, free the cache and, on CUDA, the weights.
+
+        The weights and the adapters stay in the machine's memory. What has not ended after
+        SLEEP_TIMEOUT_S fails with EngineError.
+        """
+        if self.state != "sleeping":
+            await self._serving().sleep(SLEEP_TIMEOUT_S)
+
+    async def wake(self) -> None:
+        self._refuse_unless("sleeping", "running")
+        if self._worker is not None and self.state == "sleeping":
+            await self._worker.wake()
+
+    async def wait_dead(self) -> str:
+        """Return why, once the model's thread has ended without being asked to."""
+        if self._worker is None:
+            raise EngineError(f"the engine is {self.state}")
+        # Shielded: cancelling who waits here would cancel the future that the thread reports to.
+        return await asyncio.shield(asyncio.wrap_future(self._worker.death))
+
+    async def measure_work(self) -> WorkDone | None:
+        """Count what the thread has computed; None while it is not at work."""
+        worker = self._worker
+        if worker is None or worker.state != "running":
+            return None
+        decoder = worker.decoder
+        return WorkDone(decoder.prompt_tokens_done, decoder.generated_tokens, worker.commands_done)
+
+    # Answering
+
+    async def read_prompts(
+        self, requests: Sequence[GenerationRequest]
+    ) -> Sequence[GenerationRequest]:
+        worker, read = self._serving(), []
+        for request in requests:
+            check_counts(request, self._options.max_batch)
+            prompt = await encode_request(worker, request)
+            room_for_answer(request, len(prompt), worker.loaded.max_model_len)
+            read.append(replace(request, prompt=tuple(prompt)))
+            await asyncio.sleep(0)  # a body may have very many, and others have their turn
+        return read
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        # Woken once, at the end, so that each choice is one piece.
+        choices = [choice async for choice in self._pieces(request, streamed=False)]
+        first = choices[0]
+        if request.echo:
+            choices = await self._echo(request, choices)
+        return GenerationResult(
+            request.model, tuple(choices), first.prompt_tokens or 0, first.prompt_token_ids
+        )
+
+    async def _echo(self, request: GenerationRequest, choices: Sequence[Delta]) -> list[Delta]:
+        """Put the prompt before each choice, scored where log-probabilities are asked for."""
+        worker, _ = self._find(request.model)
+        ids = await encode_request(worker, request)
+        scores = PromptScores(())
+        if request.logprobs:
+            scores = await self.score_prompt(request.model, ids, request.top_logprobs)
+        text = request.prompt if isinstance(request.prompt, str) else worker.decode(ids)
+        return [echo_prompt(worker, request, choice, ids, text, scores) for choice in choices]
+
+    def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        return self._pieces(request, streamed=True)
+
+    async def _pieces(self, request: GenerationRequest, *, streamed: bool) -> AsyncIterator[Delta]:
+        # 1. Queue the rows. All that can be refused is refused before.
+        worker, pending = await self._prepare(request, streamed)
+        worker.submit(pending)
+        readers = [RowReader(worker, row, i, request) for i, row in enumerate(pending.rows)]
+        prompt = pending.rows[0].prompt
+        said_once: dict[str, Any] = {
+            "prompt_tokens": len(prompt),
+            "prompt_token_ids": tuple(prompt) if request.return_token_ids else None,
+        }
+        try:
+            while not all(reader.finished for reader in readers):
+                # 2. Wait for tokens, or for the end.
+                await pending.progress.wait()
+                pending.progress.clear()
+                if pending.failure is not None:
+                    raise pending.failure
+                refuse_broken(pending.rows)
+                refuse_unguided(pending.rows, request.form_parameter)
+                # 3. Tell of every row what is certain by now.
+                for row, reader in zip(pending.rows, readers, strict=True):
+                    # Whether a text is a call is known at its end.
+                    waits = bool(request.tools) and row.finish_reason is None
+                    delta = None if reader.finished or waits else reader.read()
+                    if delta is None:
+                        continue
+                    delta = with_calls(worker, delta, request)
+                    yield replace(delta, **said_once) if said_once else delta
+                    said_once = {}
+        finally:
+            # Whoever leaves early leaves no row that takes a place in the batch.
+            abandon(pending.rows)
+        self._requests += 1
+
+    async def score_prompt(self, model: str, tokens: Sequence[int], top: int) -> PromptScores:
+        worker, adapter = self._find(model)
+        asked = GenerationRequest(model=model, prompt=tuple(tokens))
+        # The last one is scored and never read: no room is needed behind it.
+        ids = await encode_request(worker, replace(asked, prompt=tuple(tokens[:-1] or tokens)))
+        score_bytes = 8 if worker.loaded.dtype == "float64" else 4
+        check_scored(len(ids), worker.loaded.vocabulary, top, score_bytes)
+        await encode_request(worker, replace(asked, prompt=tuple(tokens[-1:])))
+        return await worker.run(lambda: score_prompt(worker.decoder, tokens, adapter, top))
+
+    async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
+        worker, _ = self._find(request.model)
+        return tuple(await encode_request(worker, request, contexts=COUNTED_CONTEXTS))
+
+    @property
+    def max_model_len(self) -> int:
+        worker = self._worker
+        if worker is None or worker.state not in ("running", "sleeping"):
+            raise EngineError(f"the engine is {self.state}")
+        return worker.loaded.max_model_len
+
+    # Adapters
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        # The name would be the base's all the same: the adapter would never answer.
+        if name == self.base_model:
+            raise EngineError(f"{name!r} is the base model's name")
+        files = await asyncio.to_thread(read_lora, path)
+        if files.rank > self._options.max_lora_rank:
+            raise EngineError(
+                f"the adapter in {path} has rank {files.rank}, but this engine takes at most "
+                f"{self._options.max_lora_rank}: raise max_lora_rank"
+            )
+        worker = self._serving()
+
+        # In the worker's thread, so that two loads of one name come one after the other.
+        def attach() -> None:
+            present = worker.adapters.get(name)
+            if present is None:
+                worker.adapters[name] = worker.lora.attach(name, files)
+            elif present.digest != files.digest:
+                raise EngineError(f"an adapter with other weights already answers to {name!r}")
+
+        await worker.run(attach)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Running requests are finished with it."""
+        worker = self._worker
+        # With a dead thread its adapters are gone, and nobody would run the command.
+        if worker is not None and worker.state != "failed" and name in worker.adapters:
+            await worker.run(lambda: worker.unload(name))
+
+    def loaded_adapters(self) -> tuple[str, ...]:
+        return tuple(self._worker.adapters) if self._worker else ()
+
+    async def prove(self, name: str, path: Path) -> Proof:
+        """Compare the answers of `name` with the weights in `path`; see `prove_weights`.
+
+        `name` is an adapter, or the base model with `path` a model's directory.
+        """
+        worker, adapter = self._find(name)
+        if adapter is None:
+            # Between two passes, as the proof runs passes of its own on the same model.
+            return await worker.run(lambda: prove_base(worker.decoder, worker.loaded, path))
+        files = await asyncio.to_thread(read_lora, path)
+
+        def compare() -> Proof:
+            served = worker.adapters.get(name)
+            if served is None:  # it was unloaded while the files were read
+                raise EngineError(f"no adapter answers to {name!r}")
+            # Every rival is one more row of the proof's pass, so there is a limit.
+            rivals = [other for key, other in worker.adapters.items() if key != name]
+            return prove(worker.decoder, worker.loaded, served, files, rivals[-MAX_RIVALS:])
+
+        return await worker.run(compare)
+
+    # What it is
+
+    @property
+    def state(self) -> EngineState:
+        return self._state if self._worker is None else self._worker.state
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(
+            ENGINES[self.name],
+            logprobs=True,
+            max_top_logprobs=MAX_TOP_LOGPROBS,
+            max_lora_rank=self._options.max_lora_rank,
+        )
+
+    def status(self) -> dict[str, Any]:
+        import transformers
+
+        worker = self._worker
+        facts = super().status() | {
+            "max_batch": self._options.max_batch,
+            "max_lora_rank": self._options.max_lora_rank,
+            "requests": self._requests,
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        }
+        if worker is not None and worker.state in ("running", "sleeping"):
+            loaded = worker.loaded
+            facts |= {
+                "device": loaded.device,
+                "dtype": loaded.dtype,
+                "threads": loaded.threads.count,
+                "max_model_len": loaded.max_model_len,
+                "chat_template": dict(loaded.template_shapes),
+                "template_facts": dict(loaded.template_facts),
+                "tools": loaded.tool_form is not None,
+                "prompt_tokens_asked": worker.decoder.prompt_tokens_asked,
+                "prompt_tokens_done": worker.decoder.prompt_tokens_done,
+                "prompt_tokens_reused": worker.decoder.prompt_tokens_reused,
+                "generated_tokens": worker.decoder.generated_tokens,
+                "waiting": worker.waiting,
+            }
+        return facts
+
+    def _serving(self) -> ModelWorker:
+        worker = self._worker
+        if worker is None or worker.state != "running":
+            raise EngineError(f"the engine is {self.state}")
+        return worker
+
+    def _find(self, model: str) -> tuple[ModelWorker, LoraAdapter | None]:
+        worker = self._serving()
+        if model == self.base_model:
+            return worker, None
+        adapter = worker.adapters.get(model)
+        if adapter is None:
+            known = ", ".join([self.base_model, *worker.adapters])
+            raise EngineRequestError(
+                f"no model answers to {model!r}; known: {known}",
+                code="model_not_found",
+                param="model",
+            )
+        return worker, adapter
+
+    async def _prepare(
+        self, request: GenerationRequest, streamed: bool
+    ) -> tuple[ModelWorker, Pending]:
+        """Check a request and make its rows. Raises EngineRequestError."""
+        worker, adapter = self._find(request.model)
+        check_counts(request, self._options.max_batch)
+        guide = None
+        if request.has_form:
+            guide = await aside.follow_form(make_guide, worker, request)  # the first takes seconds
+        prompt = await encode_request(worker, request)
+        return worker, Pending(make_rows(worker, request, prompt, adapter, guide), streamed)

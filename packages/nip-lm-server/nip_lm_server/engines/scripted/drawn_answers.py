@@ -1,0 +1,165 @@
+"""Answers in a requested form, by an engine without a model, and how they are told.
+
+fit           a text in the form of a request: the reply, if it has that form, else a drawn one
+draw          a JSON text of a schema, byte by byte
+follow        a text as JSON of a schema, if it is that
+draw_call     a call of one of the tools that must be called
+split_choice  a choice token by token
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from nip_lm_server.chats.tool_calls import ToolCall, read_parameters
+from nip_lm_server.engines.base import Delta, GenerationRequest
+from nip_lm_server.engines.guided import (
+    begin_matching,
+    import_llguidance,
+    write_json_grammar,
+    write_lark_grammar,
+    wrong_schema,
+)
+from nip_lm_server.engines.scripted.pseudo_tokens import (
+    TOKEN_BYTES,
+    count_pseudo_tokens,
+    split_pieces,
+    token_ids,
+)
+
+_END = 256  # the token that ends a text
+# By equal chances a text would hardly ever end before its limit, so what ends something is likelier
+# than a letter and what opens something less likely. By how much is a rule of thumb; other figures
+# would change the answers of all seeds.
+_LIKELY = {**dict.fromkeys(b'"}]', 8.0), _END: 8.0, **dict.fromkeys(b"{[", 0.5)}
+_BRACKETS = frozenset(b"{[]}")
+_QUOTE, _MEANINGLESS = ord('"'), ord("q")  # outside of texts, JSON has no q
+_LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789 ")
+_ENDS = frozenset(b"?.\n")  # of sentences, which in JSON end nothing
+_MAX_TOKENS = re.compile(r"(?<=max_tokens=)[0-9]+")
+
+
+class _Bytes:
+    """The vocabulary of 256 bytes and an end, in the shape llguidance asks for."""
+
+    eos_token_id, bos_token_id = _END, None
+    tokens = (*(bytes([value]) for value in range(256)), b"<end>")
+    special_token_ids = (_END,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def fit(request: GenerationRequest, text: str, random: Random, limit: int) -> str:
+    """The text, if it has the form that the request asks for; else a drawn one of at most `limit`
+    tokens.
+
+    Raises EngineRequestError for a wrong schema or grammar.
+    """
+    param = request.form_parameter
+    if request.schema is not None:
+        fitting = follow(request.schema, text)
+        return draw(request.schema, random, limit, param) if fitting is None else fitting
+    if request.grammar is None:
+        return text
+    # What it allows in tokens of a model, it allows in as many of ours, which have several bytes.
+    in_bytes = _MAX_TOKENS.sub(lambda most: str(TOKEN_BYTES * int(most[0])), request.grammar)
+    grammar = write_lark_grammar(in_bytes)
+    matcher = _begin(grammar, param)
+    if matcher.consume_tokens(list(text.encode())) and matcher.is_accepting():
+        return text
+    return _draw(_begin(grammar, param), random, limit, param, ends=_ENDS)
+
+
+def draw(schema: Mapping[str, Any], random: Random, limit: int, param: str) -> str:
+    """A JSON text of a schema, or its first `limit` tokens; short rather than long.
+
+    Raises EngineRequestError for a wrong schema.
+    """
+    return _draw(_begin(write_json_grammar(schema, param), param), random, limit, param)
+
+
+def _draw(
+    matcher: Any, random: Random, limit: int, param: str, ends: frozenset[int] = frozenset()
+) -> str:
+    most = limit * TOKEN_BYTES + 1
+    text = bytearray()
+    while not matcher.is_stopped() and len(text) < most:
+        allowed = [token for token, bias in enumerate(matcher.compute_logit_bias()) if bias]
+        inside_text = _QUOTE in allowed and _MEANINGLESS in allowed
+        weights = [
+            _LIKELY[_END] if token in ends else _weight(token, inside_text) for token in allowed
+        ]
+        token = random.choices(allowed, weights)[0]
+        matcher.consume_token(token)
+        if token != _END:
+            text.append(token)
+    # A schema may be too complex only from some place on.
+    if matcher.is_error():
+        raise wrong_schema(matcher.get_error(), param)
+    # Cut at its limit it may end within a character.
+    return text.decode("utf-8", "ignore")
+
+
+def follow(schema: Mapping[str, Any], text: str) -> str | None:
+    """A text as `draw` writes JSON, if it is JSON of the schema; else None."""
+    # A reply that is no JSON is the usual case: most rules know nothing of forms.
+    try:
+        raw = json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    param = "response_format"
+    matcher = _begin(write_json_grammar(schema, param), param)
+    if not matcher.consume_tokens(list(raw)) or not matcher.is_accepting():
+        return None
+    return raw.decode()
+
+
+def _begin(grammar: str, param: str) -> Any:
+    library = import_llguidance()
+    vocabulary = library.LLTokenizer(library.TokenizerWrapper(_Bytes()))
+    return begin_matching(vocabulary, grammar, param)
+
+
+def _weight(token: int, inside_text: bool) -> float:
+    """Prefers what ends a string, list or object, and readable text to all other."""
+    if token in _LETTERS:
+        return 1.0
+    return 0.02 if inside_text and token in _BRACKETS else _LIKELY.get(token, 0.02)
+
+
+def draw_call(index: int, request: GenerationRequest, random: Random, limit: int) -> Delta:
+    """Draw a call of one of the forced tools, with arguments by its schema."""
+    name = random.choice(request.forced_tools)
+    place = [tool["function"]["name"] for tool in request.tools].index(name)
+    param = f"tools[{place}].function.parameters"
+    arguments = draw(read_parameters(request.tools[place]), random, limit, param)
+    is_whole = count_pseudo_tokens(arguments) <= limit
+    return Delta(
+        index,
+        text="",
+        finish_reason="tool_calls" if is_whole else "length",
+        completion_tokens=min(count_pseudo_tokens(arguments), limit),
+        token_ids=token_ids(arguments)[:limit] if request.return_token_ids else (),
+        tool_calls=(ToolCall(name, arguments[: limit * TOKEN_BYTES]),),
+    )
+
+
+def split_choice(choice: Delta) -> list[Delta]:
+    """Cut a whole choice into one delta per token. A choice without text is one delta, its end."""
+    texts = [*split_pieces(choice.text)]
+    if not texts:
+        return [choice]
+    return [
+        replace(
+            choice,
+            text=text,
+            finish_reason=choice.finish_reason if number == len(texts) - 1 else None,
+            token_ids=choice.token_ids[number : number + 1],
+            completion_tokens=1,
+        )
+        for number, text in enumerate(texts)
+    ]

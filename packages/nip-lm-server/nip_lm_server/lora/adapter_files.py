@@ -1,0 +1,48 @@
+"""The directory of an adapter, as far as it can be read without torch."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from nip_base.api_errors import EngineError
+from nip_base.formats.bounds import parse_json
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """An adapter in the directory `path`. `digest` covers its weights and their settings."""
+
+    path: Path
+    digest: str
+    rank: int
+
+
+def read_adapter(path: Path) -> ServedAdapter:
+    """Read the adapter in `path`. Raises EngineError if it is no adapter."""
+    try:
+        settings = parse_json((path / "adapter_config.json").read_text())
+        with (path / "adapter_model.safetensors").open("rb") as file:
+            weights = hashlib.file_digest(file, "sha256").hexdigest()
+        ranks = [int(settings["r"]), *(settings.get("rank_pattern") or {}).values()]
+    # Whatever is wrong with somebody's files: the server answers for an EngineError, and would take
+    # any other for a mistake of its own.
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"{path} is no LoRA adapter: {error!r}") from error
+    # The same matrices, scaled otherwise, are another adapter.
+    scaling = {
+        key: settings.get(key)
+        for key in ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+    }
+    joined = json.dumps([weights, scaling], sort_keys=True)
+    return ServedAdapter(path, hashlib.sha256(joined.encode()).hexdigest(), max(ranks))
+
+
+def is_unchanged(path: Path) -> bool:
+    """Say whether the training reported no change of the weights."""
+    try:
+        result = parse_json((path / "training_result.json").read_text())
+        return bool(result.get("unchanged", False))
+    except (OSError, ValueError, AttributeError):
+        # A fact to be shown beside the proof, which does not go by it.
+        return False

@@ -1,0 +1,331 @@
+"""The proof of a served model's answering with its saved weights.
+
+probe_tokens    a fixed conversation and a fixed sequence of tokens, for one tokenizer
+apply_adapter   within it, a base model computes with an adapter's weights
+prove           compares what is served for an adapter with what its saved weights give
+prove_base      compares a served base model with the files of a model
+
+What is served comes from the engine's own batched path, in one batch with the base and the other
+adapters. What is expected comes from the file: for each adapted layer W + scale B A in float32,
+with the engine's adapters switched off. Where a training left ``probe.json`` (tokens and the
+log-probabilities that it computed from what it had saved), these must be met too.
+
+How far that may be, in nats and as a mean over the tokens, is in `probes.LIMITS`; where rounding
+makes more, three times that. The proof also asks that it is nearer than the base and any other
+adapter. One that makes the same change by other matrices (a copy that another job
+continued, a stack whose second half is zero) is listed under `same_weights_as`, one that gives the
+same on the probe within rounding as indistinguishable. Of neither can the served one be nearer, and
+the bitwise comparison of the weights in memory decides alone.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from nip_base.api_errors import EngineError
+from nip_base.formats.bounds import parse_json
+from nip_base.proof import Proof
+from nip_lm_server.chats import chat_template
+from nip_lm_server.lora.probes import (
+    LIMITS,
+    OVER_NOISE,
+    PROBE,
+    Limits,
+    ProbeError,
+    Scores,
+    choose_limits,
+    judge,
+    mean_difference,
+    measure_differences,
+    read_probe,
+)
+from nip_lm_server.lora.rowwise_lora import LoraAdapter, LoraFiles, is_transposed
+
+SAME_CHANGE = {"float64": 1e-6, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
+"""Relative distance of two adapters' changes that rounding of their matrices explains: some units
+in the last place of each precision."""
+_EXACT = 1e-6  # relative distance of two changes that double precision explains, with room
+
+MESSAGES = (
+    {"role": "user", "content": "Does this function return the sum of a list? def f(xs): ..."},
+    {"role": "assistant", "content": "It leaves out the last element, so I would reject it."},
+)
+_EXTRA_TOKENS = 32
+"""A rule of thumb: enough for a mean where the conversation tells nothing, and the pass stays
+short."""
+LONGEST = 256
+"""Most tokens of a probe: a new adapter waits for its pass. A rule of thumb; with much fewer a few
+tokens that rounding moved far would decide the mean."""
+
+
+class Scorer(Protocol):
+    """The way in which an engine computes, for the proof of its answers."""
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
+    ) -> list[list[float]]:
+        """Log-probability of each token but the first of each sequence, as play computes it."""
+
+    def score_by_library(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
+    ) -> list[list[float]]:
+        """The same by the model's own modules, whose hooks are heeded."""
+
+
+class ProvedModel(Protocol):
+    """The model behind a `Scorer`."""
+
+    @property
+    def model(self) -> Any:
+        """The module of torch."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, in tokens."""
+
+    @property
+    def dtype(self) -> str:
+        """The precision of the weights, a key of `SAME_CHANGE`."""
+
+
+def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
+    """Make a probe for models trained on unknown data: a conversation, then tokens by a hash.
+
+    The latter, because a small vocabulary may know no word of the conversation. A training has
+    better: text that its model has learned (`training.probe_text`).
+    """
+    ids = chat_template.encode(
+        tokenizer, chat_template.render(tokenizer, MESSAGES, generation=False)
+    )
+    special = set(tokenizer.all_special_ids)
+    ordinary = [index for index in range(len(tokenizer)) if index not in special]
+    for number in range(_EXTRA_TOKENS):
+        raw = hashlib.sha256(f"probe {number}".encode()).digest()
+        ids.append(ordinary[int.from_bytes(raw[:8], "big") % len(ordinary)])
+    return ids[-min(LONGEST, max_model_len) :]
+
+
+@contextmanager
+def apply_adapter(model: Any, files: LoraFiles, *, merged: bool = True) -> Iterator[None]:
+    """Within, `model` computes each adapted layer with W + scale B A, in float32.
+
+    Not `merged`, it adds the low-rank product in its own precision, as an engine does: how far
+    that is from the other is what rounding alone may change.
+    """
+    modules = dict(model.named_modules())
+
+    def hook(name: str) -> Any:
+        def replace(
+            module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
+        ) -> torch.Tensor:
+            rows, scale = inputs[0], files.scale(name)
+            down, up = (half.to(output.device).float() for half in files.pairs[name])
+            weight = module.weight.T if is_transposed(module) else module.weight
+            if merged:
+                bias = None if module.bias is None else module.bias.float()
+                weight = weight.float() + scale * (up @ down)
+                return torch.nn.functional.linear(rows.float(), weight, bias).to(output.dtype)
+            down, up = down.to(rows.dtype), (up * scale).to(rows.dtype)
+            plain = torch.nn.functional.linear(rows, weight, module.bias)
+            return (plain + (rows @ down.T) @ up.T).to(output.dtype)
+
+        return modules[name].register_forward_hook(replace)
+
+    # Hooks, and no copy of the weights: a second model need not fit beside the first.
+    handles = [hook(name) for name in files.pairs]
+    try:
+        yield
+    finally:
+        # The engine goes on with this model: a hook that stays would change every answer.
+        for handle in handles:
+            handle.remove()
+
+
+def prove(
+    scorer: Scorer,
+    loaded: ProvedModel,
+    adapter: LoraAdapter,
+    files: LoraFiles,
+    rivals: Sequence[LoraAdapter],
+) -> Proof:
+    """Compare `adapter` as served with `files` as saved; `rivals` are the other adapters."""
+    tokens = probe_tokens(loaded.tokenizer, loaded.max_model_len)
+    # 1. Score what is served, in one batch with the base and the other adapters.
+    batch = [adapter, None, *rivals]
+    served, served_base, *served_rivals = scorer.score([tokens] * len(batch), batch)
+    # 2. Score what is saved, and the base, by themselves.
+    (base,) = scorer.score_by_library([tokens], [None])
+    with apply_adapter(loaded.model, files):
+        (saved,) = scorer.score_by_library([tokens], [None])
+    with apply_adapter(loaded.model, files, merged=False):
+        (unmerged,) = scorer.score_by_library([tokens], [None])
+    # 3. Compare. The base in the batch and by itself, the adapter merged and not: they differ by
+    #    rounding alone.
+    #    Where both agree to the bit, as they may in float32, another batch need not: so never zero.
+    rounding = max(
+        measure_differences(served_base, base)[1], measure_differences(unmerged, saved)[1], 1e-7
+    )
+    compared = {"base": Scores(served_base, base, same_weights=files.unchanged)}
+    for rival, scores in zip(rivals, served_rivals, strict=True):
+        change = _change(adapter, rival)
+        near = change <= SAME_CHANGE[loaded.dtype]
+        compared[rival.name] = Scores(scores, scores, change <= _EXACT, near)
+    allowed = LIMITS[loaded.dtype]
+    tolerance = _tolerance(allowed, rounding)
+    matches, figures = judge(served, saved, compared, tolerance, rounding, allowed.cap)
+    base_distance = None if files.unchanged else measure_differences(served_base, saved)[1]
+    # 4. The bits of the weights, and what the training recorded, must be right too.
+    equal = weights_equal(adapter, files)
+    recorded = _compare_recorded(scorer, loaded, adapter, files.path)
+    return Proof(
+        matches=matches and equal and recorded.get("probe_file_matches", True),
+        detail={
+            "kind": "logprobs",
+            "unchanged": files.unchanged,
+            "weights_equal": equal,
+            "weights_sha256": files.digest,
+            "dtype": loaded.dtype,
+            "rounding": rounding,
+            "base_distance_mean": base_distance,
+            "probe_tokens": len(tokens),
+            **figures,
+            **recorded,
+        },
+    )
+
+
+def prove_base(scorer: Scorer, loaded: ProvedModel, path: Path) -> Proof:
+    """Compare the served base model with the model's files in `path`, tensor by tensor."""
+    different: list[str] = []
+    count = 0
+    state = loaded.model.state_dict()
+    for name, tensor in _read_saved_tensors(path, loaded, state):
+        count += 1
+        # Bits, because a NaN does not equal itself.
+        saved = tensor.to(state[name].dtype)
+        held = state[name].cpu()
+        if saved.shape != held.shape or not torch.equal(_bits(saved), _bits(held)):
+            different.append(name)
+    recorded = _compare_recorded(scorer, loaded, None, path)
+    equal = not different and count > 0
+    return Proof(
+        matches=equal and recorded.get("probe_file_matches", True),
+        detail={
+            "kind": "weights",
+            "weights_equal": equal,
+            "tensors": count,
+            "different": different[:5],
+            "dtype": loaded.dtype,
+            **recorded,
+        },
+    )
+
+
+def _read_saved_tensors(
+    path: Path, loaded: ProvedModel, state: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a model's files under their names in the loaded model."""
+    from safetensors import safe_open
+
+    index = path / "model.safetensors.index.json"
+    try:
+        shards = {"model.safetensors"}
+        if index.is_file():
+            shards = set(parse_json(index.read_text())["weight_map"].values())
+        files: list[Any] = [safe_open(path / shard, framework="pt") for shard in sorted(shards)]
+        by_key = {key: file for file in files for key in file.keys()}  # noqa: SIM118
+        # A tied weight is saved once and loaded under several names.
+        covered = {state[key].data_ptr() for key in by_key if key in state}
+        if by_key.keys() <= state.keys() and all(t.data_ptr() in covered for t in state.values()):
+            for key, file in by_key.items():
+                yield key, file.get_tensor(key)
+            return
+    # Everything, since safetensors has an exception class of its own. The proof is not "no" then:
+    # nothing was compared.
+    except Exception as error:
+        raise EngineError(f"the model in {path} can't be read: {error!r}") from error
+    # This architecture has other names on disk than in memory: the library knows which.
+    try:
+        model = chat_template.load_model(path, getattr(torch, loaded.dtype))
+    # A RuntimeError where tensors don't fit the configuration.
+    except (OSError, ValueError, RuntimeError) as error:
+        raise EngineError(f"the model in {path} can't be loaded: {error}") from error
+    fresh = model.state_dict()
+    for key in state:
+        yield key, fresh.get(key, torch.empty(0))
+
+
+def _compare_recorded(
+    scorer: Scorer, loaded: ProvedModel, adapter: LoraAdapter | None, path: Path
+) -> dict[str, Any]:
+    """Compare with the log-probabilities computed by the training from its saved weights."""
+    # What was trained elsewhere has none, and is judged by its files alone.
+    if not (path / PROBE).is_file():
+        return {}
+    # One that is there and can't be read is another matter: what was recorded is not known.
+    try:
+        probe = read_probe(path)
+    except ProbeError as error:
+        raise EngineError(str(error)) from error
+    tokens = probe.tokens[: loaded.max_model_len]
+    probe = probe.at(range(len(tokens) - 1))
+    served, base = scorer.score([tokens, tokens], [adapter, None])
+    allowed = choose_limits(probe, loaded.dtype)
+    # A base model that was made here was trained from another, which does not answer.
+    noise = 0.0 if adapter is None else mean_difference(base, probe.base_logprobs, allowed.cap)
+    apart, tolerance = (
+        mean_difference(served, probe.logprobs, allowed.cap),
+        _tolerance(allowed, noise),
+    )
+    return {
+        "probe_file_matches": apart <= tolerance,  # False if it is NaN
+        "probe_file_distance": apart,
+        "probe_file_distance_max": measure_differences(served, probe.logprobs)[0],
+        "probe_file_tolerance": tolerance,
+    }
+
+
+def _tolerance(allowed: Limits, noise: float) -> float:
+    """The largest distance where two computations of the same weights differ by `noise`."""
+    return min(max(allowed.mean, OVER_NOISE * noise), allowed.most)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _change(left: LoraAdapter, right: LoraAdapter) -> float:
+    """Relative distance of what two adapters add to the weights: 0 if it is the same."""
+
+    def inner(first: LoraAdapter, second: LoraAdapter) -> float:
+        # <B A, D C> = sum of (A C^T) * (B^T D): matrices of the ranks' size only.
+        total = 0.0
+        for name in first.matrices.keys() & second.matrices.keys():
+            (down, up), (second_down, second_up) = first.matrices[name], second.matrices[name]
+            downs = down.double().T @ second_down.double()
+            total += float((downs * (up.double() @ second_up.double().T)).sum())
+        return total
+
+    squares = inner(left, left), inner(right, right)
+    # Two adapters that change nothing make the same change.
+    if max(squares) == 0.0:
+        return 0.0
+    distance = max(0.0, sum(squares) - 2 * inner(left, right))
+    return float((distance / max(squares)) ** 0.5)
+
+
+def weights_equal(adapter: LoraAdapter, files: LoraFiles) -> bool:
+    """Say whether the matrices in memory are bitwise those of the file in the model's precision."""
+    return adapter.matrices.keys() == files.pairs.keys() and all(
+        torch.equal(held.cpu(), saved)
+        for name, halves in adapter.matrices.items()
+        for held, saved in zip(halves, files.matrices(name, halves[0].dtype), strict=True)
+    )

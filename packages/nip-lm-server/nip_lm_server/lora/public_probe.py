@@ -1,0 +1,62 @@
+"""A probe without any training data, for an adapter whose training left none that may be shown.
+
+compute_public_probe   log-probabilities of an adapter and of its base on a fixed text
+PublicProbes           the same of many adapters over one base, which is loaded once
+
+It is what `probes.Probe` reads. A training writes a better one, with text that its model has
+learned; but that text is somebody's data.
+"""
+
+from pathlib import Path
+from typing import Any
+
+
+class PublicProbes:
+    """Computes probes over a base model, in the precision of its files.
+
+    `base_model` is a directory or a name on the Hub. Raises OSError, ValueError or EngineError if
+    it can't be read.
+    """
+
+    def __init__(self, base_model: str):
+        from nip_lm_server.chats.chat_template import context_length, load_model, load_tokenizer
+        from nip_lm_server.lora.prove_weights import probe_tokens
+
+        tokenizer = load_tokenizer(base_model)
+        self._model = load_model(base_model, "auto").eval()
+        # A model that says nothing of its context is probed by all tokens: they are few.
+        self._tokens = probe_tokens(
+            tokenizer, context_length(tokenizer, self._model.config) or 2**31
+        )
+        self._base_logprobs = _logprobs(self._model, self._tokens)
+
+    def compute(self, adapter: Path) -> dict[str, Any]:
+        """Compute the probe of an adapter. Raises what the class raises."""
+        from nip_lm_server.lora.prove_weights import apply_adapter
+        from nip_lm_server.lora.rowwise_lora import read_lora
+
+        with apply_adapter(self._model, read_lora(adapter)):
+            logprobs = _logprobs(self._model, self._tokens)
+        return {
+            "tokens": self._tokens,
+            "logprobs": logprobs,
+            "base_logprobs": self._base_logprobs,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "quantization": "none",
+        }
+
+
+def compute_public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
+    """Compute the probe of one adapter, see `PublicProbes`."""
+    return PublicProbes(base_model).compute(adapter)
+
+
+def _logprobs(model: Any, tokens: list[int]) -> list[float]:
+    """Log-probability of each token but the first, in nats."""
+    import torch
+
+    with torch.inference_mode():
+        ids = torch.tensor([tokens], device=model.device)
+        scores = model(ids).logits[0, :-1].float().log_softmax(-1)
+        values: list[float] = scores.gather(1, ids[0, 1:, None])[:, 0].tolist()
+    return values

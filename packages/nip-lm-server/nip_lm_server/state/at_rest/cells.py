@@ -1,0 +1,284 @@
+"""The cells of a server's database, each compared with what can stand there and with the others.
+
+find_broken_cells   a database that is open to read -> what is wrong in which cell
+
+What is covered: the kind of value in every cell, JSON, words, ids, digests, times, and whatever two
+cells, or a cell and a model's manifest, say of the same thing. What is not: a text that is told
+nowhere else (a file's name, the message of an event) and that is still a text.
+"""
+
+import math
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nip_base import wire
+from nip_base.formats.bounds import parse_json
+from nip_base.manifest import ModelManifest
+from nip_base.wire import EffectiveSettings
+from nip_lm_server.state.database import JSON_COLUMNS, TABLES
+from nip_lm_server.state.files import PURPOSES
+from nip_lm_server.state.models import adapter_name
+from nip_lm_server.state.rows import FileRow, JobRow, ModelRow, read_row
+
+Row = Mapping[str, Any]
+"""By column, of any kind of value; those of an older format lack some."""
+Cell = tuple[str, str]
+"""Where it is ("row 3 of jobs, status"), and what is wrong there."""
+
+_KINDS = {"TEXT": "text", "INTEGER": "integer", "REAL": "real"}
+_LATEST_S = 2.0**33
+"""No time is later: in the year 2242."""
+_RESULTS = "fine-tune-results"
+_ROWID = "rowid "
+"""SQLite's number of a row; no column of ours is called so."""
+
+Holds = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The rows of all tables, each cell of the right kind. Those of a job are numbered by `seq`."""
+
+    jobs: Sequence[JobRow]
+    models: Mapping[int, ModelRow]  # by the number of the row
+    files: Sequence[FileRow]
+    meta: Mapping[int, tuple[str, str]]  # by the number of the row: key and value
+
+
+def _one_of(*words: str) -> Holds:
+    return lambda value: value in words
+
+
+def _matches(pattern: str) -> Holds:
+    return lambda value: re.fullmatch(pattern, value) is not None
+
+
+def _is_time(value: float) -> bool:
+    return math.isfinite(value) and 0 < value < _LATEST_S
+
+
+def _is_count(value: int) -> bool:
+    return value >= 0
+
+
+_RULES: Mapping[tuple[str, str], Holds] = {
+    ("files", "id"): _matches(r"file-[0-9a-f]{24}"),
+    ("files", "purpose"): _one_of(*PURPOSES, _RESULTS),
+    ("files", "bytes"): _is_count,
+    ("files", "sha256"): _matches(r"[0-9a-f]{64}"),
+    ("jobs", "id"): _matches(r"ftjob-[0-9a-f]{24}"),
+    ("jobs", "payload_digest"): _matches(r"([0-9a-f]{64})?"),
+    ("jobs", "method"): _one_of(*wire.METHODS),
+    ("jobs", "status"): _one_of(*wire.ACTIVE_STATUSES, *wire.ENDED_STATUSES),
+    ("jobs", "paused"): lambda value: value in (0, 1),
+    ("jobs", "attempts"): _is_count,
+    ("events", "id"): _matches(r"ftevent-[0-9a-f]{24}"),
+    ("events", "level"): _one_of("info", "warn", "error"),
+    ("events", "type"): _one_of("message", "metrics"),
+    ("models", "kind"): _one_of("adapter", "base"),
+    ("models", "content_digest"): _matches(r"[0-9a-f]{64}"),
+    ("models", "engine_epoch"): _is_count,
+}
+_TIMES = ("created_at", "started_at", "finished_at", "expires_at", "deleted_at")
+_OBJECTS = {table: set(columns) for table, columns in JSON_COLUMNS.items() if table != "meta"}
+
+
+def find_broken_cells(
+    connection: sqlite3.Connection, manifest_of: Callable[[str], ModelManifest | None]
+) -> Iterator[Cell]:
+    """Yield every cell no server can have written. `manifest_of` has a model's manifest by digest.
+
+    Raises sqlite3.Error for a table that can't be read at all.
+    """
+    connection.row_factory = sqlite3.Row
+    rows: dict[str, list[Row]] = {
+        table: [*map(dict, connection.execute(f"SELECT rowid AS '{_ROWID}', * FROM {table}"))]  # noqa: S608
+        for table in TABLES
+    }
+    # 1. Each cell by itself. What is wrong there is not compared with others.
+    alone = [cell for table in TABLES for cell in _check_alone(connection, table, rows[table])]
+    yield from alone
+    if alone:
+        return
+    # 2. What two of them say of the same thing.
+    tables = _Tables(
+        jobs=[read_row(JobRow, row) for row in rows["jobs"]],
+        models={row[_ROWID]: read_row(ModelRow, row) for row in rows["models"]},
+        files=[read_row(FileRow, row) for row in rows["files"]],
+        meta={row[_ROWID]: (row["key"], row["value"]) for row in rows["meta"]},
+    )
+    yield from _check_references(connection, tables)
+    yield from _check_jobs(tables)
+    metadata = connection.execute("SELECT job_seq, key, value FROM job_metadata").fetchall()
+    yield from _check_metadata(tables, metadata)
+    # 3. What a model's manifest says too.
+    yield from _check_manifests(tables, manifest_of)
+
+
+def _name_cell(table: str, rowid: int, column: str) -> str:
+    return f"row {rowid} of {table}, {column}"
+
+
+def _check_alone(connection: sqlite3.Connection, table: str, rows: list[Row]) -> Iterator[Cell]:
+    types = {
+        column["name"]: (_KINDS[column["type"]], bool(column["notnull"]))
+        for column in connection.execute("SELECT * FROM pragma_table_info(?)", (table,))
+    }
+    python = {"text": str, "integer": int, "real": float}
+    for row in rows:
+        for column, (kind, is_needed) in types.items():
+            value = row[column]
+            if value is None:
+                if is_needed:
+                    yield _name_cell(table, row[_ROWID], column), "it is empty"
+            elif not isinstance(value, python[kind]):
+                yield (
+                    _name_cell(table, row[_ROWID], column),
+                    f"it is no {kind} but {str(value)[:60]!r}",
+                )
+            elif problem := _find_problem(table, column, value):
+                yield _name_cell(table, row[_ROWID], column), problem
+
+
+def _find_problem(table: str, column: str, value: Any) -> str | None:
+    rule = _is_time if column in _TIMES else _RULES.get((table, column))
+    if rule is not None and not rule(value):
+        return f"no server writes {str(value)[:60]!r} there"
+    if column in JSON_COLUMNS.get(table, ()):
+        try:
+            told = parse_json(value)
+            if column in _OBJECTS.get(table, ()) and not isinstance(told, dict):
+                return f"{value[:60]!r} is no JSON object"
+            if (table, column) == ("jobs", "settings"):
+                EffectiveSettings.model_validate_json(value)
+        except ValueError as error:
+            return " ".join(str(error).split())[:200]
+    return None
+
+
+def _check_references(connection: sqlite3.Connection, tables: _Tables) -> Iterator[Cell]:
+    """Yield references to missing rows. No row is ever removed: a deletion is only a mark."""
+    for table, rowid, parent, _ in connection.execute("PRAGMA foreign_key_check"):
+        yield f"row {rowid} of {table}", f"it names a row of {parent} that is not there"
+    files = {row.id for row in tables.files}
+    models = {row.name for row in tables.models.values()}
+    for job in tables.jobs:
+        for column, id in (
+            ("training_file", job.training_file),
+            ("validation_file", job.validation_file),
+            ("result_file", job.result_file),
+        ):
+            if id and id not in files:  # a job that was imported has no file
+                yield _name_cell("jobs", job.seq, column), f"there is no file {id!r}"
+    for rowid, (key, value) in tables.meta.items():
+        kind = list if key.startswith("active ") else int
+        if type(parse_json(value)) is not kind:
+            yield _name_cell("meta", rowid, "value"), f"{key} is no {kind.__name__}: {value!r}"
+    # What was imported came without its parent.
+    own = {job.id for job in tables.jobs if job.payload_digest}
+    children = [("jobs", job.seq, job.id, job.parent) for job in tables.jobs]
+    children += [("models", n, row.job_id, row.parent) for n, row in tables.models.items()]
+    for table, rowid, job_id, parent in children:
+        if job_id in own and parent is not None and parent not in models:
+            yield _name_cell(table, rowid, "parent"), f"there is no model {parent!r}"
+
+
+def _check_jobs(tables: _Tables) -> Iterator[Cell]:
+    """Compare a job's status with its other cells, and with its model."""
+    models = {row.job_id: row for row in tables.models.values()}
+    for job in tables.jobs:
+        status, model = job.status, models.get(job.id)
+        facts = {
+            "finished_at": (status in wire.ENDED_STATUSES, job.finished_at),
+            "error": (status == "failed", job.error),
+            "result": (status == "succeeded", job.result),
+        }
+        for column, (is_expected, value) in facts.items():
+            if is_expected != (value is not None):
+                says = "is empty" if value is None else "is not"
+                yield (
+                    _name_cell("jobs", job.seq, "status"),
+                    f"it is {status!r}, but {column} {says}",
+                )
+        if (status == "succeeded") != (model is not None):
+            says = "no model" if model is None else f"the model {model.name}"
+            yield (
+                _name_cell("jobs", job.seq, "status"),
+                f"it is {status!r}, but the job has {says}",
+            )
+        name = adapter_name("", job.suffix, job.adapter_digest).removeprefix("ft::")
+        if not job.payload_digest:  # imported, without its suffix
+            name = job.adapter_digest
+        if not job.adapter_name.endswith(f":{name}"):
+            expected = f"suffix and digest make a name on {name!r}"
+            yield (
+                _name_cell("jobs", job.seq, "adapter_name"),
+                f"{job.adapter_name!r}, but {expected}",
+            )
+        if model is not None:
+            for column, got, made in (
+                ("adapter_name", job.adapter_name, model.name),
+                ("adapter_digest", job.adapter_digest, model.digest),
+                ("base_model", job.base_model, model.base_model),
+                ("parent", job.parent, model.parent),
+            ):
+                if got != made:
+                    yield (
+                        _name_cell("jobs", job.seq, column),
+                        f"{got!r}, but its model has {made!r}",
+                    )
+
+
+def _check_metadata(tables: _Tables, stored: list[sqlite3.Row]) -> Iterator[Cell]:
+    by_job: dict[int, dict[str, str]] = {}
+    for seq, key, value in stored:
+        by_job.setdefault(seq, {})[key] = value
+    for job in tables.jobs:
+        told = parse_json(job.metadata) if job.metadata else {}
+        if told != by_job.get(job.seq, {}):
+            yield (
+                _name_cell("jobs", job.seq, "metadata"),
+                "job_metadata has other pairs of this job",
+            )
+
+
+def _check_manifests(
+    tables: _Tables, manifest_of: Callable[[str], ModelManifest | None]
+) -> Iterator[Cell]:
+    """Compare each job with its model's manifest, where there is one."""
+    jobs = {job.id: job for job in tables.jobs}
+    for rowid, model in tables.models.items():
+        manifest = None if model.deleted_at is not None else manifest_of(model.digest)
+        job = jobs.get(model.job_id)
+        if manifest is None or job is None:
+            continue
+        if model.kind != manifest.kind:
+            yield _name_cell("models", rowid, "kind"), f"its manifest says {manifest.kind!r}"
+        told: dict[str, tuple[Any, Any]] = {
+            "method": (job.method, manifest.method),
+            "seed": (job.seed, manifest.seed),
+            "parent": (job.parent, manifest.parent),
+        }
+        if job.payload_digest:  # imported ones left their key behind
+            told["idempotency_key"] = (job.idempotency_key or job.id, manifest.job_key)
+        for column, (got, stated) in told.items():
+            if stated is not None and got != stated:
+                yield (
+                    _name_cell("jobs", job.seq, column),
+                    f"{got!r}, but its model's manifest {stated!r}",
+                )
+        # Later versions may have written more of either.
+        for column, text, expected in (
+            ("settings", job.settings, manifest.settings),
+            ("result", job.result, manifest.training),
+        ):
+            figures = parse_json(text or "{}")
+            other = [k for k in figures.keys() & expected.keys() if figures[k] != expected[k]]
+            if other:
+                yield (
+                    _name_cell("jobs", job.seq, column),
+                    f"its model's manifest has another {min(other)}",
+                )

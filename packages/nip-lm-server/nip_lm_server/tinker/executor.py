@@ -1,0 +1,384 @@
+"""A model's requests, one after the other in the order of their numbers; models in turns.
+
+Executor   of one base model: `submit` what is on record, `start`, `stop`
+
+A number that has not come is waited for, since clients send several at once; after `GAP_S` it and
+those behind it fail. A trainer that ends is started again by whoever made it, and every model is
+restored from its last state on disk and the payloads since: a client sees that as a wait. A
+gradient of which a part failed is not stepped with: that step fails, and the parts are taken back.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nip_base.disk import is_full
+from nip_lm_server.engines.base import EngineError
+from nip_lm_server.tinker.steps import Failed, Steps, UnusableGradient
+from nip_lm_server.tinker.storage.records import Category, RequestRow, TinkerModelRow
+from nip_lm_server.tinker.storage.store import TinkerStore
+from nip_lm_server.training.resident.resident_client import ResidentDied
+
+GAP_S = 6 * 60.0
+"""The SDK sends a request again for five minutes. With less, one would be given up that comes."""
+MOST_RESIDENT = 16
+"""Models that a trainer keeps. One that is asked for beyond makes the idlest leave, to the disk."""
+DURABLE_BYTES = 32 * 1024 * 1024
+"""Payloads after which a model's state is written: so much of the disk a model takes for them."""
+DURABLE_S = 30.0
+"""Seconds of computing after which it is: about as long a model takes to be back after a kill."""
+MOST_AHEAD = 10_000
+"""Numbers between a model's next request and the last that is taken: each that never comes is a
+row."""
+MOST_PAYLOADS = 1024 * 1024 * 1024
+"""Bytes of a model's requests that are kept: what waits, and what no state on disk is behind. Two
+hundred times what the SDK sends in one."""
+MOST_DEATHS = 3
+"""So often a trainer may end over one request before the request fails."""
+PAUSE_S = 1.0
+"""Pause after something that no request is to blame for, such as a full disk."""
+
+_log = logging.getLogger("nip.lm_server.tinker")
+
+
+@dataclass
+class ModelTurn:
+    """Where a model is."""
+
+    model_id: str
+    next_seq: int
+    waiting: dict[int, int] = field(default_factory=dict)  # number -> order of arrival
+    is_resident: bool = False
+    broken: str | None = None  # why the gradient so far is not whole
+    added: bool = False  # a gradient waits for its step
+    gap_since: float | None = None
+    deaths: int = 0
+    bytes_kept: int = 0  # of payloads, or more: they are counted anew where it seems too much
+    bytes_since: int = 0
+    seconds_since: float = 0.0
+    used: float = 0.0
+
+
+class Executor:
+    """The requests of all models over one base model. `told` hears what is over."""
+
+    def __init__(
+        self,
+        store: TinkerStore,
+        steps: Steps,
+        told: Callable[[str, int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._store, self._steps, self._told = store, steps, told
+        self._clock = clock
+        self._turns: dict[str, ModelTurn] = {}
+        self._arrived = 0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to execute."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="tinker requests")
+
+    async def stop(self) -> None:
+        """End between two requests, or within one: it is done again."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def take_up(self, model: TinkerModelRow) -> None:
+        """Know a model of the record, and all of its that waits."""
+        if model.id in self._turns:
+            return
+        turn = ModelTurn(model.id, self._store.next_seq(model.id))
+        turn.broken = self._store.find_broken(model.id)
+        turn.bytes_kept = self._store.payload_bytes(model.id)
+        self._turns[model.id] = turn
+        for seq in self._store.list_pending(model.id):
+            self._add(turn, seq)
+
+    def submit(self, model_id: str, seq: int) -> None:
+        """Execute a request that is on record, when its turn comes."""
+        self._add(self._turns[model_id], seq)
+        self._wake.set()
+
+    def is_too_far(self, model_id: str, seq: int) -> bool:
+        """Say whether so many numbers before this one are missing that no client has them yet."""
+        return seq - self._turns[model_id].next_seq > MOST_AHEAD
+
+    def keep(self, model_id: str, size: int) -> int | None:
+        """Count the bytes of a request that is to be kept. Returns their sum if it is too large."""
+        turn = self._turns[model_id]
+        if turn.bytes_kept + size > MOST_PAYLOADS:
+            turn.bytes_kept = self._store.payload_bytes(model_id)
+            if turn.bytes_kept + size > MOST_PAYLOADS:
+                return turn.bytes_kept + size
+        turn.bytes_kept += size
+        return None
+
+    def forget(self, model_id: str) -> bool:
+        """A session is over: its model's requests fail, trainer and disk let go of it.
+
+        False: this executor has nothing of it.
+        """
+        turn = self._turns.get(model_id)
+        if turn is not None:
+            turn.broken = "the session is over"
+            turn.waiting[-1] = -1  # before all numbers: taken as the order to leave
+            self._wake.set()
+        return turn is not None
+
+    def _add(self, turn: ModelTurn, seq: int) -> None:
+        if seq not in turn.waiting and seq >= turn.next_seq:
+            self._arrived += 1
+            turn.waiting[seq] = self._arrived
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                turn = self._choose()
+                if turn is None:
+                    await self._wait()
+                    continue
+                await self._advance(turn)
+            except Exception as error:
+                # Such as a disk without room: what was computed is not on record, so it is done
+                # again from the last state, and clients wait.
+                _log.exception("requests can't be executed, trying again")
+                for each in self._turns.values():
+                    each.is_resident = False
+                await asyncio.sleep(PAUSE_S * (10 if is_full(error) else 1))
+
+    def _choose(self) -> ModelTurn | None:
+        """The model whose next request is here, and came first."""
+        now = self._clock()
+        ready = []
+        for turn in self._turns.values():
+            if -1 in turn.waiting:
+                return turn
+            if turn.next_seq in turn.waiting:
+                turn.gap_since = None
+                ready.append((turn.waiting[turn.next_seq], turn))
+            elif turn.waiting:
+                turn.gap_since = now if turn.gap_since is None else turn.gap_since
+                if now - turn.gap_since >= GAP_S:
+                    self._give_up_gap(turn)
+            else:
+                turn.gap_since = None
+        return min(ready, key=lambda one: one[0])[1] if ready else None
+
+    async def _wait(self) -> None:
+        since = [turn.gap_since for turn in self._turns.values() if turn.gap_since is not None]
+        timeout = max(0.01, min(since) + GAP_S - self._clock()) if since else None
+        try:
+            await asyncio.wait_for(self._wake.wait(), timeout)
+        except TimeoutError:
+            return
+
+    def _give_up_gap(self, turn: ModelTurn) -> None:
+        """Fail a number that never came, and what waits behind it."""
+        missing, last = turn.next_seq, max(turn.waiting)
+        reason = (
+            f"request {missing} of {turn.model_id} never came, for {GAP_S / 60:.0f} minutes: it "
+            "and those sent after it are given up, with the gradient so far"
+        )
+        with self._store.transaction():
+            for seq in range(missing, last + 1):
+                if seq not in turn.waiting:
+                    self._store.add_request(turn.model_id, seq, "gap", "", b"")
+                self._store.fail_request(turn.model_id, seq, reason, "server")
+            self._store.void_since_step(turn.model_id, last)
+        turn.is_resident, turn.added = False, False
+        # What is sent after it may be the rest of the same gradient.
+        turn.broken = self._store.find_broken(turn.model_id)
+        told, turn.waiting, turn.gap_since = [*turn.waiting], {}, None
+        turn.next_seq = last + 1
+        for seq in told:
+            self._told(turn.model_id, seq)
+
+    async def _advance(self, turn: ModelTurn) -> None:
+        """Execute a model's next request, and write down what came of it."""
+        if -1 in turn.waiting:
+            await self._leave(turn)
+            return
+        model = self._store.find_model(turn.model_id)
+        row = self._store.find_request(turn.model_id, turn.next_seq)
+        if model is None or row is None:
+            raise EngineError(f"request {turn.next_seq} of {turn.model_id} is not on record")
+        begun = self._clock()
+        try:
+            if row.kind == "optim_step" and turn.broken is not None:
+                await self._take_back(turn, row)
+            if not turn.is_resident and not row.kind.startswith("refused"):
+                await self._make_room(turn)
+                if row.seq == 0:
+                    await self._steps.drop(turn.model_id)  # of an attempt that is not on record
+                else:
+                    await self._steps.restore(model, row.seq)
+                    turn.is_resident, turn.added = True, self._store.has_gradient(turn.model_id)
+            done = await self._steps.run(model, row)
+            if row.kind == "load_weights":
+                # What it was loaded from may be deleted at any time, so no replay can begin there:
+                # the state is on disk before the result is on record.
+                await self._steps.make_durable(model, row.seq, done)
+            else:
+                # The result, and then whoever waits: nobody is told what a kill could take back.
+                self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
+        except UnusableGradient as failure:
+            self._end_unusable(turn, row, failure)
+            return
+        except Failed as failure:
+            self._end_failed(turn, row, failure.message, failure.category)
+            return
+        except ResidentDied as error:
+            self._note_death(turn, row, error)
+            return
+        except Exception as error:
+            if is_full(error):
+                raise
+            _log.exception("request %s of %s", row.seq, turn.model_id)
+            self._note_death(turn, row, error)
+            return
+        self._note_done(turn, row, self._clock() - begun)
+        self._go_on(turn, row.seq)
+        await self._write_state(turn, model, row)
+
+    def _note_done(self, turn: ModelTurn, row: RequestRow, seconds: float) -> None:
+        """Note what a request that is on record as done has made of its model."""
+        turn.deaths, turn.used = 0, self._clock()
+        turn.bytes_since += len(row.payload or b"")
+        turn.seconds_since += seconds
+        if row.kind == "create_model":
+            turn.is_resident = True
+        elif row.kind == "load_weights":
+            turn.is_resident, turn.bytes_since, turn.seconds_since = True, 0, 0.0
+        if row.kind == "forward_backward":
+            turn.added = True
+        elif row.kind == "optim_step":
+            turn.added = False
+        elif row.seq:
+            self._store.drop_payload(turn.model_id, row.seq)
+
+    async def _write_state(self, turn: ModelTurn, model: TinkerModelRow, row: RequestRow) -> None:
+        """Write the model's state where enough has come since the last one."""
+        enough = turn.bytes_since >= DURABLE_BYTES or turn.seconds_since >= DURABLE_S
+        if enough and row.kind == "optim_step":
+            try:
+                await self._steps.make_durable(model, row.seq)
+            except Failed as failure:
+                _log.error("the state of %s is not written: %s", model.id, failure.message)
+            except ResidentDied:
+                self._all_left()
+            else:
+                turn.bytes_since, turn.seconds_since = 0, 0.0
+
+    async def _take_back(self, turn: ModelTurn, row: RequestRow) -> None:
+        """Refuse a step with a part of a gradient, and let go of that part."""
+        reason, turn.broken = turn.broken, None
+        self._let_go_of_gradient(turn, row)
+        raise Failed(
+            f"this step would be taken with a part of its gradient, since {reason}: nothing was "
+            "changed, and the parts are taken back"
+        )
+
+    def _let_go_of_gradient(self, turn: ModelTurn, row: RequestRow) -> None:
+        """Leave out what was added up before a step; the trainer has the model without it next."""
+        self._store.void_since_step(turn.model_id, row.seq)
+        if turn.added:
+            turn.is_resident, turn.added = False, False
+
+    def _end_unusable(self, turn: ModelTurn, row: RequestRow, failure: Failed) -> None:
+        """Refuse a step with whose gradient none can be taken, and let go of all of it."""
+        message = f"{failure.message}; the model is as it was, and this gradient is taken back"
+        # Together: after a kill in between, a step of nothing would be taken.
+        with self._store.transaction():
+            self._let_go_of_gradient(turn, row)
+            self._store.fail_request(turn.model_id, row.seq, message, failure.category)
+        self._note_failed(turn, row, message)
+
+    def _end_failed(
+        self, turn: ModelTurn, row: RequestRow, message: str, category: Category
+    ) -> None:
+        if row.kind == "optim_step" and self._store.has_gradient(turn.model_id):
+            message += (
+                "; the gradient so far stays: send the step again under the next number, and its "
+                "forward_backward not again"
+            )
+        self._store.fail_request(turn.model_id, row.seq, message, category)
+        self._note_failed(turn, row, message)
+
+    def _note_failed(self, turn: ModelTurn, row: RequestRow, message: str) -> None:
+        """Note what a request that is on record as failed has made of its model."""
+        if row.kind in ("forward_backward", "refused"):
+            turn.broken = turn.broken or f"request {row.seq} failed ({message[:300]})"
+        elif row.kind in ("create_model", "load_weights") and row.seq == 0:
+            turn.broken = f"the model could not be made: {message}"
+        elif row.kind == "load_weights":
+            # The weights may be in the trainer without a state behind them.
+            turn.broken, turn.is_resident = f"request {row.seq} failed ({message[:300]})", False
+        self._store.drop_payload(turn.model_id, row.seq)
+        turn.deaths = 0
+        self._go_on(turn, row.seq)
+
+    def _note_death(self, turn: ModelTurn, row: RequestRow, error: Exception) -> None:
+        _log.warning("request %s of %s is done again: %s", row.seq, turn.model_id, error)
+        self._all_left()
+        turn.deaths += 1
+        if turn.deaths >= MOST_DEATHS:
+            message = f"this request was begun {turn.deaths} times and broke: {error}"
+            self._end_failed(turn, row, message, "server")
+
+    def _all_left(self) -> None:
+        self._steps.trainer_restarted()
+        for each in self._turns.values():
+            each.is_resident = False
+
+    def _go_on(self, turn: ModelTurn, seq: int) -> None:
+        turn.waiting.pop(seq, None)
+        turn.next_seq = seq + 1
+        self._told(turn.model_id, seq)
+
+    async def _make_room(self, turn: ModelTurn) -> None:
+        resident = [each for each in self._turns.values() if each.is_resident and each is not turn]
+        if len(resident) < MOST_RESIDENT:
+            return
+        idlest = min(resident, key=lambda each: each.used)
+        model = self._store.find_model(idlest.model_id)
+        # With a gradient that waits for its step, it is restored from its payloads.
+        if model is not None and not idlest.added and idlest.next_seq > 1:
+            try:
+                await self._steps.make_durable(model, idlest.next_seq - 1)
+            except (Failed, OSError) as error:
+                # So it is where its state can't be written, as on a full disk: nothing is lost.
+                _log.error("%s leaves without a new state: %s", model.id, error)
+        await self._steps.drop(idlest.model_id)
+        idlest.is_resident = False
+
+    async def _leave(self, turn: ModelTurn) -> None:
+        """Let go of the model of a session that is over."""
+        del self._turns[turn.model_id]
+        for seq in sorted(turn.waiting):
+            if seq >= 0:
+                self._store.fail_request(turn.model_id, seq, "the session is over", "user")
+                self._told(turn.model_id, seq)
+        try:
+            if turn.is_resident:
+                await self._steps.drop(turn.model_id)
+        except ResidentDied:
+            self._all_left()
+        # Only now: one of them may have been written until here.
+        self._steps.remove_states(turn.model_id)
+
+
+def explain_payloads(seq: int, size: int) -> str:
+    """Say why a request is refused whose model has too much on record that waits for a step."""
+    return (
+        f"with request {seq} this model would have {size} bytes of requests on record that wait or "
+        f"are not behind a step yet, at most {MOST_PAYLOADS} are kept: wait for results, and call "
+        "optim_step after fewer of them, which lets them go"
+    )

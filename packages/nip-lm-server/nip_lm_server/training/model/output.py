@@ -1,0 +1,294 @@
+"""What a training leaves behind: an adapter or a whole model, its probe and its figures.
+
+save_trained        the trained weights out of the trainer's model, so that this can be freed
+base_in_memory      the base model out of it, where the probe can be computed with that
+write_output        adapter or base, ``probe.json``, ``training_result.json``
+concatenate         two adapters over one base as one adapter whose ranks add up
+
+An adapter is ``adapter_model.safetensors`` and ``adapter_config.json``. One that was trained over
+a parent ("stack") is saved as one adapter over the base: with A and B of both on top of each
+other, B A is the sum of both. A base is ``model.safetensors``, configuration and tokenizer with its
+chat template, in the precision of the base it was made from.
+
+``probe.json`` has the log-probabilities of some tokens of the training file, computed from the
+files after they were written, in the precision that the training computed in: of what was trained,
+of the base, and of the adapter that it started from. ``unchanged`` in
+``training_result.json`` is true where the saved weights are those that the training started from.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nip_base.formats.bounds import parse_json
+from nip_lm_server.chats.chat_template import load_model
+from nip_lm_server.engines.base import EngineError
+from nip_lm_server.training.job import TrainingError, TrainingJob
+from nip_lm_server.training.model import loading
+from nip_lm_server.training.model.device import choose_device, choose_precision
+from nip_lm_server.training.model.probe_text import probe_text
+
+if TYPE_CHECKING:
+    from nip_lm_server.lora.rowwise_lora import LoraFiles
+
+RESULT_FILE = "training_result.json"
+PROBE_FILE = "probe.json"
+
+
+def save_trained(job: TrainingJob, model: Any) -> dict[str, Any] | None:
+    """Save a PeftModel's trained adapter to `_adapter_dir`; a plain model's weights are returned.
+
+    The weights come back on the CPU, by name.
+    """
+    if not job.settings.use_lora:
+        return {name: p.detach().cpu() for name, p in model.named_parameters()}
+    directory = _adapter_dir(job)
+    shutil.rmtree(directory, ignore_errors=True)
+    model.save_pretrained(
+        directory, selected_adapters=["default"], save_embedding_layers=False,
+        safe_serialization=True,
+    )  # fmt: skip
+    (directory / "README.md").unlink(missing_ok=True)  # an empty model card
+    return None
+
+
+def base_in_memory(job: TrainingJob, model: Any) -> Any:
+    """Return the base model under a trained PeftModel, without the adapter; None if it was changed.
+
+    Loading it once more takes seconds. A base that is quantized, or has a parent merged into it, is
+    not the one on disk.
+    """
+    settings = job.settings
+    if not settings.use_lora or settings.quantization != "none" or settings.result != "adapter":
+        return None
+    if _is_stack(job):
+        return None
+    base = model.unload()
+    base.disable_input_require_grads()
+    return base.requires_grad_(False).eval()
+
+
+def write_output(
+    job: TrainingJob,
+    text: loading.Text,
+    weights: Mapping[str, Any] | None,
+    figures: Mapping[str, Any],
+    base: Any = None,
+) -> None:
+    """Write everything into the output directory, ``training_result.json`` last.
+
+    `weights` is what `save_trained` returned, `base` what `base_in_memory` did. Free the trainer
+    before: without a base one is loaded.
+    """
+    job.output_dir.mkdir(parents=True, exist_ok=True)
+    parent = loading.read_parent(job)
+    # 1. The weights.
+    if job.settings.result == "adapter":
+        unchanged = _write_adapter(job, parent)
+        _sort_config(job.output_dir)
+    else:
+        unchanged = _write_base(job, text, parent, weights)
+    # 2. What they answer, read back from disk: what is served is compared with it.
+    _write_json(job.output_dir / PROBE_FILE, _probe(job, text, parent, base))
+    # 3. The figures, last: where they are, everything is.
+    _write_json(job.output_dir / RESULT_FILE, {**figures, "unchanged": unchanged})
+
+
+def concatenate(parent: "LoraFiles", new: "LoraFiles") -> "LoraFiles":
+    """Join two adapters to one with the sum of their effects: ranks one after the other, scales
+    folded into B.
+
+    Every module gets the same rank, filled up with zeros, and the scale is 1.
+    """
+    import torch
+
+    parts = (parent, new)
+    rank = sum(max(down.shape[0] for down, _ in part.pairs.values()) for part in parts)
+    pairs = {}
+    for name in sorted(parent.pairs.keys() | new.pairs.keys()):
+        held = [part for part in parts if name in part.pairs]
+        down = torch.cat([part.pairs[name][0].float() for part in held])
+        up = torch.cat([part.pairs[name][1].float() * part.scale(name) for part in held], dim=1)
+        missing = rank - down.shape[0]
+        pairs[name] = (
+            torch.nn.functional.pad(down, (0, 0, 0, missing)),
+            torch.nn.functional.pad(up, (0, missing)),
+        )
+    return replace(new, pairs=pairs, alpha=float(rank), rank_stabilised=False, digest="")
+
+
+def same_weights(first: "LoraFiles | None", second: "LoraFiles | None") -> bool:
+    """Compare the effects of two adapters on the base; None is an adapter without effect."""
+    import torch
+
+    names = {name for files in (first, second) if files for name in files.pairs}
+    for name in names:
+        deltas = []
+        for files in (first, second):
+            if files is None or name not in files.pairs:
+                deltas.append(torch.zeros(()))
+            else:
+                down, up = files.pairs[name]
+                deltas.append(files.scale(name) * (up.float() @ down.float()))
+        if not bool((deltas[0] == deltas[1]).all()):
+            return False
+    return True
+
+
+def _sort_config(directory: Path) -> None:
+    """Give equal configurations equal bytes: PEFT writes sets of names, in any order."""
+    from nip_lm_server.lora.rowwise_lora import CONFIG_FILE
+
+    path = directory / CONFIG_FILE
+    config = parse_json(path.read_text())
+    for name in ("target_modules", "exclude_modules", "modules_to_save"):
+        if isinstance(config.get(name), list):
+            config[name] = sorted(config[name])
+    _write_json(path, dict(sorted(config.items())))
+
+
+def _adapter_dir(job: TrainingJob) -> Path:
+    """Return the trained adapter's place: the output if it is the result, else one beside."""
+    settings = job.settings
+    plain = settings.result == "adapter" and not _is_stack(job)
+    return job.output_dir if plain else job.checkpoints_dir.parent / "trained_adapter"
+
+
+def _is_stack(job: TrainingJob) -> bool:
+    return job.parent_adapter_path is not None and job.settings.start_from == "stack"
+
+
+def _read_trained(job: TrainingJob) -> "LoraFiles":
+    from nip_lm_server.lora.rowwise_lora import read_lora
+
+    try:
+        return read_lora(_adapter_dir(job))
+    except EngineError as error:
+        raise TrainingError("output_unreadable", str(error)) from error
+
+
+def _write_adapter(job: TrainingJob, parent: "LoraFiles | None") -> bool:
+    trained = _read_trained(job)
+    if not _is_stack(job):
+        return same_weights(parent, trained)
+    if parent is None:
+        raise TrainingError("parent_adapter_unreadable", "there is no parent adapter to stack on")
+    from peft import LoraConfig
+    from safetensors.torch import save_file
+
+    # A request is answered with one adapter, so parent and new one are saved as one.
+    both = concatenate(parent, trained)
+    names = sorted(both.pairs)
+    config = LoraConfig.from_pretrained(str(_adapter_dir(job)))
+    config.r = config.lora_alpha = int(both.alpha)
+    config.target_modules = set(names)
+    config.rank_pattern, config.alpha_pattern = {}, {}
+    config.use_rslora = False
+    config.save_pretrained(job.output_dir)
+    tensors = {}
+    for name in names:
+        for half, tensor in zip(("lora_A", "lora_B"), both.pairs[name], strict=True):
+            tensors[f"base_model.model.{name}.{half}.weight"] = tensor.contiguous()
+    save_file(tensors, job.output_dir / "adapter_model.safetensors", metadata={"format": "pt"})
+    shutil.rmtree(_adapter_dir(job))
+    return same_weights(None, trained)
+
+
+def _write_base(
+    job: TrainingJob,
+    text: loading.Text,
+    parent: "LoraFiles | None",
+    weights: Mapping[str, Any] | None,
+) -> bool:
+    import torch
+
+    # In the precision of the base on disk, so that the new one is as large.
+    model = load_model(job.base_model_path, loading.base_dtype(job)).eval()
+    if weights is None:
+        trained = _read_trained(job)
+        continued = job.settings.start_from == "continue" and parent is not None
+        unchanged = same_weights(parent if continued else None, trained)
+        stacked = parent is not None and not continued
+        loading.merge(model, concatenate(parent, trained) if stacked and parent else trained)
+        shutil.rmtree(_adapter_dir(job))
+    else:
+        if parent is not None:
+            loading.merge(model, parent)
+        unchanged = True
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                value = weights[name].to(parameter.dtype)
+                unchanged = unchanged and bool(torch.equal(parameter, value))
+                parameter.copy_(value)
+    model.save_pretrained(job.output_dir)
+    text.tokenizer.save_pretrained(job.output_dir)
+    return unchanged
+
+
+def _probe(
+    job: TrainingJob, text: loading.Text, parent: "LoraFiles | None", base: Any
+) -> dict[str, Any]:
+    """Log-probabilities of the probe by the saved files, the base and the parent.
+
+    The files are read back from disk, and so is the base where it is not in memory.
+    """
+    import torch
+
+    from nip_lm_server.lora.prove_weights import apply_adapter
+    from nip_lm_server.lora.rowwise_lora import read_lora
+
+    device = choose_device(job)
+    precision = choose_precision(job.settings, device)
+    tokens = probe_text(job, text)
+    before = None
+    for place in (device, "cpu"):
+        try:
+            model = base
+            if model is None:
+                model = load_model(job.base_model_path, getattr(torch, precision)).to(place).eval()
+            without = _logprobs(model, tokens)
+            if parent is not None:
+                with apply_adapter(model, parent):
+                    before = _logprobs(model, tokens)
+            if job.settings.result == "adapter":
+                with apply_adapter(model, read_lora(job.output_dir)):
+                    saved = _logprobs(model, tokens)
+            else:
+                model = None
+                model = load_model(job.output_dir, getattr(torch, precision)).to(place).eval()
+                saved = _logprobs(model, tokens)
+            break
+        except torch.OutOfMemoryError:  # the optimizer's memory may be fragmented still
+            model = base = None
+            torch.cuda.empty_cache()
+            if place == "cpu":
+                raise
+    return {
+        "tokens": tokens,
+        "logprobs": saved,
+        "base_logprobs": without,
+        **({} if before is None else {"parent_logprobs": before}),
+        "dtype": precision,
+        "quantization": "none",
+    }
+
+
+def _logprobs(model: Any, tokens: list[int]) -> list[float]:
+    """Log-probability of each token but the first."""
+    import torch
+
+    with torch.inference_mode():
+        ids = torch.tensor([tokens], device=model.device)
+        scores = model(ids).logits[0, :-1].float().log_softmax(-1)
+        values: list[float] = scores.gather(1, ids[0, 1:, None])[:, 0].tolist()
+    return values
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(part, path)

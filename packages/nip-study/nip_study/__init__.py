@@ -1,0 +1,1 @@
+"""Studies over runs: sweeps that are declared, attacks in rounds, comparisons with intervals."""

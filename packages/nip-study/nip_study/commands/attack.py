@@ -1,0 +1,128 @@
+"""The command `nip attack`: does a verifier stay right when its provers try to fool it?"""
+
+from typing import Annotated, Any
+
+import typer
+
+from nip_cli.launching.launch import run_flow
+from nip_cli.printing.options import RunName, Shown, ShownAs
+from nip_cli.printing.plans_and_runs import show_plan, show_result, show_run
+from nip_core.errors import SettingsError
+
+
+def attack(
+    run: RunName,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="best-of-n; sneaky: train provers; script; or an attack of yours, file.py:Class."
+        ),
+    ],
+    iteration: Annotated[
+        int | None,
+        typer.Option(help="Whose models: those that play this iteration; default: the newest."),
+    ] = None,
+    n: Annotated[
+        str | None,
+        typer.Option("--n", help="best-of-n: messages to choose from; default: 1,4,16,64."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="sneaky: steps of training; default: 20, to a plateau 100."),
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="sneaky: steps, all of them (default); plateau, until they take no more."
+        ),
+    ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(help="sneaky: imitate first what fooled a verifier in a RUN, or chats.jsonl."),
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(help="script: one that comes with the scenario, or path/to/file.py:function."),
+    ] = None,
+    problems: Annotated[
+        int | None, typer.Option(help="Most problems of each label; default: all.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the attack's own run; default: made of RUN's.")
+    ] = None,
+    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="A setting on top of RUN's."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show settings, size and cost; start nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    shown: ShownAs = Shown.auto,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")] = False,
+) -> None:
+    """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
+    from nip_core.attacks import list_options_of_others
+    from nip_core.attacks.course import TESTED_EVERY
+    from nip_core.records.named_run import name_place
+    from nip_study.plan.attack_run import attack_settings, find_way
+
+    kind = find_way(by, "--by")
+    given = {"n": n, "steps": steps, "every": every, "until": until, "script": script}
+    given["start_from"] = start_from
+    _refuse(by, {option: given[option] for option in list_options_of_others(kind)})
+    chosen: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
+    settings = {**given, "n": None if n is None else _numbers(n), "steps": None, "every": None}
+    chosen |= {name: value for name, value in settings.items() if value is not None}
+    run_store, run = name_place(run, run_store)
+    parameters = attack_settings(
+        run_store,
+        run,
+        chosen,
+        steps=steps,
+        every=every or TESTED_EVERY,
+        name=name,
+        overrides=overrides or [],
+    )
+    if dry_run:
+        show_plan(parameters, as_json)
+        return
+
+    def look(prepared: Any) -> dict[str, Any] | None:
+        from nip_core.showing.finished import find_finished_run
+
+        return find_finished_run(prepared)
+
+    def import_flow() -> Any:
+        from nip_prefect.flows.train import continue_run as flow
+
+        # The session that is open has created the run, or opened it.
+        return lambda: flow(parameters.run_name, parameters.run_store)
+
+    result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)
+    show_result(result, as_json, shown, show_run)
+
+
+def _refuse(by: str, options: dict[str, Any]) -> None:
+    """Raise SettingsError for an option without a meaning for this way of attacking."""
+    for option, value in options.items():
+        if value is not None:
+            flag = f"--{option.replace('_', '-')}"
+            raise SettingsError(f"{flag} is not for --by {by}; leave it out")
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of ``--n``. Raises SettingsError unless they ascend from 1 or more."""
+    parts = [part.strip() for part in text.split(",")]
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    ascends = all(a < b for a, b in zip([0, *numbers], numbers, strict=False))
+    if len(numbers) != len(parts) or not ascends:
+        raise SettingsError(
+            f"--n {text!r}: write whole numbers from 1 on, each larger than the one before, such "
+            "as 1,4,16,64"
+        )
+    return numbers

@@ -1,0 +1,95 @@
+"""The command `nip declare`: what a sweep is expected to show, before its first run."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nip_cli.printing.plans_and_runs import print_json
+from nip_cli.printing.terminal import say
+from nip_core.errors import CorruptionError, SettingsError
+from nip_core.evaluation.figures_in_words import amount
+from nip_study.commands.sweep import AsJson, Overrides
+
+
+def declare(
+    plan: Annotated[Path, typer.Argument(help="A YAML file with the plan.", show_default=False)],
+    overrides: Overrides = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Have the declaration stamped by a time-stamping authority (RFC 3161).",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Declare what PLAN's sweep is expected to show, before its first run."""
+    from nip_core.run_store.store import open_store
+    from nip_study.declare.declaration import declare, read_plan
+    from nip_study.declare.timestamp import check_authority
+
+    if timestamp is not None:
+        check_authority(timestamp)
+    read = read_plan(plan, tuple(overrides or ()))
+    store = open_store(read.sweep.run_store)
+    declaration, is_new = declare(store, read)
+    if as_json:
+        print_json(declaration.as_json())
+    else:
+        _show_hypotheses(declaration)
+        say(f"{amount(len(declaration.plan.runs), 'run')}; nothing was started")
+        how = "declared" if is_new else f"was declared at {declaration.declared_at}"
+        say(f"{how}: {declaration.sha256}")
+    _show_stamp(store, declaration, timestamp, sys.stderr if as_json else sys.stdout)
+
+
+def _show_hypotheses(declaration: Any) -> None:
+    for hypothesis in declaration.plan.hypotheses:
+        primary = "primary: " if hypothesis.primary else ""
+        gate = ", gate of all others" if hypothesis.gate else ""
+        within = (
+            "" if hypothesis.margin is None else f" within ± {100 * hypothesis.margin:g} points"
+        )
+        word = "to" if hypothesis.expected == "equal" else "than"
+        number = "" if hypothesis.number is None else f" {word} {hypothesis.number:g}"
+        expected = f"{hypothesis.expected}{number}{within}"
+        say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {expected}{gate})")
+
+
+def _show_stamp(store: Any, declaration: Any, url: str | None, to: Any) -> None:
+    """Say when a third party saw the declaration, after asking one if an address is given."""
+    from nip_core.run_store.run import list_runs
+    from nip_study.declare.declaration import timestamp_path
+    from nip_study.declare.timestamp import read_stamp, stamp
+
+    sweep = declaration.plan.sweep
+    if url is not None:
+        token, is_new = stamp(store, sweep, url)
+        how = "time-stamped" if is_new else "was time-stamped"
+    else:
+        try:
+            before = read_stamp(store, sweep)
+        except SettingsError as error:  # a declaration needs no openssl
+            say(f"{timestamp_path(sweep)} is there, and was not looked at: {error}", file=to)
+            return
+        except CorruptionError as error:
+            say(f"{error}; --timestamp URL asks for another one", file=to)
+            return
+        if before is None:
+            return
+        token, how, is_new = before, "was time-stamped", False
+    say(f"{how}: {timestamp_path(sweep)} says that it existed at {token.time}", file=to)
+    say("who signed that was not looked at; with the authority's certificate as CA.pem,", file=to)
+    say(
+        "  openssl ts -verify -data declaration.json -in declaration.tsr -CAfile CA.pem",
+        file=to,
+    )
+    begun = sorted({*declaration.plan.runs} & {*list_runs(store)})
+    if begun and is_new:
+        say(
+            f"{amount(len(begun), 'run')} had begun before that (as {begun[0]}): the stamp does "
+            "not show that the declaration is older than they are",
+            file=to,
+        )

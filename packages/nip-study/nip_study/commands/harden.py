@@ -1,0 +1,248 @@
+"""The command `nip harden`: a verifier is attacked and trained further, round by round.
+
+Each training and each attack is a `nip train` of its own, in a process of its own, one after
+another, as in a sweep. So what is finished is kept, and the same command goes on after any end.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nip_cli.printing.options import RunName, Shown, ShownAs
+from nip_cli.printing.plans_and_runs import (
+    explain_reach,
+    print_json,
+    reach_cell,
+    reach_entry,
+    show_result,
+    warn_of_models,
+)
+from nip_cli.printing.runs_view import RunsView
+from nip_cli.printing.terminal import say
+from nip_core.errors import NipError, RunConflictError
+from nip_core.evaluation.figures_in_words import amount
+
+
+def harden(
+    run: RunName,
+    rounds: Annotated[int, typer.Option(help="Rounds of training; each ends with an attack.")],
+    attack: Annotated[
+        list[str],
+        typer.Option(help="sneaky, script or script:NAME; several: all of them in each round."),
+    ],
+    mix: Annotated[
+        str, typer.Option(help="Shares of the training episodes; attackers share theirs equally.")
+    ] = "honest=0.5,attackers=0.5",
+    on: Annotated[
+        str,
+        typer.Option(help="The problems on which attackers play in training: all, or wrong."),
+    ] = "all",
+    iterations: Annotated[
+        int | None, typer.Option(help="Iterations of training in a round; default: RUN's.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="sneaky: steps of training; default: 20, to a plateau 100."),
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="sneaky: steps (default) or plateau, as in nip attack.")
+    ] = None,
+    problems: Annotated[
+        int | None, typer.Option(help="Most problems of each label in attacks; default: all.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The names of all runs begin with it; default: RUN-harden.")
+    ] = None,
+    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="A setting of the training in each round."),
+    ] = None,
+    attack_overrides: Annotated[
+        list[str] | None,
+        typer.Option("--attack-set", metavar="A.B=C", help="A setting of the attacks."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show all runs, their size and cost; start nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    shown: ShownAs = Shown.auto,
+) -> None:
+    """Attack the verifier of RUN and train it against the attackers, in rounds that can go on."""
+    from nip_core.records.named_run import name_place
+    from nip_core.run_store.store import open_store
+    from nip_study.harden.hardening import (
+        HardeningSettings,
+        parse_attack,
+        parse_mix,
+        plan_hardening,
+    )
+    from nip_study.harden.hardening_results import (
+        collect_hardening,
+        rounds_table,
+        write_hardening,
+    )
+
+    run_store, run = name_place(run, run_store)
+    settings = HardeningSettings(
+        rounds=rounds,
+        attacks=tuple(parse_attack(text) for text in attack),
+        **parse_mix(mix),
+        on=on,
+        iterations=iterations,
+        steps=steps,
+        every=every,
+        until=until,
+        problems=problems,
+        name=name,
+        overrides=tuple(overrides or ()),
+        attack_overrides=tuple(attack_overrides or ()),
+    )
+    planned = plan_hardening(run_store, run, settings)
+    if dry_run:
+        _show_plan(planned, as_json)
+        return
+    store = open_store(run_store)
+
+    def put_results(failures: dict[str, str]) -> tuple[Any, str]:
+        results = collect_hardening(store, planned, failures)
+        return results, write_hardening(store, results)
+
+    to = sys.stderr if as_json else sys.stdout
+    if shown not in (Shown.json, Shown.none):
+        size = f"{amount(planned.settings.rounds, 'round')}, {amount(len(planned.steps), 'run')}"
+        place = f"{planned.run_store}/hardening/{planned.name}"
+        say(f"{planned.name}: {size}; results in {place}", file=to, flush=True)
+    with RunsView(len(planned.steps), to, shown) as view:
+        failures, status = _run_all(planned, put_results, view)
+    results, place = put_results(failures)
+
+    def show(_: Any) -> None:
+        say(f"\n{rounds_table(results)}\n{place}")
+
+    show_result(results.as_json(), as_json, shown, show)
+    if status:
+        raise typer.Exit(status)
+
+
+def _run_all(planned: Any, put_results: Any, view: RunsView) -> tuple[dict[str, str], int]:
+    """Run what is not finished, one after another; by run why it did not end, and an exit code."""
+    from nip_cli.launching.launch import with_prefect
+    from nip_cli.launching.stopping import stoppable
+    from nip_study.commands.sweep import PlayedHere
+
+    place = Path(planned.run_store if "://" not in planned.run_store else ".") / "hardening"
+    machine = PlayedHere(place / planned.name, jobs=1)
+    _refuse_others(planned)
+    # What can't go on is told before anything is started; later runs need those before them.
+    left = [*planned.steps]
+    while left and _is_finished(left[0]):
+        view.ended(left.pop(0).name, "was finished before")
+    failures: dict[str, str] = {}
+    codes: list[int] = []
+
+    def work(stop: Any) -> None:
+        with with_prefect(verbose=False) as wait_for_prefect, machine:
+            wait_for_prefect()
+            for step in left:
+                if _is_finished(step):
+                    view.ended(step.name, "was finished before")
+                    continue
+                ended = machine.play_one(step, view.started)
+                if ended is None:  # it was stopped
+                    return
+                if ended.status:
+                    codes.append(ended.status if 0 < ended.status < 128 else 1)
+                    failures[step.name] = f"{ended.words} ({ended.log})"
+                    words = f"failed with exit code {ended.status}: {ended.words}"
+                    view.ended(step.name, words, is_failed=True)
+                    return  # all that follows is built on it
+                view.ended(step.name, "finished")
+                put_results({})
+
+    def on_stop() -> None:
+        say("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
+        machine.stop()
+
+    if left:
+        stoppable(work, on_stop)
+    return failures, next(iter(codes), 0)
+
+
+def _refuse_others(planned: Any) -> None:
+    """Refuse a name under which another hardening has runs, before anything is paid for.
+
+    Raises what is wrong with the first run that is there and is not the planned one.
+    """
+    from nip_core.errors import SettingsError
+    from nip_core.run_store.run import list_runs
+    from nip_core.run_store.store import open_store
+
+    existing = {*list_runs(open_store(planned.run_store))}
+    rounds = planned.settings.rounds
+    if f"{planned.name}-{rounds + 1}" in existing:
+        raise SettingsError(
+            f"--rounds {rounds}: {planned.name} has more rounds in {planned.run_store}; give as "
+            "many, or another --name"
+        )
+    for step in planned.steps:
+        if step.name in existing:
+            _is_finished(step)
+
+
+def _is_finished(step: Any) -> bool:
+    """Return whether a run of the rounds is finished. Raises what keeps it from being started."""
+    from nip_core.session.prepare import prepare
+    from nip_core.showing.finished import find_finished_run
+
+    try:
+        return find_finished_run(prepare(step.parameters)) is not None
+    except RunConflictError as error:
+        raise RunConflictError(
+            f"{step.name}: {error}; a hardening by other settings needs another --name"
+        ) from error
+    except NipError as error:
+        raise type(error)(f"{step.name}: {error}") from error
+
+
+def _show_plan(planned: Any, as_json: bool) -> None:
+    """Show the runs of all rounds with what they would take."""
+    from nip_core.session.attacked_run import plan_reach
+    from nip_core.session.prepare import estimate_settings
+
+    warn_of_models(step.parameters for step in planned.steps)
+    rows = []
+    for step in planned.steps:
+        try:
+            # The models of most of them are still to be trained, so nobody's are looked for.
+            rows.append((step, estimate_settings(step.parameters)))
+        except NipError as error:
+            raise type(error)(f"{step.name}: {error}") from error
+    reaches = {step.name: plan_reach(step.parameters) for step, _ in rows}
+    if as_json:
+        print_json(
+            [
+                {
+                    **{"run": step.name, "attack": step.label, "calls": of.calls, "usd": of.usd},
+                    **reach_entry(reaches[step.name]),
+                }
+                for step, of in rows
+            ]
+        )
+        return
+    width = max(len(step.name) for step, _ in rows)
+    for step, of in rows:
+        cost = "cost unknown" if of.usd is None else f"${of.usd:,.2f}"
+        what = "trains" if step.label is None else "attacks"
+        reach = reach_cell(reaches[step.name])
+        say(f"{step.name:<{width}}  {what:<7}  {of.calls:>11,} calls  {cost}{reach}")
+    known = [of.usd for _, of in rows if of.usd is not None]
+    total = f"${sum(known):,.2f}" if len(known) == len(rows) else "cost unknown"
+    calls = sum(of.calls for _, of in rows)
+    say(f"{amount(len(rows), 'run')}, at most {amount(calls, 'call')}, {total}; none started")
+    explain_reach(reaches.values())

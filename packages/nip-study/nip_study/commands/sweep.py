@@ -1,0 +1,424 @@
+"""The command `nip sweep`: many runs, a few at a time, and a table of them.
+
+Each run is a `nip train` of its own, in a process of its own, so it is as durable as any: a sweep
+that is killed leaves runs that the next start goes on with. The processes end with the sweep. An
+attack on a run is another run, which begins when the attacked one is finished. On a cluster the
+processes are those of its machines (`remote_runs`).
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nip_cli.printing.options import Shown, ShownAs
+from nip_cli.printing.plans_and_runs import (
+    explain_reach,
+    print_json,
+    reach_cell,
+    reach_entry,
+    show_result,
+    warn_of_models,
+)
+from nip_cli.printing.runs_view import RunsView
+from nip_cli.printing.terminal import say
+from nip_core.errors import NipError, SettingsError, StoreError
+from nip_core.evaluation.figures_in_words import amount
+
+File = Annotated[
+    Path | None, typer.Argument(help="A YAML file with the sweep.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="A setting of all runs, on top of the file."),
+]
+Jobs = Annotated[int, typer.Option(min=1, max=64, help="Runs at a time.")]
+On = Annotated[
+    str | None,
+    typer.Option("--task-runner", help="Where: local, or as tasks of a dask or ray cluster."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--task-runner-address", help="The cluster's; default: one on this machine."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show the runs, their size and cost; start nothing.")
+]
+CollectOnly = Annotated[
+    bool, typer.Option("--collect", help="Write the results of what is there; start nothing.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where results are written; default: beside the runs."),
+]
+Recompute = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Compute the results in DIR again from the files there, and compare them; no FILE.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+
+
+def sweep(
+    file: File = None,
+    overrides: Overrides = None,
+    jobs: Jobs = 1,
+    task_runner: On = None,
+    task_runner_address: Address = None,
+    dry_run: DryRun = False,
+    collect_only: CollectOnly = False,
+    out: Out = None,
+    recompute: Recompute = None,
+    as_json: AsJson = False,
+    shown: ShownAs = Shown.auto,
+) -> None:
+    """Run every combination that FILE names; finished runs are skipped, failed ones shown."""
+    if recompute is not None:
+        if file is not None or overrides or dry_run or collect_only or out is not None:
+            raise SettingsError(
+                "--recompute reads one directory and writes nothing; give no FILE and no other "
+                "option but --json"
+            )
+        _recompute(recompute, as_json)
+        return
+    if file is None:
+        raise SettingsError("FILE is missing: name the YAML file of a sweep, or --recompute DIR")
+    from nip_core.run_store.store import open_store
+    from nip_study.compute.arm_baselines import baseline_lines
+    from nip_study.facts_on_record import collect_sweep
+    from nip_study.pages.page import arms_table, differences_summary
+    from nip_study.plan.swept_runs import read_sweep
+    from nip_study.results import write_results
+
+    planned = read_sweep(file, tuple(overrides or ()))
+    cluster = None
+    if task_runner is not None or task_runner_address is not None:
+        # Before Prefect is imported, which sets its logging up.
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+        from nip_cli.launching.launch import import_prefect
+
+        import_prefect()
+        from nip_study.remote_runs import cluster_settings
+
+        cluster = cluster_settings(planned, task_runner, task_runner_address)
+    if dry_run:
+        if collect_only or out is not None:
+            raise SettingsError("--dry-run writes nothing; leave --collect and --out out")
+        _show_plan(planned, as_json)
+        return
+    count = sum(1 + len(run.attacks) for run in planned.runs)
+    view = RunsView(count, sys.stderr if as_json else sys.stdout, shown)
+    store = open_store(planned.run_store)
+    failures, status = dict[str, str](), 0
+    if collect_only:
+        _check_begun(store, planned)
+    else:
+        with view:
+            failures, status = _run_all(planned, jobs, view, cluster)
+    elsewhere = None if out is None else open_store(str(out), setting="--out")
+    collected = collect_sweep(store, planned, failures)
+    results, place = write_results(store, planned, collected, elsewhere)
+
+    def show(_: Any) -> None:
+        lines = "".join(f"{line}\n" for line in baseline_lines(results.baselines))
+        differences = differences_summary(results.differences, results.intervals)
+        say(f"\n{arms_table(results)}\n{differences}{lines}{place}")
+
+    show_result(results.as_json(), as_json, shown, show)
+    if status:
+        raise typer.Exit(status)
+
+
+def _recompute(directory: Path, as_json: bool) -> None:
+    """Compute the results in a directory again; what is not as computed is an error."""
+    from nip_study.recompute import recompute_results
+
+    recomputed = recompute_results(directory)
+    if recomputed.is_declared_code is False:
+        # Not on the page, which is the same by whatever code it is computed again.
+        say(
+            f"{directory}: analysis code other than declared: figures are those of the code at "
+            "hand",
+            file=sys.stderr if as_json else sys.stdout,
+        )
+    if as_json:
+        print_json(recomputed.results.as_json())
+        return
+    say(
+        f"{directory}: results.json, README.md and the figures are as computed from "
+        f"{amount(recomputed.verdicts, 'verdict')}, byte for byte "
+        f"({amount(recomputed.numbers, 'number')})"
+    )
+
+
+def _check_begun(store: Any, planned: Any) -> None:
+    """Raise SettingsError where there is nothing to collect: results would forbid a declaration."""
+    from nip_core.run_store.run import list_runs
+
+    if not {run.name for run in planned.runs} & {*list_runs(store)}:
+        raise SettingsError(
+            f"--collect: no run of sweep {planned.name!r} has begun in {planned.run_store}; name "
+            "the store by --set run_store=…, or leave --collect out to run it"
+        )
+
+
+def _run_all(planned: Any, jobs: int, view: RunsView, cluster: Any) -> tuple[dict[str, str], int]:
+    """Run what is not finished; by run why it did not end, and the exit code of the first such."""
+    from nip_base.machine.allowed_memory import allowed_bytes
+    from nip_cli.launching.launch import with_prefect
+    from nip_cli.launching.stopping import stoppable
+    from nip_core.run_store.store import open_store
+    from nip_study.declare.declaration import find_declared
+    from nip_study.plan.memory_for_jobs import check_memory
+
+    # 1. What is finished needs no process, and what can't be run is told before anything is.
+    place = Path(planned.run_store if "://" not in planned.run_store else ".") / "sweeps"
+    if cluster is None:
+        store = open_store(planned.run_store)
+        find_declared(store, planned.name)  # one that is damaged is said before anything is paid
+
+        def declared() -> str | None:
+            return find_declared(store, planned.name)
+
+        machines: Any = PlayedHere(place / planned.name, jobs, declared)
+    else:
+        from nip_study.remote_runs import Cluster
+
+        machines = Cluster(planned, cluster, jobs)
+    team = _Team(machines, view)
+    left = [run for run in planned.runs if team.is_left(run)]
+    if cluster is None:
+        check_memory(jobs, (run.parameters for run in left), allowed_bytes())
+
+    # 2. The rest, a few at a time, with one Prefect server for all.
+    def work(stop: Any) -> None:
+        with with_prefect(verbose=False) as wait_for_prefect, machines:
+            wait_for_prefect()
+            machines.play_all(team.run, left)
+
+    def stop() -> None:
+        say("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
+        machines.stop()
+
+    if left:
+        stoppable(work, stop)
+    return team.failures, next(iter(team.codes.values()), 0)
+
+
+class _Team:
+    """The runs, and what became of them."""
+
+    def __init__(self, machines: Any, view: RunsView):
+        self.failures: dict[str, str] = {}
+        self.codes: dict[str, int] = {}
+        self._machines, self._view = machines, view
+        self._lock = threading.Lock()
+        self._finished: set[str] = set()
+
+    def is_left(self, run: Any) -> bool:
+        """Return whether the run is to be trained, or attacked."""
+        return not self._is_ended(run) or (
+            run.name not in self.failures
+            and not all(
+                [
+                    self._can_begin(run, attack) and self._is_ended(attack)
+                    for attack in run.attacks_in_order
+                ]
+            )
+        )
+
+    def _can_begin(self, run: Any, attack: Any) -> bool:
+        """Return whether what the attack imitates is finished, or the attack has begun before."""
+        from nip_core.run_store.run import list_runs
+        from nip_core.run_store.store import open_store
+
+        source = None if attack.imitates is None else run.name_after(attack.imitates)
+        if source is None or source in self._finished:
+            return True
+        return attack.name in list_runs(open_store(attack.parameters.run_store))
+
+    def _is_ended(self, run: Any) -> bool:
+        """Return whether nothing can be done for a run: it is finished, or damaged.
+
+        Raises what keeps it from being started at all.
+        """
+        from nip_core.session.prepare import prepare
+        from nip_core.showing.finished import find_finished_run
+
+        try:
+            finished = find_finished_run(prepare(run.parameters))
+        except StoreError as error:
+            self._failed(run, error)
+            return True
+        except NipError as error:
+            raise type(error)(f"{run.name}: {error}") from error
+        if finished is not None:
+            self._finished.add(run.name)
+            self._view.ended(run.name, "was finished before")
+        return finished is not None
+
+    def _failed(self, run: Any, error: NipError) -> None:
+        from nip_cli.cli import exit_code
+
+        with self._lock:
+            self.failures[run.name], self.codes[run.name] = str(error), exit_code(error)
+        self._view.ended(run.name, f"failed: {error}", is_failed=True)
+
+    def run(self, run: Any) -> None:
+        """Train one run to its end, then attack it, each attack behind the one it imitates."""
+        attacks = run.attacks_in_order
+        self._play_left(run)
+        if run.name not in self._finished:
+            for attack in attacks if run.name in self.failures else ():
+                self._view.ended(attack.name, "not begun, as the run failed", is_failed=True)
+            return
+        for attack in attacks:
+            if self._can_begin(run, attack):
+                self._play_left(attack)
+            elif (source := run.name_after(attack.imitates)) in self.failures:
+                # It is as if it had failed itself, so that what imitates it does not begin either.
+                with self._lock:
+                    self.failures[attack.name] = f"not begun, as {source} failed"
+                self._view.ended(attack.name, self.failures[attack.name], is_failed=True)
+
+    def _play_left(self, run: Any) -> None:
+        if run.name not in self._finished and run.name not in self.failures:
+            self._play(run)
+
+    def _play(self, run: Any) -> None:
+        """Play one run, with its settings from the plan."""
+        try:
+            ended = self._machines.play_one(run, self._view.started)
+        except NipError as error:
+            self._failed(run, error)
+            return
+        if ended is None:  # the sweep was stopped
+            return
+        with self._lock:
+            if not ended.status:
+                self._finished.add(run.name)
+            else:
+                self.codes[run.name] = ended.status if 0 < ended.status < 128 else 1
+                self.failures[run.name] = f"exit code {ended.status}: {ended.words} ({ended.log})"
+        failed = f"failed with exit code {ended.status}: {ended.words}"
+        words = failed if ended.status else "finished"
+        self._view.ended(run.name, words, is_failed=bool(ended.status))
+
+
+class PlayedHere:
+    """Plays runs on this machine, each in a process of its own, a few at a time."""
+
+    def __init__(self, place: Path, jobs: int, declared: Callable[[], str | None] = lambda: None):
+        """`declared` gives the SHA-256 of the declaration under which a run begins."""
+        self._place, self._jobs, self._declared = place, jobs, declared
+        self._lock = threading.Lock()
+        self._processes: dict[str, Any] = {}
+        self._is_stopped = False
+
+    def __enter__(self) -> "PlayedHere":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def play_all(self, play: Callable[[Any], None], runs: Sequence[Any]) -> None:
+        """Call `play` with each run, as many at a time as jobs; `play` may call `play_one`."""
+        with ThreadPoolExecutor(self._jobs) as pool:
+            for ending in [pool.submit(play, run) for run in runs]:
+                ending.result()
+
+    def play_one(self, run: Any, on_start: Callable[[str], None]) -> Any:
+        """Play a run, or an attack; None if the sweep was stopped meanwhile."""
+        from nip_prefect.tasks.run_process import (
+            Ended,
+            RunProcess,
+            last_line,
+            name_declaration,
+            write_settings,
+        )
+
+        settings = self._place / "settings" / f"{run.name}.yaml"
+        log = self._place / "logs" / f"{run.name}.log"
+        write_settings(run.settings, settings)
+        environment = name_declaration(os.environ, self._declared())
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # Another sweep may be at the same run: its lines are not to be lost.
+        with log.open("ab") as out:
+            with self._lock:
+                if self._is_stopped:
+                    return None
+                process = RunProcess(settings, out, environment)
+                self._processes[run.name] = process
+            on_start(run.name)
+            status = process.wait()
+        with self._lock:
+            del self._processes[run.name]
+            if self._is_stopped:
+                return None
+        return Ended(status or 0, last_line(log.read_text(errors="replace")), str(log))
+
+    def stop(self) -> None:
+        """Interrupt all of them, and wait until they have put away what they have."""
+        from nip_prefect.tasks.run_process import LEAVE_S
+
+        with self._lock:
+            self._is_stopped = True
+            processes = [*self._processes.values()]
+            for process in processes:
+                process.ask_to_stop()
+        until = time.monotonic() + LEAVE_S
+        for process in processes:
+            process.stop(until)
+
+
+def _show_plan(planned: Any, as_json: bool) -> None:
+    """The runs with what they would take."""
+    from nip_core.run_store.store import check_location
+    from nip_core.session.attacked_run import plan_reach
+    from nip_core.session.prepare import estimate_settings, plan_run
+
+    check_location(planned.run_store)
+    warn_of_models(run.parameters for run in planned.runs)
+    rows = []
+    for run in planned.runs:
+        try:
+            rows.append((run, run, plan_run(run.parameters)[1]))
+            # There is nobody to attack yet, so their models are not looked for.
+            rows += [
+                (run, attack, estimate_settings(attack.parameters))
+                for attack in run.attacks_in_order
+            ]
+        except NipError as error:
+            raise type(error)(f"{run.name}: {error}") from error
+    reaches = {step.name: plan_reach(step.parameters) for _, step, _ in rows}
+    if as_json:
+        print_json(
+            [
+                {
+                    **{"run": step.name, "values": dict(run.values), "calls": e.calls},
+                    **{"usd": e.usd, **reach_entry(reaches[step.name])},
+                }
+                for run, step, e in rows
+            ]
+        )
+        return
+    width = max(len(step.name) for _, step, _ in rows)
+    for _, step, estimate in rows:
+        cost = "cost unknown" if estimate.usd is None else f"${estimate.usd:,.2f}"
+        source = getattr(step, "imitates", None)
+        then = "" if source is None else f"  after {source}, which it imitates"
+        reach = reach_cell(reaches[step.name])
+        say(f"{step.name:<{width}}  {estimate.calls:>11,} calls  {cost}{reach}{then}")
+    known = [e.usd for _, _, e in rows if e.usd is not None]
+    total = f"${sum(known):,.2f}" if len(known) == len(rows) else "cost unknown"
+    calls = sum(e.calls for _, _, e in rows)
+    say(f"{amount(len(rows), 'run')}, at most {amount(calls, 'call')}, {total}; none started")
+    explain_reach(reaches.values())

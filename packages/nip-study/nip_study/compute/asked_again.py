@@ -1,0 +1,198 @@
+"""A verifier alone, asked again: one rejection among k verdicts rejects.
+
+summarize_asked_again    of an arm, for each k, both rates with their intervals, and tokens
+compare_at_equal_tokens  each arm with provers beside the most verdicts played in its tokens
+compare_attacked         what each attack left of it, beside the most in its verifier's
+
+Rejecting where any of k plays rejects is `nip_core.evaluation.any_of`; docs/statistics.md says what
+it is for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from nip_core.evaluation.any_of import count_right_choices
+from nip_core.evaluation.split_metrics import AnyOfRow
+from nip_core.evaluation.statistics.two_way import Spread
+from nip_study.documents.asked_again_document import (
+    AskedAgainAt,
+    AskedAgainRow,
+    AskedAgainTest,
+    AtEqualTokens,
+    AttackedAtEqualTokens,
+    AttackedRates,
+)
+from nip_study.documents.results_document import ArmResult, RunResult
+from nip_study.parts.counted import (
+    Counts,
+    LastTest,
+    Verdicts,
+    average_runs,
+    make_episodes,
+    share_right,
+)
+from nip_study.parts.document_parts import OverRuns, sum_up
+
+_LABELS: Mapping[str, tuple[int, ...]] = {"soundness": (0,), "completeness": (1,)}
+
+
+def summarize_asked_again(
+    verdicts: Verdicts, runs: Sequence[RunResult], name: str
+) -> tuple[AskedAgainTest, ...]:
+    """Average an arm's `runs` where any of k plays rejects, in their first test and their last.
+
+    Rates have the mean, lowest and highest over runs, with a 95 % interval that counts seeds and
+    questions as drawn; `name` seeds it, as it does the arm's own, which are those of one play in
+    the last test. Tokens are those of a problem. () where no problem is played again.
+    """
+    tests: list[AskedAgainTest] = []
+    for at in (0, -1):
+        of_runs = [(run.run, run.tests[at]) for run in runs if run.tests]
+        iterations = {test.iteration for _, test in of_runs}
+        is_again = tests and tests[0].iteration in iterations
+        by_run = [test.any_of for _, test in of_runs if test.any_of]
+        # Runs that stand at different iterations have no mean: it would be of other trainings.
+        if len(iterations) != 1 or is_again or len(by_run) < len(of_runs):
+            continue
+        [iteration] = iterations
+        counted = [_count_right(verdicts, run, iteration) for run, _ in of_runs]
+        # Where a run was played less often, no k is a mean over fewer runs than another.
+        plays = min(len(rows) for rows in by_run)
+        is_last = all(run.tests[-1].iteration == iteration for run in runs if run.tests)
+        rows = []
+        for k in range(1, plays + 1):
+            of_k = [of_run[k - 1] for of_run in by_run]
+            seeds = {rate: f"{name} {iteration} {rate} {k}" for rate in _LABELS}
+            if is_last and k == 1:
+                seeds = {rate: f"{name} {rate}" for rate in _LABELS}
+            rows.append(_average_row(of_k, counted, seeds, verdicts.spread))
+        tests.append(AskedAgainTest(iteration=iteration, rows=tuple(rows)))
+    return tuple(tests)
+
+
+def _average_row(
+    rows: Sequence[AnyOfRow],
+    counted: Sequence[Mapping[tuple[str, int], Counts]],
+    seeds: Mapping[str, str],
+    spread: Spread,
+) -> AskedAgainRow:
+    """Average the rows of several runs for one k; `seeds` names by rate what seeds the intervals.
+
+    By any play and by majority have one seed: with one play, and often with two, they are one rate.
+    """
+    k = rows[0].k
+
+    def average_votes(rate: str) -> OverRuns | None:
+        counts = [of_run[f"majority {rate}", k] for of_run in counted]
+        values = [share_right([of_run]) for of_run in counts]
+        return sum_up(values, average_runs(counts, seeds[rate], spread))
+
+    def average(rate: str, values: Sequence[float | None]) -> OverRuns | None:
+        counts = [of_run[rate, k] for of_run in counted]
+        return sum_up(values, average_runs(counts, seeds[rate], spread))
+
+    return AskedAgainRow(
+        k=k,
+        soundness=average("soundness", [row.soundness for row in rows]),
+        completeness=average("completeness", [row.completeness for row in rows]),
+        generated_tokens=sum(row.generated_tokens or 0 for row in rows) / len(rows),
+        prompt_tokens=sum(row.prompt_tokens or 0 for row in rows) / len(rows),
+        majority_soundness=average_votes("soundness"),
+        majority_completeness=average_votes("completeness"),
+    )
+
+
+def _count_right(verdicts: Verdicts, run: str, iteration: int) -> dict[tuple[str, int], Counts]:
+    """Count by rate and k the right problems of each question, and its problems.
+
+    Rates are those of rejecting where any play rejects, and of the majority.
+    """
+    plays = verdicts.tests(run)[LastTest(iteration)]
+    by_problem = count_right_choices(make_episodes(plays)).values()
+    counts: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
+    for of in by_problem:
+        for rate in (rate for rate, labels in _LABELS.items() if of.y in labels):
+            for name, shares in ((rate, of.right), (f"majority {rate}", of.voted)):
+                for k, right in enumerate(shares.tolist(), 1):
+                    here = counts.setdefault((name, k), {})
+                    hits, problems = here.get(of.question_id, (0.0, 0))
+                    here[of.question_id] = (hits + right, problems + 1)
+    most = max((len(of.right) for of in by_problem), default=0)
+    names = [name for rate in _LABELS for name in (rate, f"majority {rate}")]
+    return {(name, k): counts.get((name, k), {}) for name in names for k in range(1, most + 1)}
+
+
+def compare_at_equal_tokens(
+    arms: Sequence[ArmResult], pairs: Sequence[tuple[int, int]]
+) -> Iterator[AtEqualTokens]:
+    """Put each arm beside a baseline asked again, at no more generated tokens.
+
+    `pairs` say by the places of `arms` which is compared with which. ``k`` is the highest that was
+    played with no more tokens, at least 1; more may fit. The figures are those of both.
+    """
+    for place, other in pairs:
+        arm, baseline = arms[place], arms[other]
+        if not baseline.any_of or arm.generated_tokens is None:
+            continue
+        tokens, rows = arm.generated_tokens.mean, baseline.any_of[-1].rows
+        k = _find_highest(rows, tokens)
+        yield AtEqualTokens(
+            arm=arm.name,
+            baseline=baseline.name,
+            k=k,
+            generated_tokens=(tokens, rows[k - 1].generated_tokens),
+            soundness=arm.soundness,
+            completeness=arm.completeness,
+            attacked={
+                label: AttackedRates(soundness=left.soundness, completeness=left.completeness)
+                for label, left in arm.attacks.items()
+            },
+            any_of=tuple(_take_row(test, k) for test in baseline.any_of),
+        )
+
+
+def compare_attacked(
+    arms: Sequence[ArmResult], pairs: Sequence[tuple[int, int]]
+) -> Iterator[AttackedAtEqualTokens]:
+    """Put what each attack left of each arm beside a baseline at no more tokens of the verifier.
+
+    `pairs` are those of `compare_at_equal_tokens`. What provers say costs the baseline nothing
+    here, so ``k`` is lower: it is what the verifier finds by itself with the effort it made.
+    """
+    for place, other in pairs:
+        arm, baseline = arms[place], arms[other]
+        for label, left in arm.attacks.items() if baseline.any_of else ():
+            if left.verifier_tokens is None:
+                continue
+            tokens, rows = left.verifier_tokens.mean, baseline.any_of[-1].rows
+            k = _find_highest(rows, tokens)
+            yield AttackedAtEqualTokens(
+                arm=arm.name,
+                attack=label,
+                baseline=baseline.name,
+                k=k,
+                verifier_tokens=(tokens, rows[k - 1].generated_tokens),
+                soundness=left.soundness,
+                completeness=left.completeness,
+                any_of=tuple(_take_row(test, k) for test in baseline.any_of),
+            )
+
+
+def _find_highest(rows: Sequence[AskedAgainRow], tokens: float) -> int:
+    """Find the most plays, of those there are, that take no more tokens, at least 1."""
+    # Rounded: a token is not divided, and the last digit is not to decide.
+    return max([row.k for row in rows if round(row.generated_tokens) <= round(tokens)] or [1])
+
+
+def _take_row(test: AskedAgainTest, k: int) -> AskedAgainAt:
+    """Take the row of k plays out of a test."""
+    row = test.rows[k - 1]
+    return AskedAgainAt(
+        iteration=test.iteration,
+        k=row.k,
+        soundness=row.soundness,
+        completeness=row.completeness,
+        generated_tokens=row.generated_tokens,
+        prompt_tokens=row.prompt_tokens,
+        majority_soundness=row.majority_soundness,
+        majority_completeness=row.majority_completeness,
+    )

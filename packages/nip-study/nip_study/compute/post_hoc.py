@@ -1,0 +1,91 @@
+"""Hypotheses that were declared by earlier definitions, by those of today: after the fact.
+
+judge_post_hoc  those that are counted otherwise today
+post_hoc_page   what came of them, in Markdown
+
+docs/decisions/0057-attacked-figures.md has both definitions. Nothing that was declared changes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from nip_core.evaluation.figures_in_words import DASH, plain_percent
+from nip_study.compute.outcomes import judge_hypotheses
+from nip_study.declare.hypotheses import Hypothesis
+from nip_study.documents.results_document import HypothesisOutcome
+from nip_study.documents.swept_facts import SweepFacts
+from nip_study.parts.counted import Counted, LastTest, Verdicts
+from nip_study.parts.page_tables import markdown_table
+
+_PAGE = """
+### By the definitions of today, after the fact
+
+This was not declared, so it shows nothing; it says what to declare next. Completeness is that with
+the honest prover, of a run's own test; soundness is that after the attack; accuracy is the mean of
+both. A rate is a mean over runs. A verifier alone is the untrained or the trained one, whichever
+has more of the figure. (Above, all figures are of the attack's test, plays are pooled, and a
+verifier alone is the trained one.) p is not adjusted, and no gate is waited for; intervals are
+calibrated ones of 95 %.
+
+"""
+
+
+def judge_post_hoc(
+    verdicts: pa.Table,
+    tests: Mapping[str, LastTest],
+    facts: SweepFacts,
+    hypotheses: Sequence[Hypothesis],
+) -> tuple[HypothesisOutcome, ...]:
+    """Compare the arms of hypotheses that were declared by definitions 1 by those of today.
+
+    () where the declaration is by those of today. Left out are hypotheses that are counted alike.
+    """
+    if facts.definitions != 1:
+        return ()
+    counted = Counted(Verdicts(verdicts, "calibrated"), tests, 2)
+    asked = [
+        one.model_copy(update={"primary": True, "gate": False})
+        for one in hypotheses
+        if one.after is not None or one.any_of is not None
+    ]
+    return tuple(judge_hypotheses(counted, facts, asked))
+
+
+def post_hoc_page(outcomes: Sequence[HypothesisOutcome]) -> str:
+    """Write what came of them as a table; "" without one."""
+    if not outcomes:
+        return ""
+    heads = ["hypothesis", "figure", "arm", "against", "difference", "95 % interval", "p"]
+    rows = []
+    for row in outcomes:
+        arm, against = (plain_percent(rate) for rate in row.rates)
+        if row.number is not None:
+            against += " (given)"
+        if row.any_of is not None:
+            against += " (one verdict)" if row.any_of == 1 else f" (any of {row.any_of})"
+        if row.alone is not None:
+            untrained, trained = (plain_percent(rate) for rate in row.alone)
+            against += f"; untrained {untrained}, trained {trained}"
+        interval = row.ci95
+        rows.append(
+            [
+                row.says,
+                row.figure + (f" after {row.after}" if row.after else ""),
+                arm,
+                against,
+                DASH if row.difference is None else f"{100 * row.difference:+.1f}",
+                DASH
+                if interval is None
+                else f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}",
+                f"{row.because}" if row.p is None and row.because else _p_cell(row),
+            ]
+        )
+    return f"{_PAGE}{markdown_table(heads, rows)}"
+
+
+def _p_cell(row: HypothesisOutcome) -> str:
+    if row.p is None:
+        return DASH
+    within = "" if row.margin is None else f" (within ± {100 * row.margin:g})"
+    return f"{row.p:.3g}{within}"

@@ -1,0 +1,243 @@
+"""Attacked verifiers of a sweep, beside the untrained one under the same attack and a theorem.
+
+collect_controls  from verdicts and facts; an attack with `iteration: 0` is the control of the one
+                  with the same settings
+controls_page     the same as a part of the page
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nip_core.attack_figures.controls import NO_CONTROL
+from nip_core.evaluation.confidence_intervals import wilson_of_rate
+from nip_core.evaluation.figures_in_words import DASH, p_value, percent_cell
+from nip_core.evaluation.split_metrics import Interval95
+from nip_core.evaluation.statistics.clustered import effective_trials
+from nip_core.evaluation.statistics.differences import holm
+from nip_core.evaluation.statistics.given_rate import bound_rate
+from nip_core.evaluation.statistics.guaranteed import p_below
+from nip_study.documents.results_document import FINISHED, SweepResults
+from nip_study.documents.swept_controls_document import (
+    AttackControls,
+    AttackedVerifier,
+    ScriptsLeftOut,
+)
+from nip_study.documents.swept_facts import AttackFacts, RunFacts, SweepFacts
+from nip_study.parts.counted import Counted, Counts, Figure, average_runs
+from nip_study.parts.document_parts import clip_interval
+from nip_study.parts.page_tables import markdown_table, one_line
+
+_PAGE = """
+## Attacked verifiers beside the untrained one
+
+An attack on the models that the runs began with, with the same settings (`iteration: 0`), is the
+control of the one on trained verifiers: without it nobody can tell what training did. Percent, with
+95 % intervals over seeds and questions; of the untrained verifier, whose weights all seeds share
+where they begin with the same model, over questions.
+"""
+_GUARANTEED = """
+Guaranteed: the soundness that a verifier has at least which checks all it can, against any prover,
+by a theorem about the game. A learned verifier may keep less: p is that of a soundness so low if it
+is as guaranteed in truth, one-sided, by exact tails for so many trials as the verdicts are worth; p
+(Holm) is adjusted for all tests of this table. Nobody declared them.
+"""
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The finished attacks of a name on the runs of an arm."""
+
+    arm: str
+    label: str
+    name: str
+    """Seeds the bootstrap, as in the arm's table."""
+    is_trained: bool
+    way: str | None
+    runs: tuple[str, ...]
+    guaranteed: float | None
+
+
+def collect_controls(counted: Counted, facts: SweepFacts) -> AttackControls | None:
+    """Put each attacked verifier beside the untrained one; None without an attack.
+
+    None of what an earlier version has collected as well, which does not say which attacks are the
+    same.
+    """
+    attacks = [attack for run in facts.runs for attack in run.attacks]
+    if all(attack.way is None for attack in attacks):
+        return None
+    rows: list[AttackedVerifier] = []
+    without: list[str] = []
+    for arm, runs in facts.arms.items():
+        groups = [*_group_attacks(" ".join(arm), runs, facts)]
+        trained = [group for group in groups if group.is_trained]
+        controls = {group.way: group for group in groups if not group.is_trained}
+        for group in trained:
+            if (row := _measure(counted, group)) is None:
+                continue
+            rows.append(row)
+            control = controls.get(group.way)
+            beside = None if control is None else _measure(counted, control)
+            if beside is None:
+                without.append(f"{group.arm} {group.label}".strip())
+            else:
+                rows.append(beside)
+        # One whose attack on trained verifiers is not in this sweep stands by itself.
+        ways = {group.way for group in trained}
+        alone = [_measure(counted, group) for way, group in controls.items() if way not in ways]
+        rows += [row for row in alone if row is not None]
+    return AttackControls(
+        verifiers=tuple(_adjust(rows)),
+        without_control=tuple(without),
+        scripts_left_out=tuple(_list_left_out(facts)),
+    )
+
+
+def _group_attacks(arm: str, runs: Sequence[RunFacts], facts: SweepFacts) -> Iterator[_Made]:
+    """Group the finished attacks on the runs of an arm by name, and by whose models they attack."""
+    for label in facts.attacks:
+        named = [of for run in runs for of in run.attacks if of.label == label]
+        for is_trained in (True, False):
+            attacks = [of for of in named if bool(of.attacked) == is_trained]
+            finished = tuple(of.name for of in attacks if of.status == FINISHED)
+            if finished:
+                yield _Made(
+                    arm=arm,
+                    label=label,
+                    name=f"{facts.name} {arm} {label}",
+                    is_trained=is_trained,
+                    way=attacks[0].way,
+                    runs=finished,
+                    guaranteed=runs[0].game.guaranteed,
+                )
+
+
+def _measure(counted: Counted, made: _Made) -> AttackedVerifier | None:
+    """Measure the last tests of these attacks; None without a wrong problem in them."""
+    sound = _average(counted, made, "soundness")
+    if sound is None:
+        return None
+    complete = _average(counted, made, "completeness")
+    return AttackedVerifier(
+        arm=made.arm,
+        attack=made.label,
+        verifier="trained" if made.is_trained else "untrained",
+        runs=len(made.runs),
+        questions=sound.questions,
+        soundness=sound.rate,
+        soundness_ci95=sound.ci95,
+        completeness=None if complete is None else complete.rate,
+        completeness_ci95=None if complete is None else complete.ci95,
+        guaranteed=made.guaranteed,
+        # Nothing is lower than 0.
+        p=_find_p(sound.counts, made.guaranteed) if made.guaranteed else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Rate:
+    rate: float
+    ci95: Interval95 | None
+    questions: int
+    counts: Sequence[Counts]
+
+
+def _average(counted: Counted, made: _Made, figure: Figure) -> _Rate | None:
+    """Average a rate over runs and questions, with the interval that the arm's table has."""
+    found = [counted.count(run, figure) for run in made.runs]
+    counts = [of_run for of_run in found if of_run]
+    if not made.is_trained:
+        # Runs of one base model are plays of the same verifier, so only questions are drawn.
+        counts = _merge(counts)
+    mean = average_runs(counts, f"{made.name} {figure}", counted.spread)
+    if mean is None:
+        return None
+    interval = mean.ci95
+    if len(counts) == 1:
+        interval = wilson_of_rate(mean.value, _count_trials(counts[0]))
+    clipped = None if interval is None else clip_interval(interval)
+    return _Rate(mean.value, clipped, mean.questions, counts)
+
+
+def _merge(runs: Sequence[Counts]) -> list[Counts]:
+    """Take several runs of one verifier as one with so many plays of each question."""
+    merged: dict[str, tuple[float, float]] = {}
+    for counts in runs:
+        for question, (hits, plays) in counts.items():
+            hits_before, plays_before = merged.get(question, (0.0, 0))
+            merged[question] = (hits_before + hits, plays_before + plays)
+    return [merged] if merged else []
+
+
+def _count_trials(counts: Counts) -> float:
+    """Count of how many independent trials the plays of one run are worth."""
+    hits, plays = np.array([*counts.values()], float).T
+    return len(plays) if np.all(plays == 1) else effective_trials(hits, plays)
+
+
+def _find_p(counts: Sequence[Counts], number: float) -> float | None:
+    """Test whether a rate is lower than a number; None where nothing shows its spread."""
+    if len(counts) == 1:
+        [of_run] = counts
+        hits = sum(hit for hit, _ in of_run.values())
+        plays = sum(count for _, count in of_run.values())
+        return p_below(hits / plays, _count_trials(of_run), number)
+    # As where a declared hypothesis has a number.
+    mean = average_runs(counts, "guaranteed", "robust")
+    verdicts = round(sum(count for of_run in counts for _, count in of_run.values()))
+    bounds = None if mean is None else bound_rate(mean, verdicts, _LEVEL)
+    return None if bounds is None else bounds.p_lower(number)
+
+
+def _adjust(rows: Sequence[AttackedVerifier]) -> Iterator[AttackedVerifier]:
+    """Adjust the p-values of all rows after Holm."""
+    adjusted = iter(holm([row.p for row in rows if row.p is not None]))
+    for row in rows:
+        yield row if row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
+
+
+def _list_left_out(facts: SweepFacts) -> Iterator[ScriptsLeftOut]:
+    """List by arm the scripts of its scenario that attack none of its trained verifiers."""
+    for arm, runs in facts.arms.items():
+        attacks: list[AttackFacts] = [of for run in runs for of in run.attacks if of.attacked]
+        played = {of.script for of in attacks if of.status == FINISHED}
+        left_out = tuple(name for name in runs[0].game.scripts if name not in played)
+        if attacks and left_out:
+            yield ScriptsLeftOut(arm=" ".join(arm) or facts.name, scripts=left_out)
+
+
+def controls_page(results: SweepResults) -> str:
+    """Write attacked verifiers beside the untrained one; "" without attacks on trained ones."""
+    controls = results.controls
+    if controls is None:
+        is_attacked = any(attack.soundness is not None for attack in results.attacks)
+        return f"\n{NO_CONTROL} of these attacks is among these results.\n" if is_attacked else ""
+    if not controls.verifiers:
+        return ""
+    is_guaranteed = any(row.guaranteed is not None for row in controls.verifiers)
+    heads = ["arm", "attack", "verifier", "runs", "soundness", "completeness"]
+    heads += ["guaranteed", "p", "p (Holm)"] if is_guaranteed else []
+    text = f"{_PAGE}{_GUARANTEED if is_guaranteed else ''}\n"
+    text += markdown_table(heads, [_list_cells(row, is_guaranteed) for row in controls.verifiers])
+    if controls.without_control:
+        names = ", ".join(f"`{one_line(name)}`" for name in controls.without_control)
+        text += f"\n{NO_CONTROL}: {names}.\n"
+    if controls.scripts_left_out:
+        text += "\nScripts that come with the scenario and were not played:\n\n"
+        for of in controls.scripts_left_out:
+            names = ", ".join(f"`{one_line(name)}`" for name in of.scripts)
+            text += f"- `{one_line(of.arm)}`: {names}\n"
+    return text
+
+
+def _list_cells(row: AttackedVerifier, is_guaranteed: bool) -> list[str]:
+    cells = [row.arm, row.attack, row.verifier, str(row.runs)]
+    cells.append(percent_cell(row.soundness, row.soundness_ci95))
+    cells.append(percent_cell(row.completeness, row.completeness_ci95))
+    if not is_guaranteed:
+        return cells
+    given = DASH if row.guaranteed is None else percent_cell(row.guaranteed)
+    return [*cells, given, p_value(row.p), p_value(row.p_holm)]

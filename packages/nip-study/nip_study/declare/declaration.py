@@ -1,0 +1,383 @@
+"""A study says before it is run what it will show; later, what was done otherwise is listed.
+
+read_plan  a YAML file -> StudyPlan: a sweep and hypotheses about its arms
+declare    the plan's declaration, put beside the sweep's results before its first run
+
+    sweep: rounds.yaml
+    stopping: all runs of the sweep, and no others
+    hypotheses:
+      - says: asking twice keeps more soundness than one message
+        figure: soundness
+        arm: {protocol: nip5}
+        against: {protocol: adp}
+        expected: higher
+        where: {completeness: 0.9}      # of both arms, at least
+        primary: true
+      - says: asking costs no completeness
+        figure: completeness
+        arm: {protocol: nip5}
+        against: {protocol: adp}
+        expected: equal
+        margin: 0.05
+      - says: three challenges are passed as often as the theorem says
+        figure: soundness
+        arm: {protocol: private3}
+        against: 0.875                  # a number, in the place of an arm
+        expected: equal
+        margin: 0.06
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from nip_base.formats.bounds import parse_json
+from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
+from nip_core.evaluation.statistics.two_way import Spread
+from nip_core.hashing import digest
+from nip_core.parameters.checks import find_attackers
+from nip_core.run_store.run import RunStore, list_runs
+from nip_core.run_store.store import Store
+from nip_core.session.contents import read_code_version
+from nip_study.declare.declared_digests import analysis_digest, file_digests, settings_digests
+from nip_study.declare.hypotheses import Hypothesis, list_compared
+from nip_study.parts.counted import WORST, Definitions
+from nip_study.parts.document_parts import is_none
+from nip_study.plan.planned import PlannedRun
+from nip_study.plan.swept_runs import Sweep, SweptRun, read_sweep, read_yaml_as
+
+FORMAT = 2
+"""Of what is declared from now on."""
+
+
+class PlanFile(BaseModel):
+    """The content of a plan's file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sweep: str
+    """The sweep's file, seen from this one."""
+    stopping: Annotated[str, Field(min_length=1)]
+    """When it ends: in words, for the reader."""
+    hypotheses: Annotated[list[Hypothesis], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check_primary(self) -> "PlanFile":
+        if (count := sum(hypothesis.primary for hypothesis in self.hypotheses)) != 1:
+            raise ValueError(f"exactly one hypothesis is primary (got {count})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_gate(self) -> "PlanFile":
+        gates = [place for place, hypothesis in enumerate(self.hypotheses) if hypothesis.gate]
+        if len(gates) > 1:
+            places = " and ".join(f"hypotheses[{place}]" for place in gates)
+            raise ValueError(f"gate: at most one hypothesis is the gate (got {places})")
+        for place in gates:
+            if not self.hypotheses[place].primary:
+                raise ValueError(
+                    f"hypotheses[{place}].gate: the gate is the primary hypothesis; any other "
+                    "would wait for itself"
+                )
+            if len(self.hypotheses) == 1:
+                raise ValueError(
+                    f"hypotheses[{place}].gate: nothing waits for it but itself; leave gate out"
+                )
+        return self
+
+
+class DeclaredPlan(BaseModel):
+    """The declared part of a declaration; with any change of it, it is another one."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    sweep: str
+    """Its name."""
+    stopping: str
+    hypotheses: tuple[Hypothesis, ...]
+    runs: dict[str, str]
+    """By the names of runs and of attacks, the digests of their settings."""
+    files: dict[str, str] | None = Field(default=None, exclude_if=is_none)
+    """By name, the SHA-256 of the user's files that these settings name; no key in declarations of
+    versions that did not look."""
+
+
+class StudyDeclaration(BaseModel):
+    """The document ``declaration.json`` of a sweep."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format: int = 1
+    """From 2 on each run that its sweep begins has the declaration on record."""
+    plan: DeclaredPlan
+    plan_sha256: str
+    analysis_sha256: str
+    """Of the code that makes figures, intervals and tests."""
+    intervals: Spread = "robust"
+    """How intervals over seeds and questions are computed; no key in declarations of versions that
+    knew "robust" only."""
+    definitions: Definitions = Field(default=1, exclude_if=lambda value: value == 1)
+    """By which attacked figures and baselines are counted; no key in declarations of versions that
+    knew 1 only."""
+    code_version: str
+    declared_at: str
+    """UTC, ISO 8601."""
+    sha256: str
+    """Of all other keys: what is changed by hand is noticed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Encode the declaration as it stands in its file."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A sweep, and what is expected of it."""
+
+    sweep: Sweep
+    file: PlanFile
+
+    @property
+    def contents(self) -> DeclaredPlan:
+        """Return the plan as it is declared."""
+        return DeclaredPlan(
+            sweep=self.sweep.name,
+            stopping=self.file.stopping,
+            hypotheses=tuple(self.file.hypotheses),
+            runs=settings_digests(self.sweep),
+            files=file_digests(self.sweep),
+        )
+
+
+def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
+    """Read a plan from its file, with its sweep, and look every arm up in it.
+
+    Raises SettingsError for what is wrong; the message names file and place.
+    """
+    file = read_yaml_as(path, PlanFile)
+    sweep = read_sweep(path.parent / file.sweep, overrides)
+    for place, hypothesis in enumerate(file.hypotheses):
+        try:
+            compared = list_compared(sweep, hypothesis)
+            _check_attacked(sweep, hypothesis, compared)
+            if len(compared) < 2:
+                one = "one pair of runs" if hypothesis.number is None else "one run"
+                raise SettingsError(f"{one} shows no spread; give the sweep more seeds")
+        except SettingsError as error:
+            raise SettingsError(f"{path}: hypotheses[{place}]: {error}") from None
+    return StudyPlan(sweep, file)
+
+
+def _check_attacked(
+    sweep: Sweep, hypothesis: Hypothesis, compared: Sequence[tuple[PlannedRun, ...]]
+) -> None:
+    """Raise SettingsError unless each run has the attack of the hypothesis, if it names one."""
+    after, attacked = hypothesis.after, compared
+    if hypothesis.any_of is not None:
+        names = {against.name for _, against in compared}
+        asked = [run for run in sweep.runs if run.name in names]
+        _check_asked_again(hypothesis.any_of, after, asked)
+        attacked = [runs[:1] for runs in compared]
+    if after == WORST:
+        _check_worst(sweep, [run for runs in attacked for run in runs])
+        return
+    if after is not None and after not in sweep.attacks:
+        there = ", ".join(sweep.attacks) or "none"
+        raise SettingsError(f"after: {after!r}: the sweep has no such attack; it has {there}")
+    for run in (run for runs in attacked for run in runs):
+        if run.name_after(after) is None:
+            raise SettingsError(f"after: {after!r} leaves out {run.name}")
+
+
+def _check_asked_again(k: int, after: str | None, runs: Sequence[SweptRun]) -> None:
+    """Raise SettingsError unless problems are played often enough, and nobody could attack."""
+    for run in runs:
+        plays = run.parameters.rl.num_test_iterations
+        if plays < k:
+            raise SettingsError(
+                f"any_of: {run.name} plays each test problem {plays} times, not {k}; raise its "
+                "rl.num_test_iterations"
+            )
+        if after is not None and (attackers := find_attackers(run.parameters)):
+            raise SettingsError(
+                f"any_of: {run.name} has {', '.join(attackers)}, who could attack it as well; "
+                f"after: {after!r} would spare it, so compare with a verifier alone"
+            )
+
+
+def _check_worst(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:
+    """Raise SettingsError unless all runs have the same attacks, and none of them this name."""
+    if WORST in sweep.attacks:
+        raise SettingsError(
+            "after: 'worst' is the lowest of all attacks, and the sweep has an attack of this "
+            "name; give that one another"
+        )
+    first, *others = runs
+    if not first.tested_by:
+        raise SettingsError(
+            f"after: 'worst': no attack is made on {first.name} on its test problems"
+        )
+    for run in others:
+        if run.tested_by != first.tested_by:
+            names = [", ".join(one.tested_by) or "none" for one in (first, run)]
+            raise SettingsError(
+                f"after: 'worst': {first.name} has the attacks {names[0]}, and {run.name} "
+                f"{names[1]}; the lowest of more is lower, so give both the same"
+            )
+
+
+def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
+    """Put the declaration of a plan into the store; return it, and whether it is new.
+
+    One that is there already and says the same stays.
+
+    Raises:
+        RunConflictError: a run of the sweep has begun before anything was declared, or under
+            another declaration.
+        SettingsError: a file that settings name can't be used.
+    """
+    before, contents = read_declaration(store, plan.sweep.name), plan.contents
+    begun = sorted({*contents.runs} & {*list_runs(store)})
+    if before is not None and before.plan_sha256 == _digest_plan(contents, before):
+        _check_begun_under(store, plan.sweep.name, begun, before)
+        return before, False
+    _check_undeclared(store, plan.sweep.name, begun, before, _list_edited(contents, before))
+    # With all defaults: a later version may have others, and they must not change what was said.
+    in_full = contents.model_dump(mode="json")
+    plan_sha256 = digest(in_full)
+    document = {
+        "format": FORMAT,
+        "plan": in_full,
+        "plan_sha256": plan_sha256,
+        "analysis_sha256": analysis_digest(),
+        "intervals": "calibrated",
+        "definitions": 2,
+        "code_version": read_code_version(),
+        "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    document["sha256"] = digest(document)
+    # Of another declaration; first, so that a stamp never lies beside what it is not about.
+    if store.exists(stamp := timestamp_path(plan.sweep.name)):
+        store.delete(stamp)
+    store.put(declaration_path(plan.sweep.name), json.dumps(document, indent=2).encode())
+    return StudyDeclaration.model_validate(document), True
+
+
+def _digest_plan(contents: DeclaredPlan, before: StudyDeclaration) -> str:
+    """Digest a plan as the version that made the declaration `before` did."""
+    looked = before.plan.files is not None
+    return digest(contents.model_dump(mode="json", exclude=None if looked else {"files"}))
+
+
+def _list_edited(contents: DeclaredPlan, before: StudyDeclaration | None) -> list[str]:
+    """List the files that are other than declared, where nothing else of the plan is."""
+    if before is None or before.plan.files is None or contents.files is None:
+        return []
+    as_before = contents.model_copy(update={"files": before.plan.files})
+    if _digest_plan(as_before, before) != before.plan_sha256:
+        return []
+    now, declared = contents.files, before.plan.files
+    return sorted(name for name in {*now, *declared} if now.get(name) != declared.get(name))
+
+
+def _check_begun_under(
+    store: Store, sweep: str, begun: Sequence[str], declaration: StudyDeclaration
+) -> None:
+    """Raise RunConflictError if a run has another declaration on record."""
+    for name in begun:
+        try:
+            under = RunStore(store, name).open().declaration
+        except StoreError:  # a damaged run is named wherever it is used
+            continue
+        if under is not None and under.sha256 != declaration.sha256:
+            raise RunConflictError(
+                f"sweep {sweep!r}: {name} was begun under another declaration "
+                f"({under.sha256[:16]}) than {declaration_path(sweep)} has now "
+                f"({declaration.sha256[:16]}); put that one back, or give the sweep another name"
+            )
+
+
+def _check_undeclared(
+    store: Store,
+    sweep: str,
+    begun: Sequence[str],
+    before: StudyDeclaration | None,
+    edited: Sequence[str],
+) -> None:
+    """Raise RunConflictError if anything is known of the sweep already.
+
+    `edited` are files that settings name, where nothing else is other than declared `before`.
+    """
+    # Results can be had of runs that were deleted since, so they count beside the runs.
+    if store.exists(f"sweeps/{sweep}/results.json"):
+        raise RunConflictError(
+            f"sweep {sweep!r} has results already, so nothing can be declared of it; "
+            "give it another name"
+        )
+    # A plan may be changed until the first of its runs begins: nobody has seen anything before.
+    if begun:
+        what = "another plan is declared" if before is not None else "nothing was declared"
+        back = ", or put the plan back" if before is not None else ""
+        if edited:
+            what, back = f"{', '.join(edited)} is not what was declared", ", or put the file back"
+        raise RunConflictError(
+            f"sweep {sweep!r}: {what}, and {len(begun)} of its runs have begun (as "
+            f"{begun[0]!r}): a plan is declared before its first run. Give the sweep another name"
+            + back
+        )
+
+
+def read_declaration(store: Store, sweep: str) -> StudyDeclaration | None:
+    """Read the declaration of a sweep; None where nothing was declared.
+
+    Raises CorruptionError for one that was changed, or that this version can't read.
+    """
+    path = declaration_path(sweep)
+    return parse_declaration(store.get(path), path) if store.exists(path) else None
+
+
+def find_declared(store: Store, sweep: str) -> str | None:
+    """Return the SHA-256 of the declaration of a sweep; None where nothing was declared.
+
+    Raises CorruptionError, as `read_declaration`.
+    """
+    declaration = read_declaration(store, sweep)
+    return None if declaration is None else declaration.sha256
+
+
+def parse_declaration(content: bytes, path: str) -> StudyDeclaration:
+    """Read a declaration from the content of the file at `path`.
+
+    Raises CorruptionError for one that was changed, or that this version can't read.
+    """
+    try:
+        document: dict[str, Any] = parse_json(content)
+        sha256 = document.pop("sha256")
+        is_whole = sha256 == digest(document)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise CorruptionError(f"{path}: damaged, or changed by hand after it was declared")
+    try:
+        return StudyDeclaration.model_validate({**document, "sha256": sha256})
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        where = ".".join(map(str, first["loc"]))
+        raise CorruptionError(
+            f"{path}: not a declaration that this version reads ({where}: {first['msg']})"
+        ) from None
+
+
+def declaration_path(sweep: str) -> str:
+    """Return where in the store the declaration of a sweep is."""
+    return f"sweeps/{sweep}/declaration.json"
+
+
+def timestamp_path(sweep: str) -> str:
+    """Return where in the store a third party's token over that declaration is."""
+    return f"sweeps/{sweep}/declaration.tsr"
