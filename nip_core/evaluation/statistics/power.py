@@ -3,6 +3,8 @@
 detectable_change       of paired verdicts: the same problems before and after
 detectable_difference   between two batches that share no problem
 seeds_needed            by the spread over seeds that was seen
+questions_needed        by the spread over questions that was seen
+difference_shown        the smallest difference that the questions seen would show
 
 The first two are asked before anything is played. Both are the smallest true difference that a
 two-sided test at 5 % shows in 80 % of the cases. How much alike the rows of a question are, and how
@@ -12,6 +14,7 @@ many verdicts change, nobody knows beforehand: both are assumptions, to be print
 import math
 from collections.abc import Sequence
 
+from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.distributions import normal_quantile, t_quantile
 from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, widen
 
@@ -113,6 +116,50 @@ def seeds_needed(difference: float, seen: TwoWay) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
+
+
+def difference_shown(seen: Mean) -> float | None:
+    """Compute the smallest true difference that as many questions show in 80 % of the cases.
+
+    `seen` is the mean of paired differences by question. None where nothing shows the spread: with
+    one question, or without any difference between them.
+    """
+    if not seen.error or seen.error <= NO_ERROR:
+        return None
+    return _quantiles(seen.df) * seen.error
+
+
+def questions_needed(difference: float, seen: Mean) -> int | None:
+    """Compute how many questions show a true `difference` in 80 % of the cases.
+
+    `seen` is the mean of paired differences by question: further questions are taken to vary as
+    much, and to have as many rows each. At least 3. None for a difference of 0, and where nothing
+    shows the spread.
+    """
+    if not seen.error or seen.error <= NO_ERROR or difference == 0:
+        return None
+    # The variance of one question's mean, and the share of the questions that the error's degrees
+    # of freedom come from, which stay as they are.
+    variance, share = seen.error**2 * seen.questions, seen.df / max(1, seen.questions - 1)
+
+    def is_enough(questions: int) -> bool:
+        quantiles = _quantiles(share * (questions - 1))
+        return abs(difference) >= quantiles * math.sqrt(variance / questions)
+
+    low, high = 2, 3
+    while not is_enough(high):
+        if high >= _MOST_SEEDS:
+            return None
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def _quantiles(df: float) -> float:
+    """Add up Student's quantiles of a two-sided test and of its power."""
+    return t_quantile(1 - ALPHA / 2, df) + t_quantile(POWER, df)
 
 
 def _scaled(sizes: Sequence[int], likeness: float) -> float | None:
