@@ -72,6 +72,7 @@ class Results:
         """
         for name, rows in self.rows.items():
             if self.folder is not None:
+                self.folder.mkdir(parents=True, exist_ok=True)
                 _write(self.folder / name, rows, time.monotonic() - self.started_s)
 
 
