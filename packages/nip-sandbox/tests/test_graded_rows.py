@@ -45,6 +45,7 @@ HUMANEVAL = (
     "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate('a') == 'aa'\n"
 )
 OTHER = "assert f(g(2)) == 8"
+CHECKED = f"def check(candidate):\n    candidate(1)\n    {OTHER}"
 GRADED = [
     (row("output", "print(2 * int(input()))", {"stdin": "2\n", "stdout": "4"}), ""),
     (row("main", "if __name__ == '__main__':\n    print(1)", {"stdout": "1\n"}), ""),
@@ -77,6 +78,8 @@ GRADED = [
      "wrong answer: an assertion failed"),
     (row("unjudged", DOUBLE, {"call": "f", "assert": "assert 1"}), "the tests of f never call it"),
     (row("helper", DOUBLE + "\ndef g(x):\n    return x", {"call": "f", "assert": "f(1)\n" + OTHER}),
+     "the tests of f use the name 'g', which they don't define"),
+    (row("checked", DOUBLE + "\ndef g(x):\n    return x", {"call": "f", "assert": CHECKED}),
      "the tests of f use the name 'g', which they don't define"),
 ]  # fmt: skip
 

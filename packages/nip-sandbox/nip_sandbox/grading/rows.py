@@ -129,13 +129,13 @@ def make_row(data: JsonValue, place: str = "row") -> Row:
         RowError: something is missing, unknown or of another type; it begins with `place`.
     """
     fields = _Fields(data, place, _ROW_KEYS)
-    given = fields.take("tests", _is_list, "a list of tests", needed=True)
-    if not given:
+    tests = fields.take("tests", _is_list, "a list of tests", needed=True)
+    if not tests:
         raise RowError(f"{place}: 'tests' is empty, so nothing could fail; add a test")
     return Row(
         id=fields.take("id", _is_name, "a text or a whole number", needed=True),
         code=fields.take("code", _is_text, "source code as a text", needed=True),
-        tests=tuple(_make_test(test, f"{place}: tests[{k}]") for k, test in enumerate(given)),
+        tests=tuple(_make_test(test, f"{place}: tests[{k}]") for k, test in enumerate(tests)),
         seconds=float(
             fields.take("seconds", _is_seconds, f"a number above 0, up to {_MOST_SECONDS}", SECONDS)
         ),

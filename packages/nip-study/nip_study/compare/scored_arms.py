@@ -27,7 +27,7 @@ from nip_core.evaluation.statistics.paired import compare_pairs
 from nip_core.evaluation.statistics.power import difference_shown, questions_needed
 from nip_study.compare.inspect_logs import read_log
 from nip_study.compare.scored_rows import Columns, ScoredFile, ScoredRow, read_jsonl
-from nip_study.parts.document_parts import Part
+from nip_study.parts.document_parts import Part, clip_interval
 
 SUFFIXES = (".eval", ".json", ".jsonl")
 _SEED = 0
@@ -131,7 +131,7 @@ def compare_files(
     return ArmComparison(
         arms=tuple(described),
         left_out=left_out,
-        are_rates=all(of_arm.values.min() >= 0 and of_arm.values.max() <= 1 for of_arm in scores),
+        are_rates=all(of_arm.are_rates for of_arm in scores),
     )
 
 
@@ -208,6 +208,7 @@ class _Scores:
         self.means = self.sums / self.counts
         self.problems = np.repeat(np.arange(len(questions)), self.counts)
         self.values = np.array([score for scores in ordered for score in scores])
+        self.are_rates = bool(self.values.min() >= 0 and self.values.max() <= 1)
         self.is_right_or_wrong = bool(np.all((self.values == 0) | (self.values == 1)))
 
     def interval(self) -> Interval95 | None:
@@ -218,7 +219,7 @@ class _Scores:
         return spread.mean(self.problems, self.values, weights)
 
 
-def _compare(first: _Scores, other: _Scores, wanted: float | None) -> AgainstFirstArm:
+def _compare(first: _Scores, other: _Scores, needed_for: float | None) -> AgainstFirstArm:
     differences = other.means - first.means
     clusters = first.clusters
     interval, p = difference_interval(differences, clusters, _SEED), None
@@ -226,9 +227,11 @@ def _compare(first: _Scores, other: _Scores, wanted: float | None) -> AgainstFir
     if is_counted and np.array_equal(first.counts, other.counts):
         changes = np.bincount(clusters, weights=other.sums - first.sums).astype(np.float64)
         interval, p = compare_pairs(differences, clusters, changes)
+    if interval is not None and first.are_rates and other.are_rates:
+        interval = clip_interval(interval, -1.0)
     mean = clustered_mean(differences, clusters)
     assert mean is not None  # there are questions
-    target = mean.value if wanted is None else wanted
+    target = mean.value if needed_for is None else needed_for
     needed = questions_needed(target, mean)
     # Of clusters; in questions, where each has as many as now.
     in_questions = None if needed is None else -(-needed * len(differences) // mean.questions)
