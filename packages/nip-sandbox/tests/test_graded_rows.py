@@ -163,6 +163,8 @@ BAD = [
     ("{", "not JSON in UTF-8"),
     ('{"id": NaN}', "NaN is no JSON"),
     ("[1]", "must be a JSON object (got [1])"),
+    ("[" * 500 + "]" * 500, "not JSON in UTF-8 (it is nested more than"),
+    (row("a", "", {"stdout": "x" * 4_000_001}), "tests[0]: 'stdout' has more than 4,000,000 bytes"),
     (row("a", "", {"stdout": ""}, second=1), "unknown key 'second'; did you mean 'seconds'?"),
     ({"code": "", "tests": [{"stdout": ""}]}, "'id' is missing"),
     (row(True, "", {"stdout": ""}), "'id' must be a text or a whole number (got true)"),

@@ -20,7 +20,15 @@ from typing import Any
 from nip_sandbox.grading.in_sandbox import Answer, Calls, Loaded, encode_task, write_call
 from nip_sandbox.grading.judge import PROGRAM, Judge, Judgement, Task, Unjudged
 from nip_sandbox.grading.outputs import explain_output, explain_value
-from nip_sandbox.grading.rows import AssertTest, CallTest, JsonValue, OutputTest, Row, RowError
+from nip_sandbox.grading.rows import (
+    OUTPUT_BYTES,
+    AssertTest,
+    CallTest,
+    JsonValue,
+    OutputTest,
+    Row,
+    RowError,
+)
 from nip_sandbox.sandbox import (
     Isolation,
     Limits,
@@ -31,7 +39,6 @@ from nip_sandbox.sandbox import (
     run_python_each,
 )
 
-_OUTPUT_BYTES = 4_000_000
 _NOT_RUN = "not run: an earlier test failed"
 
 
@@ -151,7 +158,7 @@ class _Grader:
             wall_s=row.seconds,
             cpu_s=row.seconds,
             memory_mb=row.memory_mb,
-            output_bytes=_OUTPUT_BYTES,
+            output_bytes=OUTPUT_BYTES,
         )
         programs = [k for k, test in enumerate(row.tests) if not isinstance(test, AssertTest)]
         asserts = [k for k, test in enumerate(row.tests) if isinstance(test, AssertTest)]
@@ -221,7 +228,7 @@ def _explain_end(row: Row, result: SandboxResult) -> str:
     if result.status == "memory":
         return f"memory: more than {row.memory_mb} MB"
     if result.status == "output_limit":
-        return f"output: more than {_OUTPUT_BYTES:,} bytes"
+        return f"output: more than {OUTPUT_BYTES:,} bytes"
     if result.exit_code < 0:
         try:
             name = signal.Signals(-result.exit_code).name
@@ -267,7 +274,7 @@ def _grade_judgement(judgement: Judgement | Unjudged, row: Row) -> TestGrade:
         "exception": "it raised an exception",
         "timeout": f"more than {row.seconds:g} s",
         "memory": f"more than {row.memory_mb} MB",
-        "output": f"more than {_OUTPUT_BYTES:,} bytes",
+        "output": f"more than {OUTPUT_BYTES:,} bytes",
         "crash": "it ended without its answers",
         "no function": "the code has no such function",
     }

@@ -84,7 +84,7 @@ def grade(
     """
     run = partial(
         grade_rows,
-        jobs=jobs or len(os.sched_getaffinity(0)),
+        jobs=jobs or _count_processors(),
         stop_at_first_failure=stop_at_first_failure,
         allow_without_namespaces=allow_without_namespaces,
     )
@@ -94,6 +94,12 @@ def grade(
         sys.stdout.flush()
         sys.stderr.write(f"nip grade: {error}\n")
         raise typer.Exit(2 if isinstance(error, RowError) else 1) from None
+
+
+def _count_processors() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on every system, all of which show the help
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _grade_file(

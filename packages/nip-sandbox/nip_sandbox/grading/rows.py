@@ -16,12 +16,15 @@ from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from nip_base.errors import NipError
+from nip_base.formats.bounds import check_depth
 
 JsonValue: TypeAlias = Any
 """What `json` reads: None, booleans, numbers, texts, lists and objects."""
 
 SECONDS, MEMORY_MB = 10.0, 512
 _MOST_SECONDS, _LEAST_MEMORY_MB, _MOST_MEMORY_MB = 3600, 64, 1 << 16
+OUTPUT_BYTES = 4_000_000
+"""The most that a test may write on stdout, and on stderr."""
 _ROW_KEYS = ("id", "code", "tests", "seconds", "memory_mb", "meta")
 
 
@@ -111,7 +114,9 @@ def read_rows(lines: Iterable[bytes], name: str) -> Iterator[Row]:
 
 def _parse(line: bytes, place: str) -> JsonValue:
     try:
-        return json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        check_depth(value)
+        return value
     except (ValueError, RecursionError) as error:
         raise RowError(
             f"{place}: not JSON in UTF-8 ({error}); each line must be one JSON object"
@@ -154,9 +159,15 @@ def _make_test(data: JsonValue, place: str) -> Test:
     """Make a test: which kind it is, one of three keys says."""
     if isinstance(data, dict) and "stdout" in data:
         fields = _Fields(data, place, ("stdin", "stdout", "exact", "tolerance"))
+        stdout = fields.take("stdout", _is_text, "a text", needed=True)
+        if len(stdout.encode("utf-8", "replace")) > OUTPUT_BYTES:
+            raise RowError(
+                f"{place}: 'stdout' has more than {OUTPUT_BYTES:,} bytes, and no more is read; "
+                "leave the test out"
+            )
         return OutputTest(
             stdin=fields.take("stdin", _is_text, "a text", ""),
-            stdout=fields.take("stdout", _is_text, "a text", needed=True),
+            stdout=stdout,
             exact=fields.take("exact", _is_bool, "true or false", False),
             tolerance=fields.take("tolerance", _is_tolerance, "a number from 0", None),
         )
