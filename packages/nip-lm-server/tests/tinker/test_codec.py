@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[4]))
+for distribution in ("nip-lm-server", "nip-base"):
+    sys.path.append(str(Path(__file__).parents[3] / distribution))
 
 from tinker.proto import response_conv
 from tinker.proto import tinker_public_pb2 as pb
