@@ -357,11 +357,13 @@ def run_tests_on_answers(job: Answers, out: int) -> None:
             namespace["check"](asked)
     except _Unknown:
         ended = Verdict.ASKS
-    except BaseException as error:  # of an assertion, or for an answer that tests can't use
+    except NameError as error:
         ended = asked.trouble or Verdict.WRONG
-        is_lacking = type(error) is NameError and asked.trouble is None
-        if is_lacking and not job.only_asks:
+        # Without answers anything may be undefined, and so may a local name with them.
+        if type(error) is NameError and asked.trouble is None and not job.only_asks:
             return _say(out, f"{Verdict.LACKS}\n{error.name}")
+    except BaseException:  # of an assertion, or for an answer that tests can do nothing with
+        ended = asked.trouble or Verdict.WRONG
     _say(out, ended)
     for call in asked.calls:
         _say(out, call)
