@@ -1,10 +1,12 @@
 """`nip grade`: rows in, grades out, bad rows named by file and line, and a kill loses little."""
 
+import gzip
 import json
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from nip_sandbox.grading.in_sandbox import encode_value
 from nip_sandbox.grading.outputs import explain_output, explain_value
 from nip_sandbox.grading.rows import RowError, make_row, read_rows
 
+HUMANEVAL = Path(__file__).parents[4] / "shared" / "data" / "humaneval-even.jsonl.gz"
 COMMAND = [sys.executable, "-m", "nip_sandbox.grading.grading_command"]
 DOUBLE = "def f(x):\n    return 2 * x"
 
@@ -41,7 +44,7 @@ def read(path):
     return {grade["id"]: grade for grade in map(json.loads, path.read_text().splitlines())}
 
 
-HUMANEVAL = (
+AS_HUMANEVAL = (
     "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate('a') == 'aa'\n"
 )
 OTHER = "assert f(g(2)) == 8"
@@ -73,7 +76,7 @@ GRADED = [
     (row("no load", "import numpy_of_nobody", {"call": "f", "expected": 1}),
      "does not load: ModuleNotFoundError"),
     (row("assert", DOUBLE, {"call": "f", "assert": "assert f(2) == 4"}), ""),
-    (row("HumanEval", DOUBLE, {"call": "f", "assert": HUMANEVAL}), ""),
+    (row("HumanEval", DOUBLE, {"call": "f", "assert": AS_HUMANEVAL}), ""),
     (row("assert not", DOUBLE, {"call": "f", "assert": "assert f(2) == 5"}),
      "wrong answer: an assertion failed"),
     (row("unjudged", DOUBLE, {"call": "f", "assert": "assert 1"}), "the tests of f never call it"),
@@ -157,6 +160,21 @@ def test_values_are_compared_as_json(got, expected, tolerance, same):
 def test_whatever_is_told_of_a_value_is_at_most_a_wrong_one():
     for told in (["int", "x"], [], ["list"], {}, "text", 3, ["dict", [[["list", []], None]]]):
         assert explain_value(told, 1, None)
+
+
+@pytest.mark.skipif(not HUMANEVAL.is_file(), reason=f"no {HUMANEVAL.name} beside the repository")
+def test_rows_of_humaneval_pass_with_their_solutions_and_no_others():
+    with gzip.open(HUMANEVAL) as file:
+        problems = {problem["task_id"]: problem for problem in map(json.loads, file)}
+    rows = []
+    # A test that only calls, one that needs another function for its calls, and one for the check.
+    for name in ("HumanEval/0", "HumanEval/38", "HumanEval/32"):
+        prompt, test = problems[name]["prompt"], problems[name]["test"]
+        for body in (problems[name]["canonical_solution"], "    return None\n"):
+            tests = {"assert": prompt + test, "call": problems[name]["entry_point"]}
+            rows.append(make_row(row(len(rows), prompt + body, tests)))
+    found = {g.id: g.passed for g in grade(rows, jobs=2, allow_without_namespaces=True)}
+    assert found == {0: True, 1: False, 2: True, 3: False, 4: True, 5: False}
 
 
 BAD = [
