@@ -4,7 +4,7 @@ detectable_change       of paired verdicts: the same problems before and after
 detectable_difference   between two batches that share no problem
 seeds_needed            by the spread over seeds that was seen
 questions_needed        by the spread over questions that was seen
-difference_shown        the smallest difference that the questions seen would show
+detectable_mean         the smallest difference that the questions seen would show
 
 The first two are asked before anything is played. Both are the smallest true difference that a
 two-sided test at 5 % shows in 80 % of the cases. How much alike the rows of a question are, and how
@@ -118,7 +118,7 @@ def seeds_needed(difference: float, seen: TwoWay) -> int | None:
     return high
 
 
-def difference_shown(seen: Mean) -> float | None:
+def detectable_mean(seen: Mean) -> float | None:
     """Compute the smallest true difference that as many questions show in 80 % of the cases.
 
     `seen` is the mean of paired differences by question. None where nothing shows the spread: with

@@ -5,7 +5,7 @@ PANELS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "grade",
             "nip_sandbox.grading.grading_command",
-            "Grade code of any origin by its tests, in a sandbox.",
+            "Grade untrusted code by its tests, in a sandbox.",
         ),
     ),
 }

@@ -14,7 +14,7 @@ from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.statistics.clustered import Mean, clustered_mean
 from nip_core.evaluation.statistics.differences import mcnemar
 from nip_core.evaluation.statistics.distributions import t_quantile
-from nip_core.evaluation.statistics.power import difference_shown, questions_needed
+from nip_core.evaluation.statistics.power import detectable_mean, questions_needed
 from nip_study.compare import inspect_logs
 from nip_study.compare.scored_arms import are_files, compare_files
 from nip_study.compare.scored_rows import Columns
@@ -58,7 +58,7 @@ def test_questions_of_a_cluster_count_as_alike_and_the_metadata_says_which():
     by_topic = compare_files(logs, Columns(cluster="topic")).arms[1]
     assert (alone.clusters, by_topic.clusters) == (6, 3)
     assert by_topic.score_ci95 != alone.score_ci95
-    assert by_topic.against.shown != alone.against.shown
+    assert by_topic.against.detectable != alone.against.detectable
     with pytest.raises(
         DatasetError, match=r"right\.eval: sample 'q0', epoch 1: has no text.*'subject'"
     ):
@@ -71,7 +71,7 @@ def test_epochs_are_answers_to_one_question_and_a_sample_that_failed_is_no_silen
         DatasetError, match=r"epochs\.json: sample 'q5', epoch 2: has no score.*fails"
     ):
         compare_files(logs, Columns())
-    arm = compare_files(logs, Columns(missing=0.0)).arms[1]
+    arm = compare_files(logs, Columns(missing_score=0.0)).arms[1]
     assert (arm.questions, arm.answers, arm.score) == (6, 12, 9 / 12)
     # As one arm has answered twice, no verdicts can be told apart one by one.
     assert arm.against.p is None
@@ -291,11 +291,11 @@ def test_as_many_questions_as_are_said_to_be_needed_show_the_difference_in_four_
 
 def test_what_shows_a_difference_and_what_is_needed_for_it_agree_and_without_spread_nothing_is_said():
     mean = Mean(0.1, 0.02, 99, 100)
-    shown = difference_shown(mean)
+    shown = detectable_mean(mean)
     assert questions_needed(shown, mean) == questions_needed(-shown, mean) == 100
     assert questions_needed(shown * 1.001, mean) <= 100 < questions_needed(shown * 0.99, mean)
     assert questions_needed(10.0, mean) == 3
     assert questions_needed(0.0, mean) is None
     for flat in (Mean(0.1, None, 0, 1), Mean(0.0, 0.0, 9, 10)):
-        assert difference_shown(flat) is None
+        assert detectable_mean(flat) is None
         assert questions_needed(0.1, flat) is None

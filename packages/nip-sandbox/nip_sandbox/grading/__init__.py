@@ -1,6 +1,6 @@
-"""Code that nobody vouches for, graded by tests: rows in, rows out.
+"""Untrusted code, graded by its tests: rows in, rows out.
 
-rows             what a row and a test are, read from JSON Lines
+rows             rows and their tests, read from JSON Lines
 outputs          whether an output, or a value, is the expected one
 grade            the grades of rows, several at a time
 judge            assertions, run on answers of the code

@@ -1,11 +1,11 @@
 """The grades of rows: each test in a process of its own, several rows at a time.
 
 grade             rows -> grades, as they come
-Grade, TestGrade  what they say
+Grade, TestGrade  of a row, and of one of its tests
 check_isolation   refuse to grade where code could read the expected outputs
 
 Each row has a child interpreter of its own (`nip_sandbox`), so in the memory of one no code
-finds the outputs of another. It is told what the code reads, and never what is expected.
+finds the outputs of another. It is given the code's input, and never the expected output.
 """
 
 import json
@@ -46,7 +46,7 @@ _NOT_RUN = "not run: an earlier test failed"
 class TestGrade:
     """The outcome of one test."""
 
-    __test__ = False  # not a test class, whatever pytest thinks of the name
+    __test__ = False  # pytest would take it for a test class, by its name
 
     passed: bool | None
     """None: the test judges nothing, as `reason` says."""
@@ -86,7 +86,7 @@ def check_isolation(isolation: Isolation, lacking: str, allow_without_namespaces
     """Refuse to grade where code could read the expected outputs from a disk.
 
     Raises:
-        SandboxError: there is no Landlock, and nobody has allowed to do without.
+        SandboxError: there is no Landlock, and the caller does not allow to do without.
     """
     if not isolation.landlock and not allow_without_namespaces:
         also = f"; {lacking}" if lacking else ""
@@ -134,8 +134,8 @@ def grade(
                     is_left = False
                 except RowError as error:
                     is_left, failure = False, error
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
                 yield future.result()
         if failure is not None:
             raise failure
@@ -186,7 +186,7 @@ class _Grader:
                 reason = _explain(row, row.tests[place], result)
                 yield TestGrade(not reason, reason, round(result.wall_s, 4))
                 if self._stopped():
-                    raise SandboxError("stopped; what is graded is kept")
+                    raise SandboxError("stopped; finished grades are kept")
 
     def _judge_asserts(self, row: Row, limits: Limits, places: list[int]) -> Iterator[TestGrade]:
         judge = self._judges.setdefault(limits, Judge(limits, 0, self._allow))
@@ -203,7 +203,7 @@ def _has_failed(grades: dict[int, TestGrade]) -> bool:
 
 
 def _make_program(row: Row, test: OutputTest | CallTest | AssertTest) -> Program:
-    """Make the program of a test: it is told what it reads, and nothing of what is expected."""
+    """Make the program of a test, with its input and without the expected output."""
     if isinstance(test, CallTest):
         call = write_call(test.args, test.kwargs)
         return Program(PROGRAM, encode_task(Calls(row.code, test.call, [call], 0)))
@@ -240,7 +240,7 @@ def _explain_end(row: Row, result: SandboxResult) -> str:
 
 
 def _explain_answer(test: CallTest, output: str) -> str:
-    """Say why what the process of a call has written is not the expected answer, or return ""."""
+    """Say why the output of a call's process is not the expected answer, or return ""."""
     first, *lines = output.split("\n")
     if first == Loaded.NO_FUNCTION:
         return f"no function: the code has no {test.call}"
@@ -250,9 +250,9 @@ def _explain_answer(test: CallTest, output: str) -> str:
         return "crash: it ended without an answer, or with more than one"
     try:
         answer = Answer(*json.loads(lines[0]))
-        raised, not_plain = answer.raised, answer.not_plain
-        if raised is not None:
-            name, message = raised
+        exception, not_plain = answer.exception, answer.not_plain
+        if exception is not None:
+            name, message = exception
             return f"exception: {str(name)[:80]}: {str(message)[:200]}"
     except Exception:  # a text of the code's making
         return "crash: the answer is no answer"

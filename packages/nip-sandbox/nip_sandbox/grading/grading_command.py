@@ -1,7 +1,7 @@
 """The command `nip grade`, which is `nip-grade` where nip-sandbox is installed alone.
 
-Exit codes: 0 all rows are graded, whatever their code does; 1 code can't be kept in on this system,
-or was not; 2 wrong rows or arguments, with the file and the line.
+Exit codes: 0 all rows are graded, those whose code fails, too; 1 this system can't keep code in, or
+the sandbox failed; 2 wrong rows or arguments, with the file and the line.
 """
 
 import json
@@ -64,12 +64,12 @@ def grade(
         bool,
         typer.Option(
             "--allow-without-namespaces",
-            help="Also where this system lacks namespaces or Landlock, with what is left.",
+            help="Also where this system lacks namespaces or Landlock.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
-    """Grade code that nobody vouches for: run its tests in a sandbox.
+    """Grade untrusted code: run its tests in a sandbox.
 
     ROWS has code with its tests, OUT gets for each row whether they passed:
 

@@ -1,4 +1,4 @@
-"""Tests in assertions, run on the answers of code that nobody vouches for.
+"""Assertions about untrusted code, run on its answers.
 
 Task        code, the name of its function, and assertions about it
 Judge       runs the assertions of many tasks, several in one child interpreter
@@ -112,11 +112,11 @@ class Judge:
                 work.append(_Work(task, list(of_task)))
         # 2. Answers of the solutions, and tests on them, until none asks for more.
         for _ in range(_ROUNDS):
-            left = [part for part in work if not part.is_judged]
-            if not left:
+            open_work = [part for part in work if not part.is_judged]
+            if not open_work:
                 break
-            self._answer(left, stopped)
-            self._test([part for part in left if not part.is_judged], stopped)
+            self._answer(open_work, stopped)
+            self._test([part for part in open_work if not part.is_judged], stopped)
         return [_judgement(part) for part in work]
 
     def _find_calls(
@@ -161,17 +161,17 @@ class Judge:
         ]
         for part, result in zip(work, self._run(jobs, stopped), strict=True):
             part.seconds += result.wall_s
-            ended, *calls = result.stdout.split("\n")[:-1] or [Verdict.WRONG]
+            verdict, *calls = result.stdout.split("\n")[:-1] or [Verdict.WRONG]
             if result.status != "ok":
                 part.end("timeout" if result.status == "timeout" else str(Verdict.WRONG))
-            elif ended == Verdict.PASSED:
+            elif verdict == Verdict.PASSED:
                 part.end(None)
-            elif ended == Verdict.LACKS:
+            elif verdict == Verdict.LACKS:
                 part.is_judged, part.unjudged = True, _lack(part.task, calls)
-            elif ended == Verdict.ASKS:
+            elif verdict == Verdict.ASKS:
                 part.calls = list(dict.fromkeys([*part.calls, *calls]))
             else:
-                part.end(str(ended))
+                part.end(str(verdict))
 
     def _run(
         self, jobs: Sequence[Calls | Answers], stopped: Callable[[], bool]

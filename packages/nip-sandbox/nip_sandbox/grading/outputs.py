@@ -19,56 +19,56 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _SHOWN = 80
 
 
-def explain_output(got: str, expected: str, exact: bool, tolerance: float | None) -> str:
-    """Say how the output `got` differs from the expected one, or return ""."""
+def explain_output(actual: str, expected: str, exact: bool, tolerance: float | None) -> str:
+    """Say how the output `actual` differs from the expected one, or return ""."""
     if exact:
-        return "" if got == expected else _differ(got, expected)
-    lines, expected_lines = got.strip().split("\n"), expected.strip().split("\n")
-    for number, (line, wanted) in enumerate(zip(lines, expected_lines, strict=False), 1):
-        if not _is_same_line(line.strip(), wanted.strip(), tolerance):
-            return f"line {number}: {_differ(line.strip(), wanted.strip())}"
+        return "" if actual == expected else _differ(actual, expected)
+    lines, expected_lines = actual.strip().split("\n"), expected.strip().split("\n")
+    for number, (line, target) in enumerate(zip(lines, expected_lines, strict=False), 1):
+        if not _is_same_line(line.strip(), target.strip(), tolerance):
+            return f"line {number}: {_differ(line.strip(), target.strip())}"
     if len(lines) != len(expected_lines):
         return f"got {len(lines)} lines, expected {len(expected_lines)}"
     return ""
 
 
-def _is_same_line(got: str, expected: str, tolerance: float | None) -> bool:
-    if got == expected:
+def _is_same_line(actual: str, expected: str, tolerance: float | None) -> bool:
+    if actual == expected:
         return True
-    words, expected_words = got.split(), expected.split()
+    words, expected_words = actual.split(), expected.split()
     if len(words) != len(expected_words):
         return False
     if tolerance is None and not all(_NUMBER.fullmatch(word) for word in expected_words):
         return False
     return all(
-        word == wanted or _is_same_number(word, wanted, tolerance)
-        for word, wanted in zip(words, expected_words, strict=True)
+        word == target or _is_same_number(word, target, tolerance)
+        for word, target in zip(words, expected_words, strict=True)
     )
 
 
-def _is_same_number(got: str, expected: str, tolerance: float | None) -> bool:
-    if not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(expected)):
+def _is_same_number(actual: str, expected: str, tolerance: float | None) -> bool:
+    if not (_NUMBER.fullmatch(actual) and _NUMBER.fullmatch(expected)):
         return False
-    if Decimal(got) == Decimal(expected):
+    if Decimal(actual) == Decimal(expected):
         return True
-    return tolerance is not None and _is_close(float(got), float(expected), tolerance)
+    return tolerance is not None and _is_close(float(actual), float(expected), tolerance)
 
 
-def _is_close(got: float, expected: float, tolerance: float) -> bool:
-    return math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
+def _is_close(actual: float, expected: float, tolerance: float) -> bool:
+    return math.isclose(actual, expected, rel_tol=tolerance, abs_tol=tolerance)
 
 
 class _NoJson(Exception):
     """A value is none that JSON has."""
 
 
-def explain_value(told: JsonValue, expected: JsonValue, tolerance: float | None) -> str:
+def explain_value(encoded: JsonValue, expected: JsonValue, tolerance: float | None) -> str:
     """Say how a value differs from the expected one, or return "".
 
-    `told` comes from the process of the code: it may be anything.
+    `encoded` comes from the process of the code: it may be anything.
     """
     try:
-        value = _read_value(told)
+        value = _read_value(encoded)
     except _NoJson as kind:
         return f"returned a {kind}, which is no JSON value"
     except Exception:
@@ -78,11 +78,11 @@ def explain_value(told: JsonValue, expected: JsonValue, tolerance: float | None)
     return _differ(value, expected)
 
 
-def _read_value(told: Any) -> JsonValue:
+def _read_value(encoded: Any) -> JsonValue:
     """Read what `in_sandbox.encode_value` wrote, as a JSON value; tuples are lists."""
-    if told is None or isinstance(told, bool):
-        return told
-    kind, *content = told
+    if encoded is None or isinstance(encoded, bool):
+        return encoded
+    kind, *content = encoded
     if kind == "int":
         return int(content[0], 16)
     if kind == "float":
@@ -96,9 +96,9 @@ def _read_value(told: Any) -> JsonValue:
     raise _NoJson(str(kind)[:20])
 
 
-def _read_key(told: Any) -> str:
+def _read_key(encoded: Any) -> str:
     """Read a key; a whole number becomes its digits, as `json.dumps` writes it."""
-    key = _read_value(told)
+    key = _read_value(encoded)
     if isinstance(key, str):
         return key
     if isinstance(key, int) and not isinstance(key, bool):
@@ -106,36 +106,36 @@ def _read_key(told: Any) -> str:
     raise _NoJson("dict with other keys than texts and whole numbers")
 
 
-def _is_same_value(got: JsonValue, expected: JsonValue, tolerance: float | None) -> bool:
+def _is_same_value(actual: JsonValue, expected: JsonValue, tolerance: float | None) -> bool:
     """Compare as deep as `expected` is; 1 and 1.0 are the same number, and true is none."""
-    if isinstance(expected, bool) or isinstance(got, bool) or expected is None:
-        return got is expected
+    if isinstance(expected, bool) or isinstance(actual, bool) or expected is None:
+        return actual is expected
     if isinstance(expected, int | float):
-        if not isinstance(got, int | float):
+        if not isinstance(actual, int | float):
             return False
         try:
-            return got == expected or (
-                tolerance is not None and _is_close(got, expected, tolerance)
+            return actual == expected or (
+                tolerance is not None and _is_close(actual, expected, tolerance)
             )
         except OverflowError:  # a whole number that no float holds
             return False
     if isinstance(expected, str):
-        return isinstance(got, str) and got == expected
+        return isinstance(actual, str) and actual == expected
     if isinstance(expected, list):
         return (
-            isinstance(got, list)
-            and len(got) == len(expected)
-            and all(_is_same_value(a, b, tolerance) for a, b in zip(got, expected, strict=True))
+            isinstance(actual, list)
+            and len(actual) == len(expected)
+            and all(_is_same_value(a, b, tolerance) for a, b in zip(actual, expected, strict=True))
         )
     return (
-        isinstance(got, dict)
-        and got.keys() == expected.keys()
-        and all(_is_same_value(got[key], item, tolerance) for key, item in expected.items())
+        isinstance(actual, dict)
+        and actual.keys() == expected.keys()
+        and all(_is_same_value(actual[key], item, tolerance) for key, item in expected.items())
     )
 
 
-def _differ(got: JsonValue, expected: JsonValue) -> str:
-    return f"got {_show(got)}, expected {_show(expected)}"
+def _differ(actual: JsonValue, expected: JsonValue) -> str:
+    return f"got {_show(actual)}, expected {_show(expected)}"
 
 
 def _show(value: JsonValue) -> str:

@@ -19,7 +19,7 @@ from nip_base.errors import NipError
 from nip_base.formats.bounds import check_depth
 
 JsonValue: TypeAlias = Any
-"""What `json` reads: None, booleans, numbers, texts, lists and objects."""
+"""None, a boolean, a number, a text, a list or an object, as `json` reads them."""
 
 SECONDS, MEMORY_MB = 10.0, 512
 _MOST_SECONDS, _LEAST_MEMORY_MB, _MOST_MEMORY_MB = 3600, 64, 1 << 16
@@ -70,7 +70,7 @@ Test = OutputTest | CallTest | AssertTest
 
 @dataclass(frozen=True)
 class Row:
-    """Code that nobody vouches for, and tests of it."""
+    """Untrusted code, and tests of it."""
 
     id: str | int
     code: str

@@ -86,9 +86,11 @@ def compare(
         str | None,
         typer.Option(help="Files: the key (of a log: in the metadata) that alike questions share."),
     ] = None,
-    missing: Annotated[
+    missing_score: Annotated[
         float | None,
-        typer.Option(help="Files: the score of answers that have none; without it, an error."),
+        typer.Option(
+            "--missing", help="Files: the score of answers that have none; without it, an error."
+        ),
     ] = None,
     common: Annotated[
         bool, typer.Option("--common", help="Files: compare the questions that all arms have.")
@@ -112,11 +114,11 @@ def compare(
         columns = {"question": question, "score": score, "arm": arm, "cluster": cluster}
         if out is not None:
             raise SettingsError("--out is for runs: of files there is one table, and --json")
-        _compare_scores(names, columns, missing, common, difference, as_json)
+        _compare_scores(names, columns, missing_score, common, difference, as_json)
         return
     _check_options_of_files(
         {"--id": question != "id", "--score": score, "--arm": arm, "--cluster": cluster}
-        | {"--missing": missing is not None, "--common": common}
+        | {"--missing": missing_score is not None, "--common": common}
         | {"--difference": difference is not None}
     )
     from nip_study.compare.comparison import compare_runs, write_comparison
@@ -143,7 +145,7 @@ def _check_options_of_files(options: Mapping[str, object]) -> None:
 def _compare_scores(
     names: Sequence[str],
     columns: Mapping[str, str | None],
-    missing: float | None,
+    missing_score: float | None,
     only_common: bool,
     difference: float | None,
     as_json: bool,
@@ -159,7 +161,7 @@ def _compare_scores(
             score=columns["score"],
             arm=columns["arm"],
             cluster=columns["cluster"],
-            missing=missing,
+            missing_score=missing_score,
         ),
         only_common=only_common,
         difference=difference,
@@ -181,7 +183,7 @@ def _compare_scores(
     by_cluster = "" if clusters == results.arms[0].questions else f", in {clusters:,} clusters"
     say(f"{'percent, and points of a difference,' if results.are_rates else 'scores'} with 95 %")
     say(f"intervals; paired by question{by_cluster}; p adjusted for all rows (Holm)")
-    say("shown: the smallest true difference that these questions show in 80 % of the cases")
+    say("detectable: the smallest true difference that these questions show in 80 % of the cases")
     target = "the difference seen" if difference is None else f"a difference of {difference:g}"
     say(f"needed: so many questions, alike to these, show {target} in 80 % of the cases")
     if results.left_out:

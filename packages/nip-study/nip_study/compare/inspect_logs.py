@@ -38,7 +38,7 @@ _UNREADABLE = (
     OSError,
     ValueError,
     EOFError,
-    RuntimeError,  # encrypted, or compressed in a way that nobody here knows
+    RuntimeError,  # encrypted, or compressed in an unknown way
     pa.ArrowException,
 )
 _LETTERS = {
@@ -157,8 +157,8 @@ def _read_sample(sample: Any, columns: Columns, path: Path) -> ScoredRow:
 def _find_value(sample: Mapping[str, Any], columns: Columns, place: str) -> float:
     """Find the score of a sample: of its only scorer, or of the one that is named."""
     scores = sample.get("scores") or {}
-    if not scores and columns.missing is not None:
-        return columns.missing
+    if not scores and columns.missing_score is not None:
+        return columns.missing_score
     if not scores:
         _, error = look_up(sample, "error.message")
         error = error or sample.get("error") or "no error is on record"
@@ -180,7 +180,7 @@ def _find_value(sample: Mapping[str, Any], columns: Columns, place: str) -> floa
         value = value[key]
     if isinstance(value, str):
         value = _LETTERS.get(value, _LETTERS.get(value.lower(), _read_number(value)))
-    return find_score(value, columns.missing, place, scorer)
+    return find_score(value, columns.missing_score, place, scorer)
 
 
 def _read_number(text: str) -> float | str:

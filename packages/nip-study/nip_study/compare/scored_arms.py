@@ -24,7 +24,7 @@ from nip_core.evaluation.spread import ByQuestion
 from nip_core.evaluation.statistics.clustered import clustered_mean, difference_interval
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.evaluation.statistics.paired import compare_pairs
-from nip_core.evaluation.statistics.power import difference_shown, questions_needed
+from nip_core.evaluation.statistics.power import detectable_mean, questions_needed
 from nip_study.compare.inspect_logs import read_log
 from nip_study.compare.scored_rows import Columns, ScoredFile, ScoredRow, read_jsonl
 from nip_study.parts.document_parts import Part, clip_interval
@@ -44,7 +44,7 @@ class AgainstFirstArm(Part):
     """None where scores are others than 0 and 1, or questions were not answered as often."""
     p_holm: float | None
     """Adjusted for all arms."""
-    shown: float | None
+    detectable: float | None
     """The smallest true difference that as many questions show in 80 % of the cases."""
     questions_needed: int | None
     """So many questions show a true difference like `needed_for` in 80 % of the cases."""
@@ -118,7 +118,7 @@ def compare_files(
     questions = sorted({row.question for row in arms[0].rows})
     clusters = _number_clusters(arms, questions)
     scores = [_Scores(arm, questions, clusters) for arm in arms]
-    against = [_compare(scores[0], other, difference) for other in scores[1:]]
+    against = [_compare(scores[0], later, difference) for later in scores[1:]]
     adjusted = iter(holm([row.p for row in against if row.p is not None]))
     rows = [
         row if row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
@@ -141,9 +141,9 @@ def _name_arms(files: Sequence[ScoredFile]) -> list[_Arm]:
     file_names = [Path(file.path).name for file in files]
     arms = []
     for file, file_name in zip(files, file_names, strict=True):
-        beside = file_name if file_names.count(file_name) == 1 else file.path
+        suffix = file_name if file_names.count(file_name) == 1 else file.path
         for name, rows in file.arms.items():
-            label = name if names.count(name) == 1 else f"{name} ({beside})"
+            label = name if names.count(name) == 1 else f"{name} ({suffix})"
             arms.append(_Arm(label, file.path, file.status, rows))
     return arms
 
@@ -166,11 +166,11 @@ def _match(arms: Sequence[_Arm], only_common: bool) -> tuple[list[_Arm], int]:
             f"paired (the first has {', '.join(sorted(by_arm[0])[:_NAMED])}, the second "
             f"{', '.join(sorted(by_arm[1])[:_NAMED])})"
         )
-    kept = [
+    matched = [
         _Arm(arm.name, arm.file, arm.status, [row for row in arm.rows if row.question in common])
         for arm in arms
     ]
-    return kept, len(every - common)
+    return matched, len(every - common)
 
 
 def _number_clusters(arms: Sequence[_Arm], questions: Sequence[str]) -> NDArray[np.int64]:
@@ -178,11 +178,11 @@ def _number_clusters(arms: Sequence[_Arm], questions: Sequence[str]) -> NDArray[
     first: dict[str, ScoredRow] = {}
     texts: dict[str, ScoredRow] = {}
     for row in (row for arm in arms for row in arm.rows):
-        known = first.setdefault(row.question, row)
-        if known.cluster != row.cluster:
+        first_row = first.setdefault(row.question, row)
+        if first_row.cluster != row.cluster:
             raise DatasetError(
                 f"{row.place}: question {row.question!r} is in cluster {row.cluster!r}, and in "
-                f"{known.cluster!r} at {known.place}; a question has one cluster"
+                f"{first_row.cluster!r} at {first_row.place}; a question has one cluster"
             )
         if row.text is not None and texts.setdefault(row.question, row).text != row.text:
             raise DatasetError(
@@ -219,15 +219,15 @@ class _Scores:
         return spread.mean(self.problems, self.values, weights)
 
 
-def _compare(first: _Scores, other: _Scores, needed_for: float | None) -> AgainstFirstArm:
-    differences = other.means - first.means
+def _compare(first: _Scores, second: _Scores, needed_for: float | None) -> AgainstFirstArm:
+    differences = second.means - first.means
     clusters = first.clusters
     interval, p = difference_interval(differences, clusters, _SEED), None
-    is_counted = first.is_right_or_wrong and other.is_right_or_wrong
-    if is_counted and np.array_equal(first.counts, other.counts):
-        changes = np.bincount(clusters, weights=other.sums - first.sums).astype(np.float64)
+    is_counted = first.is_right_or_wrong and second.is_right_or_wrong
+    if is_counted and np.array_equal(first.counts, second.counts):
+        changes = np.bincount(clusters, weights=second.sums - first.sums).astype(np.float64)
         interval, p = compare_pairs(differences, clusters, changes)
-    if interval is not None and first.are_rates and other.are_rates:
+    if interval is not None and first.are_rates and second.are_rates:
         interval = clip_interval(interval, -1.0)
     mean = clustered_mean(differences, clusters)
     assert mean is not None  # there are questions
@@ -240,7 +240,7 @@ def _compare(first: _Scores, other: _Scores, needed_for: float | None) -> Agains
         ci95=interval,
         p=p,
         p_holm=None,
-        shown=difference_shown(mean),
+        detectable=detectable_mean(mean),
         questions_needed=in_questions,
         needed_for=target,
     )
@@ -262,7 +262,7 @@ def _describe(arm: _Arm, scores: _Scores, against: AgainstFirstArm | None) -> Sc
 
 def comparison_rows(results: ArmComparison) -> tuple[list[str], list[list[str]]]:
     """Write the cells of the table: rates in percent, other scores as they are."""
-    heads = ["arm", "questions", "score", "against the first", "p (Holm)", "shown", "needed"]
+    heads = ["arm", "questions", "score", "against the first", "p (Holm)", "detectable", "needed"]
     scale, digits = (100, 1) if results.are_rates else (1, 3)
     rows = []
     for arm in results.arms:
@@ -278,19 +278,19 @@ def comparison_rows(results: ArmComparison) -> tuple[list[str], list[list[str]]]
         cells += [
             _cell(against.difference, against.ci95, scale, f"+.{digits}f"),
             p_value(against.p_holm),
-            _shown_cell(against.shown, results.are_rates, f".{digits}f"),
+            _detectable_cell(against.detectable, results.are_rates, f".{digits}f"),
             DASH if against.questions_needed is None else f"{against.questions_needed:,}",
         ]
         rows.append(cells)
     return heads, rows
 
 
-def _shown_cell(shown: float | None, is_rate: bool, form: str) -> str:
-    if shown is None:
+def _detectable_cell(difference: float | None, is_rate: bool, form: str) -> str:
+    if difference is None:
         return DASH
     if not is_rate:
-        return f"{shown:{form}}"
-    return "> 100" if shown > 1 else f"{100 * shown:{form}}"
+        return f"{difference:{form}}"
+    return "> 100" if difference > 1 else f"{100 * difference:{form}}"
 
 
 def _cell(value: float, interval: Interval95 | None, scale: int, form: str) -> str:

@@ -42,7 +42,7 @@ class Columns:
     """None: a file is an arm, named by its name."""
     cluster: str | None = None
     """None: each question by itself."""
-    missing: float | None = None
+    missing_score: float | None = None
     """The score of an answer that has none; None: that is an error."""
 
 
@@ -95,16 +95,16 @@ def _read_row(data: Mapping[str, Any], columns: Columns, place: str) -> ScoredRo
     is_there, value = look_up(data, key)
     if not is_there:
         raise DatasetError(f"{place}: has no {key!r}; {_list_keys(data)}, name one by --score")
-    return ScoredRow(question, cluster, find_score(value, columns.missing, place, key), place)
+    return ScoredRow(question, cluster, find_score(value, columns.missing_score, place, key), place)
 
 
-def find_score(value: Any, missing: float | None, place: str, key: str) -> float:
-    """Read a score: a finite number, or true (1) or false (0); null is `missing`.
+def find_score(value: Any, missing_score: float | None, place: str, key: str) -> float:
+    """Read a score: a finite number, or true (1) or false (0); null is `missing_score`.
 
     Raises DatasetError for anything else.
     """
-    if value is None and missing is not None:
-        return missing
+    if value is None and missing_score is not None:
+        return missing_score
     if value is None:
         raise DatasetError(
             f"{place}: {key!r} is null; --missing NUMBER gives such answers a score, such as 0"
