@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -260,6 +261,16 @@ def test_rows_come_from_a_pipe_and_grades_go_to_one_and_a_test_that_judges_nothi
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["a"]
     assert "graded 1 rows: 1 passed, 0 failed" in done.stderr
     assert "stdin:2: tests[0]: the tests of f never call it" in done.stderr
+
+
+def test_a_file_that_can_not_be_written_is_named_and_what_is_no_file_is_not_read(tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", row("a", "print(1)", {"stdout": "1"}))
+    assert nip_grade(rows, os.devnull).returncode == 0
+    full = nip_grade(rows, "/dev/full")
+    assert full.returncode == 2
+    assert "/dev/full: can't be written to (No space left on device)" in full.stderr
+    away = nip_grade(rows, tmp_path / "none" / "grades.jsonl")
+    assert "grades.jsonl: can't be written to (No such file or directory)" in away.stderr
 
 
 def test_it_needs_neither_prefect_nor_a_server_nor_parquet():

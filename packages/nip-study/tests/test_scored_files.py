@@ -132,6 +132,14 @@ def test_scores_of_inspect_in_letters_words_and_objects_are_read_as_inspect_read
     assert {row.score for row in rows} == {0.25}
 
 
+def test_a_scorer_is_named_whole_or_with_one_of_its_values(tmp_path):
+    log = spoil(tmp_path / "x.eval", lambda samples: [set_score(1, "a.b")([x]) for x in samples])
+    [rows] = inspect_logs.read_log(log, Columns(score="a.b")).arms.values()
+    assert {row.score for row in rows} == {1.0}
+    with pytest.raises(DatasetError, match="the score 'match' is one value, and has no 'f1'"):
+        inspect_logs.read_log(LOGS / "right.eval", Columns(score="match.f1"))
+
+
 def two_scorers(samples):
     samples[1]["scores"]["other"] = {"value": 1}
 

@@ -9,6 +9,7 @@ being graded are lost.
 import fcntl
 import json
 import os
+import stat
 from types import TracebackType
 
 from nip_sandbox.grading.grade import Grade
@@ -29,8 +30,9 @@ class GradedFile:
         except OSError as error:
             raise RowError(f"{path}: can't be written to ({error.strerror})") from None
         try:
-            self._lock()
-            self._read()
+            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):  # and no device or pipe
+                self._lock()
+                self._read()
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -61,10 +63,20 @@ class GradedFile:
         return digest is not None
 
     def append(self, grade: Grade) -> None:
-        """Write a grade, whole, before the next one is."""
+        """Write a grade, whole, before the next one is.
+
+        Raises:
+            RowError: the file can't be written.
+        """
         data = grade.as_line().encode("ascii")
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            raise RowError(
+                f"{self.path}: can't be written to ({error.strerror}); what it has is kept, and "
+                "running again goes on"
+            ) from None
         self._digests[grade.id] = grade.digest
 
     def _lock(self) -> None:
@@ -74,7 +86,7 @@ class GradedFile:
             raise RowError(
                 f"{self.path}: another process writes grades to it; wait for it, or name another"
             ) from None
-        except OSError:  # a file system without locks, or no regular file
+        except OSError:  # a file system without locks
             return
 
     def _read(self) -> None:

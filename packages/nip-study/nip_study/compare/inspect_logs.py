@@ -167,7 +167,9 @@ def _find_value(sample: Mapping[str, Any], columns: Columns, place: str) -> floa
             "score, such as 0"
         )
     names = list(scores)
-    scorer, _, key = (columns.score or names[0]).partition(".")
+    scorer, key = columns.score or names[0], ""
+    if scorer not in scores:
+        scorer, _, key = scorer.partition(".")
     if scorer not in scores or (columns.score is None and len(names) > 1):
         raise DatasetError(f"{place}: has scores of {', '.join(names)}; name one by --score")
     value = scores[scorer].get("value") if isinstance(scores[scorer], dict) else None
@@ -178,6 +180,8 @@ def _find_value(sample: Mapping[str, Any], columns: Columns, place: str) -> floa
                 f"{place}: the score has several values; name one by --score: {keys}"
             )
         value = value[key]
+    elif key:
+        raise DatasetError(f"{place}: the score {scorer!r} is one value, and has no {key!r}")
     if isinstance(value, str):
         value = _LETTERS.get(value, _LETTERS.get(value.lower(), _read_number(value)))
     return find_score(value, columns.missing_score, place, scorer)
