@@ -89,8 +89,24 @@ def test_images_are_refused_by_name() -> None:
 
 
 def test_what_a_newer_schema_adds_is_no_silence() -> None:
-    body = wire.write_request("m", 1, []) + wire.write_number(19, 1)
-    with pytest.raises(WireError, match="field 19"):
+    new, target = wire.write_number(19, 1), wire.tensor([1], wire.INT64)
+    chunk = wire.write_bytes(1, wire.write_bytes(1, b"\1\0\0\0"))
+    bodies = [
+        wire.write_request("m", 1, []) + new,
+        wire.write_request("m", 1, []) + wire.write_bytes(5, new),
+        wire.write_request("m", 1, [new]),
+        wire.write_request("m", 1, [wire.write_bytes(1, chunk + new)]),
+        wire.write_request("m", 1, [wire.write_bytes(1, wire.write_bytes(1, new))]),
+        wire.write_request("m", 1, [wire.datum([[1]], target_tokens=target + new)]),
+    ]
+    for body in bodies:
+        with pytest.raises(WireError, match="field 19"):
+            decode_forward_backward(body)
+
+
+def test_a_known_field_of_another_kind_is_refused() -> None:
+    body = wire.write_request("m", 1, []) + wire.write_bytes(6, b"yes")
+    with pytest.raises(WireError, match="field 6"):
         decode_forward_backward(body)
 
 
