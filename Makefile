@@ -287,7 +287,6 @@ soundness: install
 	$(PLAY_STUDY)
 
 bench: install
-	$(BIN)/python benchmarks/chat_client.py
 	$(BIN)/python benchmarks/dataset.py --out docs/results/dataset.json
 	$(BIN)/python benchmarks/resume.py --out docs/results/resume.json
 	$(BIN)/python benchmarks/solutions.py --out docs/results/solutions.json

@@ -274,7 +274,7 @@ def _another(field: pa.Field, value: Any) -> Any:
 
 @pytest.mark.parametrize(("size", "limit"), [(300, 1.2), (600, 1.12)])
 def test_both_tables_take_little_more_than_the_texts(size: int, limit: float) -> None:
-    """Before compression; docs/results/size.json has the figures of real play."""
+    """Before compression; docs/results/README.md has the figures of real play."""
     episodes, generations, _ = play(200, rounds=9, size=size)
     for row in generations:
         del row["completion_token_ids"], row["completion_logprobs"], row["token_logprobs"]

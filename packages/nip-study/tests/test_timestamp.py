@@ -1,4 +1,4 @@
-"""A third party says when a declaration existed; docs/sweeps.md says how to verify that."""
+"""A third party says when a declaration existed; docs/study.md says how to verify that."""
 
 import contextlib
 import hashlib
@@ -72,7 +72,7 @@ def place(tmp_path):
 
 def verified(folder, ca):
     """What openssl says to a stranger who trusts the authority, and does as the page says."""
-    page = (Path(__file__).parents[3] / "docs" / "sweeps.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "study.md").read_text()
     [commands] = re.findall(r"```sh\n(openssl ts .*?)```", page, re.DOTALL)
     shutil.copy(ca, folder / "CA.pem")
     return subprocess.run(

@@ -1,6 +1,6 @@
 """Chats of an embedded engine whose process has little memory: does it live, and what does it keep?
 
-    python benchmarks/cache_in_container.py --limit-gb 1.3 --chats 2000
+    python packages/nip-lm-server/tests/long/cache_in_container.py --limit-gb 1.3 --chats 2000
 
 A child enters a control group of its own with this limit (as root, or where groups are
 delegated), loads the bundled tiny model and asks for answers to chats that have only their
@@ -51,7 +51,7 @@ async def ask_all(chats: int, tokens: int, cache_bytes: int | None) -> tuple[int
     from nip_lm_server.engines.base import GenerationRequest
     from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
-    model = Path(__file__).resolve().parents[1] / "nip_core/models/tiny"
+    model = Path(__file__).resolve().parents[4] / "nip_core/models/tiny"
     engine = EmbeddedEngine(str(model), threads=1, cache_bytes=cache_bytes)
     await engine.start()
     answered = 0
