@@ -56,6 +56,7 @@ from nip_core.parameters.derived.recording import check_recording
 from nip_core.parameters.services.dialects import find_dialect
 from nip_core.parameters.training_checks import check_training
 from nip_core.protocols import list_agent_names, make_protocol
+from nip_core.protocols.reward_function import load_reward_function
 from nip_core.scenarios import choose_own_version, find_scenario, make_scenario
 from nip_core.scenarios.checked import describe_raised
 from nip_core.scenarios.prompt_versions import SHORT, reasons_first
@@ -221,6 +222,7 @@ class HyperParameters(AttackQuestions, Parameters):
     def _check(self) -> Self:
         self._check_scenario()
         make_protocol(self)  # refuses what makes no game
+        load_reward_function(self.protocol_common)
         check_groups(self)
         check_agents(self)
         check_schedules(self)

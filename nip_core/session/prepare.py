@@ -50,6 +50,7 @@ from nip_core.session.opponent_runs import (
 )
 from nip_core.session.origin import Origin, find_origin, resolve_settings, takes_over
 from nip_core.session.problems_of_run import load_all_problems
+from nip_core.session.tried_rewards import try_reward_function
 from nip_core.session.user_files import digest_user_files, find_user_files
 
 _TRIED = 8  # problems of a split, about, and what a prover might write about them
@@ -104,6 +105,7 @@ def prepare(
     problems = load_all_problems(parameters)
     check_functions(game, problems)
     try_script(game, problems)
+    try_reward_function(game, problems)
     check_opponent_scripts(game, problems)
     check_services(parameters)
     endpoints = find_remote_endpoints(parameters, environment)
@@ -219,6 +221,7 @@ def estimate_settings(parameters: HyperParameters) -> Estimate:
     game = Game(parameters)
     check_functions(game, problems)
     try_script(game, problems)
+    try_reward_function(game, problems)
     check_opponent_scripts(game, problems)
     left = drop_left_out(problems, read_left_out_by_settings(parameters) or {})
     return estimate_run(game, left, find_experience(parameters))
