@@ -5,6 +5,8 @@
 #                                               if DIR is up to date
 #   make_environment    an empty one at DIR
 #   pip_install ...     into it; PIP_OPTIONS is meant to be split into words
+#   install_nip EXTRAS ...   all distributions of the repository in place, and more arguments for pip;
+#                       EXTRAS of nip-loop, "" for none
 #   note_environment    it is whole now
 
 PYTHON="${PYTHON:-python3}"
@@ -38,6 +40,17 @@ pip_install() {
     # Modules are compiled when they are imported first, most never.
     "$DIR/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-compile \
         $PIP_OPTIONS "$@"
+}
+
+install_nip() {
+    local extras="$1" parts=() folder
+    shift
+    for folder in "$ROOT"/packages/*/pyproject.toml; do
+        parts+=(-e "${folder%/pyproject.toml}")
+    done
+    # Without build isolation: pip would make an environment for each of them.
+    pip_install "setuptools>=77"
+    pip_install --no-build-isolation "${parts[@]}" -e "$ROOT${extras:+[$extras]}" "$@"
 }
 
 note_environment() {
