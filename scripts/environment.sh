@@ -48,9 +48,10 @@ install_nip() {
     for folder in "$ROOT"/packages/*/pyproject.toml; do
         parts+=(-e "${folder%/pyproject.toml}")
     done
-    # Without build isolation: pip would make an environment for each of them.
+    # Without build isolation: pip would make an environment for each of them. The root comes first:
+    # behind a part that needs it, pip would look on an index for the root without extras.
     pip_install "setuptools>=77"
-    pip_install --no-build-isolation "${parts[@]}" -e "$ROOT${extras:+[$extras]}" "$@"
+    pip_install --no-build-isolation -e "$ROOT${extras:+[$extras]}" "${parts[@]}" "$@"
 }
 
 note_environment() {

@@ -177,10 +177,13 @@ def check_pip(options: Sequence[str], what: Sequence[str], quiet: bool) -> None:
 
 
 def list_editable(extras: str) -> list[str]:
-    """List the checkout's distributions as pip's arguments, the root with its extras last."""
+    """List the checkout's distributions as pip's arguments, the root with its extras first.
+
+    Behind a part that needs the root, pip would look on an index for the root without extras.
+    """
     folders = [*sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))]
     root = f"{ROOT}[{extras}]" if extras else str(ROOT)
-    return [word for place in (*map(str, folders), root) for word in ("-e", place)]
+    return [word for place in (root, *map(str, folders)) for word in ("-e", place)]
 
 
 def compile_all() -> None:
