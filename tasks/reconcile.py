@@ -65,7 +65,8 @@ async def list_active(client: PrefectClient) -> list[FlowRun]:
 async def measure_ahead(client: PrefectClient) -> timedelta:
     """Measure how far this host's clock is ahead of that of Prefect's server.
 
-    By when the present flow run began, so ask at its start; nothing without a flow run.
+    By when the present flow run began, so ask at its start: the time since then is counted with it.
+    Nothing without a flow run.
     """
     identifier = current.get_id()
     if identifier is None:
@@ -221,12 +222,14 @@ async def list_restartable(
             limit=_MOST,
         )
     ]
-    # 1. Of the flow runs of one run the newest counts, whatever became of the earlier ones.
+    # 1. The server's clock is past all that it has written, also where `ahead` is a bit too much.
+    now = max([now, *map(_changed_at, recent)])
+    # 2. Of the flow runs of one run the newest counts, whatever became of the earlier ones.
     newest: dict[tuple[str, str], FlowRun] = {}
     for flow_run in sorted(recent, key=_changed_at):
         if (mark := read_mark(flow_run)) is not None:
             newest[mark.store, mark.run] = flow_run
-    # 2. Those that crashed long enough ago, and whose run nobody holds.
+    # 3. Those that crashed long enough ago, and whose run nobody holds.
     crashed = []
     for flow_run in recent:
         mark = read_mark(flow_run)

@@ -64,7 +64,8 @@ def test_the_image_copies_what_it_installs(image):
     ]
     assert {
         "nip_core",
-        "nip_lm_server",
+        "packages",
+        "scripts/install.py",
         "tasks",
         "flows",
         "pyproject.toml",

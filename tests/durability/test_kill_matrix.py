@@ -96,6 +96,7 @@ def check(place: Place, expected: Outcome, seeds: dict[str, str]) -> None:
     keys = [job[0] for job in expected.jobs]
     assert len(keys) == len(set(keys)) == 2, "one job for each group"
     assert all(job[2] == "succeeded" for job in expected.jobs)
+    place.check_calls()
     for death in place.deaths:
         repeated = place.repeated(death)
         assert not repeated & {seeds[key] for key in death.durable}, f"paid twice: {death.point}"

@@ -319,6 +319,11 @@ class Place:
                     seeds[row["key"]] = str(derive_seed("generation", SEED, *place, *turn))
         return seeds
 
+    def check_calls(self) -> None:
+        """Of every generation of the finished run a call was noted, but by a server of its own."""
+        noted = {seed for _, seed in self.calls()}
+        assert self.own_server or noted == {*self.seeds().values()}, "the calls are not the run's"
+
     def repeated(self, death: Death) -> set[str]:
         """Seeds of the generations that were asked for before a kill and after it once more."""
         seeds = [seed for _, seed in self.calls()]

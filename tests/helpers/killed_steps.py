@@ -221,17 +221,15 @@ def watch_requests(steps: Steps, names: dict[str, str]) -> None:
 
 def note_calls(log: Path) -> None:
     """Write down every chat completion that arrives at this process's server: model and seed."""
-    from aiohttp import web
+    from nip_lm_server.api import generation
 
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    read = web.Request.read
+    read_object = generation.read_object
 
-    async def noting(self: web.Request) -> bytes:
-        first = self._read_bytes is None
-        body = await read(self)
-        if first and self.path == "/v1/chat/completions":
-            asked = json.loads(body)
+    async def noting(request: Any) -> tuple[bytes, dict[str, Any]]:
+        raw, asked = await read_object(request)
+        if request.path == "/v1/chat/completions":
             os.write(descriptor, f"{asked['model']} {asked.get('seed')}\n".encode())
-        return body
+        return raw, asked
 
-    web.Request.read = noting  # type: ignore[method-assign]
+    generation.read_object = noting  # type: ignore[assignment]

@@ -158,7 +158,8 @@ class WorkersPlace(Place):
         found = asyncio.run(
             reconcile(silent_after_s=0, watch_s=0, restart_after_s=0, max_attempts=1000)
         )
-        assert len(found["restarted"]) == 1, f"{found}, {self._state()}"
+        name = self.stack.api(f"/flow_runs/{self.flow_run}")["name"]
+        assert found["restarted"] == [name], f"{found}, {name}: {self._state()}"
 
     def _stop(self) -> None:
         deadline = time.monotonic() + DEADLINE_S
@@ -181,6 +182,7 @@ def check(place: WorkersPlace, expected: Outcome, seeds: dict[str, str]) -> None
     keys = [job[0] for job in expected.jobs]
     assert len(keys) == len(set(keys)) == 2, "one job for each group"
     assert all(job[2] == "succeeded" for job in expected.jobs)
+    place.check_calls()
     for death in (*place.deaths, *place.ends):
         repeated = place.repeated(death)
         assert not repeated & {seeds[key] for key in death.durable}, f"paid twice: {death.point}"

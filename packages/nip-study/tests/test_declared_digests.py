@@ -6,20 +6,26 @@ from pathlib import Path
 import pytest
 
 import nip_core
+import nip_study
 from nip_core.errors import CorruptionError
 from nip_study.commands.sweep import sweep as sweep_command
 from nip_study.declare.declared_digests import analysis_digest
 from nip_study.recompute import recompute_results
 
-PACKAGE = Path(nip_core.__file__).parent
+CORE, STUDY = (Path(package.__file__).parent for package in (nip_core, nip_study))
 RESULTS = Path(__file__).parents[3] / "docs" / "results" / "asking"
 
 
 def test_the_digest_of_the_analysis_is_of_each_file_that_makes_a_figure(tmp_path):
     files = shutil.ignore_patterns("__pycache__")
-    for room in ("sweep", "evaluation", "attack_figures"):
-        shutil.copytree(PACKAGE / room, tmp_path / room, ignore=files)
-    whole = analysis_digest(tmp_path)
+    shutil.copytree(STUDY, tmp_path / "study", ignore=files)
+    for room in ("evaluation", "attack_figures"):
+        shutil.copytree(CORE / room, tmp_path / room, ignore=files)
+
+    def digest():
+        return analysis_digest(tmp_path / "study", tmp_path)
+
+    whole = digest()
     assert whole == analysis_digest()
     digests = {whole}
     for name in (
@@ -27,18 +33,20 @@ def test_the_digest_of_the_analysis_is_of_each_file_that_makes_a_figure(tmp_path
         "evaluation/any_of.py",
         "evaluation/spread.py",
         "evaluation/statistics/two_way.py",
-        "sweep/hypotheses.py",
-        "sweep/outcomes.py",
-        "sweep/results.py",
+        "study/declare/hypotheses.py",
+        "study/compute/outcomes.py",
+        "study/results.py",
     ):
+        assert (tmp_path / name).is_file()
         with (tmp_path / name).open("a") as file:
             file.write("# changed\n")
-        digests.add(analysis_digest(tmp_path))
+        digests.add(digest())
     assert len(digests) == 8
-    # Where it lies, and what is not code, is no part of it.
-    before = analysis_digest(tmp_path)
+    # The place of the code, a file that is no code, and a command are no part of it.
+    last = digest()
     (tmp_path / "evaluation" / "page.css").write_text("")
-    assert analysis_digest(tmp_path) == before
+    (tmp_path / "study" / "commands" / "more.py").write_text("")
+    assert digest() == last
 
 
 def test_who_computes_results_again_is_told_that_the_code_is_not_the_declared_one(capsys):

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import nip_core
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import digest
@@ -18,9 +19,10 @@ from nip_core.parameters.basis.plain import PlainMapping
 from nip_core.session.user_files import digest_user_files, find_user_files
 from nip_study.plan.swept_runs import Sweep
 
-_PACKAGE = Path(__file__).parents[2]
-_ANALYSIS = ("sweep", "evaluation", "attack_figures")
-"""The rooms in which figures are made."""
+_STUDY = Path(__file__).parents[1]
+_CORE = Path(nip_core.__file__).parent
+_PRINTED = "commands"
+"""The room that reads command lines and prints; no figure is made there."""
 
 
 def settings_digests(sweep: Sweep) -> dict[str, str]:
@@ -54,17 +56,23 @@ def file_digests(sweep: Sweep) -> dict[str, str]:
     return digest_user_files(files)
 
 
-def analysis_digest(package: Path = _PACKAGE) -> str:
-    """Digest by SHA-256 the code behind figures, intervals and tests of what was played.
+def analysis_digest(study: Path = _STUDY, core: Path = _CORE) -> str:
+    """Digest by SHA-256 the code behind figures, intervals and tests of rollouts.
 
-    `package` is the folder of nip_core.
+    `study` and `core` are the folders of nip_study and of nip_core.
     """
     # Whole rooms, although a comment or a page changes no figure: a departure too many misleads
-    # nobody, and a list of files would miss the next one.
-    files = [path for room in _ANALYSIS for path in (package / room).rglob("*.py")]
+    # no reader, and a list of files would miss the next one.
+    files = {
+        f"study/{path.relative_to(study).as_posix()}": path
+        for path in study.rglob("*.py")
+        if path.relative_to(study).parts[0] != _PRINTED
+    }
+    files |= {
+        path.relative_to(core).as_posix(): path
+        for room in ("evaluation", "attack_figures")
+        for path in (core / room).rglob("*.py")
+    }
     return digest(
-        {
-            path.relative_to(package).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in files
-        }
+        {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
     )
