@@ -48,6 +48,9 @@ def test_the_wheel_has_every_package_its_licence_and_a_readme_that_says_how_to_b
     # The licence of a part is a link to the root's, so it is one text.
     assert (folder / "LICENSE").resolve() == ROOT / "LICENSE"
     readme = (folder / "README.md").read_text(encoding="utf-8")
+    # Nothing in a source distribution runs its tests, which setuptools would put there.
+    has_tests = name != "nip-loop" and (folder / "tests").exists()
+    assert not has_tests or (folder / "MANIFEST.in").read_text() == "prune tests\n"
     if name != "nip-loop":
         assert readme.startswith(f"# {name}\n")
     # The server's is a page of its own.
