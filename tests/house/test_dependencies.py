@@ -14,6 +14,7 @@ from houses import DISTRIBUTIONS, HOUSES, ROOT
 # A module that is called otherwise than the distribution which brings it.
 BROUGHT = {
     "art": "openpipe-art",
+    "google": "protobuf",
     "markupsafe": "jinja2",  # whose texts it makes
     "mlflow": "mlflow-skinny",
     "nat": "nvidia-nat-core",
