@@ -51,7 +51,9 @@ async def ask_all(chats: int, tokens: int, cache_bytes: int | None) -> tuple[int
     from nip_lm_server.engines.base import GenerationRequest
     from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
-    model = Path(__file__).resolve().parents[1] / "nip_core/models/tiny"
+    model = (
+        Path(__file__).resolve().parents[1] / "packages/nip-lm-server/nip_lm_server/bundled/tiny"
+    )
     engine = EmbeddedEngine(str(model), threads=1, cache_bytes=cache_bytes)
     await engine.start()
     answered = 0
