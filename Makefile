@@ -26,13 +26,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots test-hosts
+.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots test-hosts
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
-	@echo "make test           install, run the tests"
+	@echo "make test           install, run the tests of nip-loop; PART=nip-study those of another distribution"
+	@echo "make test-packages  the tests of all distributions in packages/"
 	@echo "make test-long      what takes longer: make test-server, test-factory, test-kills and more"
-	@echo "make test-all       make test and make test-long in one run"
+	@echo "make test-all       all of that, and make test-long, in one run"
 	@echo "make test-server    train and generate with real models on lm_server"
 	@echo "make test-factory   build the bundled problems again, measure the tiny model"
 	@echo "make test-kills     kill a run 20 times, evenly over all that it does"
@@ -89,15 +90,22 @@ quickstart: $(QUICKSTART)
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder \
 	--durations=20 --durations-min=5
 
-# With ALL=1 what is long, too, or the part of it that NIP_LONG_PART names; see `test-all`.
+# The tests of the root, nip-loop. With PART=nip-study those of that distribution; with ALL=1 those of all,
+# and what is long, too, or the part of it that NIP_LONG_PART names; see `test-all`.
+PART ?=
 test: install
-	$(if $(ALL),NIP_LONG_PART=$${NIP_LONG_PART:-1/1}) $(PYTEST) $(if $(ALL),tests $(LONG))
+	$(if $(ALL),NIP_LONG_PART=$${NIP_LONG_PART:-1/1}) $(PYTEST) \
+		$(if $(ALL),tests packages $(LONG),$(if $(PART),packages/$(PART)/tests,tests))
+
+# Those of all distributions but the root.
+test-packages: install
+	$(PYTEST) packages
 
 # What is too long for `make test`: these folders, what is marked `long`, and all examples, kill points
 # and pairs of settings of files of which `make test` tries a part (tests/helpers/tiers.py).
 LONG := packages/nip-lm-server/tests/long packages/nip-study/tests/long tests/flows/long tests/factory
 test-long: install
-	NIP_KILL_POINTS=20 NIP_THOROUGH=1 NIP_LONG_ALONE=1 $(PYTEST) tests $(LONG)
+	NIP_KILL_POINTS=20 NIP_THOROUGH=1 NIP_LONG_ALONE=1 $(PYTEST) tests packages $(LONG)
 
 # Both in one run, which loads everything once, and has one end in which a processor waits.
 test-all:
@@ -202,7 +210,7 @@ test-docs: install docs
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup --durations=20 tests/docs
 
 test-learning: install
-	$(BIN)/python -m pytest -m learning tests tests/factory packages/nip-lm-server/tests/long
+	$(BIN)/python -m pytest -m learning tests packages tests/factory packages/nip-lm-server/tests/long
 	$(BIN)/python benchmarks/server_learning.py --out docs/results/server_learning.json
 	$(BIN)/python benchmarks/learning.py --out docs/results/learning.json
 	$(BIN)/python benchmarks/learning.py --game arithmetic --out docs/results/arithmetic_learning.json
@@ -232,7 +240,7 @@ kill-matrix: install
 		$(BIN)/python -m pytest -m "kill_matrix or not learning" tests/durability
 	NIP_KILL_POINTS=all NIP_KILL_RESULTS=docs/results \
 		$(BIN)/python -m pytest tests/cluster/test_worker_kill.py
-	$(BIN)/python -m pytest -m kill_matrix --ignore tests/durability tests packages/nip-lm-server/tests/long
+	$(BIN)/python -m pytest -m kill_matrix --ignore tests/durability tests packages packages/nip-lm-server/tests/long
 
 # What needs a Prefect server of its own, PostgreSQL or a browser. From the system's packages:
 # apt-get install postgresql chromium. One part: make test-cluster CLUSTER=tests/cluster/test_up.py
@@ -279,7 +287,6 @@ soundness: install
 	$(PLAY_STUDY)
 
 bench: install
-	$(BIN)/python benchmarks/chat_client.py
 	$(BIN)/python benchmarks/dataset.py --out docs/results/dataset.json
 	$(BIN)/python benchmarks/resume.py --out docs/results/resume.json
 	$(BIN)/python benchmarks/solutions.py --out docs/results/solutions.json

@@ -24,8 +24,9 @@ from measured_commit import describe_commit
 from scipy.optimize import brentq
 from scipy.special import betaincinv, expit, stdtrit
 
-from nip_core.evaluation.statistics import given_rate, two_way
-from nip_core.evaluation.statistics.given_rate import bound_rate
+from nip_core.evaluation.statistics import two_way
+from nip_study.compute import given_rate
+from nip_study.compute.given_rate import bound_rate
 
 RATES = (0.01, 0.03, 0.05, 0.125, 0.5)
 SHAPES = ((4, 100, 1), (8, 100, 1), (8, 400, 1), (8, 33, 4))

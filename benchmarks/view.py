@@ -17,10 +17,6 @@ Its page has the hits of its episodes, with some words around them.
 On a machine that does other things too, look at the seconds of a processor: those that the viewer
 has taken, for a filter on average, for the first page with the index that is read meanwhile.
 
-Each search is asked for a first time, for a text that nobody has looked for, and then again: a
-word of nearly every call, one of few, two in a row, one that stands nowhere, and these by agent and
-round. Its page has the hits of the episodes on it, with some words around them.
-
 Rows are downloaded as CSV and as JSONL, with all texts: 10,000 that lie in every shard.
 
 The bars: the first page in less than 2 s of its being asked for, each filter and each search, also

@@ -1,17 +1,49 @@
 """Classes of our own by a name, and of other distributions by their entry points.
 
-find_class     the class of a package that has the name of its module; find_classes: all of them
-load_bridge    the module that another distribution names for a purpose of ours
+find_class       the class of a package that has the name of its module; find_classes: all of them
+load_bridge      the module that another distribution names for a purpose of ours
+import_function  a user's function of one argument, by its address
+find_source      the file in which a function stands
 """
 
 import functools
 import importlib
+import inspect
 import pkgutil
+from collections.abc import Callable
 from importlib.metadata import entry_points
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
+from nip_base.importing import import_object
+
 Kind = TypeVar("Kind")
+
+
+def import_function(setting: str, address: str, does: str) -> Callable[..., Any]:
+    """Import the function at an address. `does` says in an error how it is called.
+
+    Raises ValueError, naming the setting, where there is no plain function.
+    """
+    try:
+        function: Callable[..., Any] = import_object(address, FunctionType)
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}; name a function that is there") from None
+    if not callable(function) or isinstance(function, type):
+        raise ValueError(
+            f"{setting}: {address!r} is no function (got {function!r:.80}); name one that {does}"
+        )
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"{setting}: {address!r} is async; write it as a plain function")
+    return function
+
+
+def find_source(function: Callable[..., Any]) -> str:
+    """Find the file in which a function stands."""
+    try:
+        return inspect.getfile(inspect.unwrap(function))
+    except TypeError:  # an object that can be called
+        return inspect.getfile(type(function))
 
 
 def find_class(package: str, name: str, base: type[Kind], group: str = "") -> type[Kind] | None:

@@ -18,8 +18,9 @@ set -euo pipefail
 use_environment .verifiers-env verifiers_constraints.txt "$@"
 make_environment
 echo "verifiers, nip and what they require ..."
-pip_install -c "$CONSTRAINTS" -e "$ROOT[graphs]" -e "$ROOT/nip_verifiers" \
-    hatchling pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis certifi
+pip_install -c "$CONSTRAINTS" hatchling
+install_nip -c "$CONSTRAINTS" -e "$ROOT[graphs]" -e "$ROOT/nip_verifiers" \
+    pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis certifi
 "$DIR/bin/python" -m pip check
 "$DIR/bin/python" - <<'EOF'
 from importlib.metadata import version

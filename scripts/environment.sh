@@ -40,6 +40,16 @@ pip_install() {
         $PIP_OPTIONS "$@"
 }
 
+# Every distribution of this checkout in place; arguments are more for pip, the root with its extras.
+install_nip() {
+    local places=()
+    for project in "$ROOT"/packages/*/pyproject.toml; do
+        places+=(-e "$(dirname "$project")")
+    done
+    pip_install "setuptools>=77"
+    pip_install --no-build-isolation "${places[@]}" "$@"
+}
+
 note_environment() {
     echo "$WANTED" > "$STAMP"
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "llms.txt"
 SECTIONS = (
-    ("Pages", ("README.md", "docs/*.md", "docs/howto/*.md")),
+    ("Pages", ("README.md", "docs/*.md", "docs/howto/*.md", "docs/games/*.md")),
     ("Contributing", ("CONTRIBUTING.md", "SECURITY.md", "docs/decisions/README.md")),
     ("Optional", ("CHANGELOG.md", "docs/results/*.md")),
 )

@@ -6,7 +6,7 @@
 Soundness of each protocol's verifier untrained, trained, and against a prover that is told to argue
 for acceptance, and trained on: means of six seeds, with 95 % intervals for the last. That one is an
 upper bound, so its mark points to the left; crosses are single verifiers against a script
-(benchmarks/scripted_prover.py). Dotted lines are the untrained verifier alone, which
+(docs/results/scripted_prover.json). Dotted lines are the untrained verifier alone, which
 rejects where any of k verdicts does, from the verdicts in cells.parquet. `--check` ends with 1 if
 the picture is not what the results say.
 """

@@ -226,10 +226,7 @@ def training(part: dict[str, Any]) -> str:
 def swap(part: dict[str, Any]) -> str:
     """From trained to answered."""
     lines = [_head("From trained weights to their first answer", part), "", _made(part), ""]
-    text = f"The same on {part.get('model')}."
-    if not _is_another(part):
-        text = _SWAP
-    lines += [_filled(text), "", "| | median, s | each, s |", "|---|---|---|"]
+    lines += [_filled(_SWAP), "", "| | median, s | each, s |", "|---|---|---|"]
     for name, seconds in part["seconds"].items():
         each = ", ".join(f"{s:.2f}" for s in seconds)
         lines.append(f"| {name} | {median(seconds):.2f} | {each} |")

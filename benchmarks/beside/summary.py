@@ -22,7 +22,10 @@ def table(result: dict[str, Any]) -> list[str]:
     blank = ("", "", "")
     for label in labels:
         cells = [cell for column in columns for cell in column.get(label, blank)]
-        lines.append(f"| {' | '.join([label, *cells])} |")
+        # What was measured with a further model alone has its section under that one's name.
+        name = next((n for n in further if label not in columns[0]), None)
+        linked = label if name is None else label.replace("): ", f"-{name}): ", 1)
+        lines.append(f"| {' | '.join([linked, *cells])} |")
     return lines
 
 

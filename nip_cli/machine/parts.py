@@ -5,7 +5,6 @@ ends `_TRIES` times, each time within `_STEADY_S` of its start, is not mended by
 all is ended, and its log is named.
 """
 
-import contextlib
 import ctypes  # noqa: F401 - a child that has become another user may not be able to read it
 import json
 import os
@@ -14,13 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from nip_base.machine.processes import die_with_parent_process, read_tail
+from nip_base.machine.processes import die_with_parent_process, read_tail, signal_group
 from nip_cli.printing.terminal import say
-from nip_core.errors import ServerError
+from nip_core.errors import ServerError, SettingsError
 
 _GRACE_S = 40.0
 _LOOK_S = 0.5
@@ -33,10 +32,11 @@ class _Part:
     name: str
     command: list[str]
     environment: Mapping[str, str]
-    options: dict[str, Any]  # of Popen
     may_start: Callable[[], bool]
-    process: subprocess.Popen[bytes]
-    started_s: float
+    options: dict[str, Any]  # of Popen
+    log: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+    started_s: float = 0.0
     quick_ends: int = 0
     start_again_s: float | None = None  # when, if it has ended
 
@@ -50,6 +50,20 @@ def open_private(path: Path, mode: str) -> IO[bytes]:
         return descriptor
 
     return cast("IO[bytes]", open(path, mode, opener=only_owners))
+
+
+def keep_secret(path: Path, draw: Callable[[], str]) -> str:
+    """Read the secret from a file open to its owner alone; draw it if there is none."""
+    if not path.exists():
+        part = path.with_name(f"{path.name}.part")
+        part.unlink(missing_ok=True)
+        with open_private(part, "xb") as file:
+            file.write(draw().encode())
+        part.rename(path)
+    secret = path.read_text().strip()
+    if not secret:
+        raise SettingsError(f"{path}: empty; delete it, and another secret is drawn")
+    return secret
 
 
 class Parts:
@@ -82,7 +96,7 @@ class Parts:
                 process.wait(_GRACE_S)
             except subprocess.TimeoutExpired:
                 _tell(f"{part.name} did not end, killed")
-            _kill_group(process)
+            signal_group(process.pid, signal.SIGKILL)
             process.wait()
         _tell(
             f"stopped {names}; what stays is {self._state} (Prefect's database, keys, logs) and "
@@ -101,13 +115,12 @@ class Parts:
 
         `may_start`: whether what it needs is there, asked before it is started again.
         """
-        process = self._launch(name, command, environment, options)
-        now_s = self._clock()
-        self._parts.append(
-            _Part(name, command, environment, options, may_start, process, started_s=now_s)
-        )
+        log = self._logs / f"{name}.log"
+        part = _Part(name, command, environment, may_start, options, log)
+        self._launch(part)
+        self._parts.append(part)
         self._write_pids()
-        return process
+        return part.process
 
     def until(self, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
         """Wait for `condition`. Raises ServerError if a part ends or the time is over."""
@@ -117,7 +130,7 @@ class Parts:
                 if part.process.poll() is not None:
                     raise ServerError(
                         f"{part.name} ended with {part.process.returncode}, so all is ended: "
-                        f"{self._tail(part)}"
+                        f"{read_tail(part.log)}"
                     )
             if self._clock() > end_s:
                 raise ServerError(f"not within {deadline_s:g} s: {what}; see {self._logs}")
@@ -136,59 +149,47 @@ class Parts:
                 if part.process.poll() is not None:
                     self._note_end(part)
             elif self._clock() >= part.start_again_s and part.may_start():
-                part.process = self._launch(part.name, part.command, part.environment, part.options)
-                part.started_s, part.start_again_s = self._clock(), None
+                self._launch(part)
                 self._write_pids()
 
     def _note_end(self, part: _Part) -> None:
-        _kill_group(part.process)  # what a worker leaves behind is no longer watched by anybody
+        # Flow runs that a worker leaves behind are watched by nobody.
+        signal_group(part.process.pid, signal.SIGKILL)
         steady = self._clock() - part.started_s >= _STEADY_S
         part.quick_ends = 1 if steady else part.quick_ends + 1
         status = part.process.returncode
         if part.quick_ends >= _TRIES:
             raise ServerError(
                 f"{part.name} ended {_TRIES} times, the last time with {status}, each time within "
-                f"{_STEADY_S:g} s of its start, so all is ended; its log "
-                f"{self._log_of(part.name)} ends: {self._tail(part)}"
+                f"{_STEADY_S:g} s of its start, so all is ended; its log {part.log} ends: "
+                f"{read_tail(part.log)}"
             )
         wait_s = 2.0 ** (part.quick_ends - 1)
         part.start_again_s = self._clock() + wait_s
         _tell(
-            f"{part.name} ended with {status}; started again in {wait_s:g} s; its log is "
-            f"{self._log_of(part.name)}"
+            f"{part.name} ended with {status}; started again in {wait_s:g} s; its log is {part.log}"
         )
 
-    def _launch(
-        self,
-        name: str,
-        command: list[str],
-        environment: Mapping[str, str],
-        options: dict[str, Any],
-    ) -> subprocess.Popen[bytes]:
+    def _launch(self, part: _Part) -> None:
         parent = os.getpid()
-        with open_private(self._log_of(name), "ab") as log:
-            return subprocess.Popen(
-                command,
-                env=dict(environment),
+        with open_private(part.log, "ab") as log:
+            part.process = subprocess.Popen(
+                part.command,
+                env=dict(part.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 # Safe: this process has one thread.
                 preexec_fn=lambda: _prepare(parent),  # noqa: PLW1509
-                **options,
+                **part.options,
             )
+        part.started_s, part.start_again_s = self._clock(), None
 
     def _write_pids(self) -> None:
-        pids = {part.name: part.process.pid for part in self._parts}
+        pids = {one.name: one.process.pid for one in self._parts}
         with open_private(self._state / "processes.json", "wb") as file:
             file.write(json.dumps(pids, indent=1).encode())
-
-    def _log_of(self, name: str) -> Path:
-        return self._logs / f"{name}.log"
-
-    def _tail(self, part: _Part) -> str:
-        return read_tail(self._log_of(part.name))
 
 
 def _tell(text: str) -> None:
@@ -199,8 +200,3 @@ def _prepare(parent: int) -> None:
     """In a new process: end with the parent, and heed signals even where this runs behind a `&`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent_process(parent)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nip_cli.machine.parts import keep_secret
 from nip_core.errors import ServerError, SettingsError
 
 _PLACES = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql*/bin")
@@ -70,15 +71,10 @@ def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
         shutil.chown(directory, as_user["user"], as_user["group"])
     if (data / "PG_VERSION").exists():
         return password_file.read_text()
-    if (
-        not password_file.exists() or not password_file.read_text()
-    ):  # that of files which are away is kept
-        descriptor = os.open(password_file, os.O_WRONLY | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(24))
-        if as_user:
-            shutil.chown(password_file, as_user["user"], as_user["group"])
-    password = password_file.read_text()
+    # That of files which are away is kept.
+    password = keep_secret(password_file, lambda: secrets.token_urlsafe(24))
+    if as_user:
+        shutil.chown(password_file, as_user["user"], as_user["group"])
     if data.exists() and any(data.iterdir()):
         raise ServerError(f"{data}: not empty, and not PostgreSQL's; move it away")
     # Under another name until it is whole: a killed initdb leaves what looks so.

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,10 +26,10 @@ import typer
 
 import nip_prefect
 from nip_base.machine.devices import has_cuda
-from nip_cli.machine.parts import Parts, open_private
+from nip_cli.machine.parts import Parts, keep_secret, open_private
 from nip_cli.machine.postgres import start_postgres
 from nip_cli.printing.terminal import say
-from nip_core.errors import ServerError, SettingsError
+from nip_core.errors import ServerError
 from nip_core.redaction import read_key
 
 _LEASES = "prefect.server.concurrency.lease_storage.filesystem"
@@ -114,14 +114,14 @@ def _start_lm_server(
 
 
 def _lm_server_key(state: Path) -> str:
-    return read_key(os.environ, "NIP_API_KEY") or _keep_secret(
+    return read_key(os.environ, "NIP_API_KEY") or keep_secret(
         state / "lm_server_key", lambda: secrets.token_urlsafe(24)
     )
 
 
 def _environment(state: Path, port: int) -> dict[str, str]:
     """Collect the variables for the server's clients. A missing password is drawn once and kept."""
-    auth = os.environ.get(_AUTH) or _keep_secret(
+    auth = os.environ.get(_AUTH) or keep_secret(
         state / "prefect_auth", lambda: f"nip:{secrets.token_urlsafe(24)}"
     )
     return {
@@ -161,21 +161,6 @@ def _keep_private(directory: Path) -> None:
     """Make a directory for its owner alone, or make an existing one so: it holds keys and logs."""
     directory.mkdir(exist_ok=True)
     directory.chmod(0o700)
-
-
-def _keep_secret(path: Path, draw: Callable[[], str]) -> str:
-    """Read the secret from a file open to its owner alone; draw it if there is none."""
-    if not path.exists():
-        part = path.with_name(f"{path.name}.part")
-        part.unlink(missing_ok=True)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(draw())
-        part.rename(path)
-    secret = path.read_text().strip()
-    if not secret:
-        raise SettingsError(f"{path}: empty; delete it, and another secret is drawn")
-    return secret
 
 
 def _pools_here() -> list[str]:

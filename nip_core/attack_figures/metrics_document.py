@@ -16,7 +16,7 @@ is that of the keys in the file.
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import AliasChoices, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from nip_core.evaluation.split_metrics import (
     BatchMetrics,
@@ -26,10 +26,6 @@ from nip_core.evaluation.split_metrics import (
     SplitMetrics,
 )
 from nip_core.rollouts.plan import may_choose
-
-_LOST_TO_TRAINING = AliasChoices("lost_to_training", "exploitability")
-"""An earlier version had the other name for it."""
-
 
 Verdict = Literal["plateau", "no signal", "not reached", "did not move"]
 PLATEAU: Literal["plateau"] = "plateau"
@@ -223,7 +219,7 @@ class WorstStep(StepOfTraining):
     soundness_ci95: Interval95 | None = None
     completeness: StrictFloat | None = None
     completeness_ci95: Interval95 | None = None
-    lost_to_training: PairedDifference | None = Field(None, validation_alias=_LOST_TO_TRAINING)
+    lost_to_training: PairedDifference | None = None
     by_threshold: tuple[ThresholdRates, ...] | None = None
     """Of the one test on test problems; None where no verdict has a P(accept)."""
     with_p_accept: StrictInt | None = None
@@ -269,7 +265,7 @@ class AttackMetrics(Figures):
     """On test problems, with provers told to argue for acceptance, before any training."""
     trained: OwnRates | None = None
     lost_to_lying: PairedDifference | None = None
-    lost_to_training: PairedDifference | None = Field(None, validation_alias=_LOST_TO_TRAINING)
+    lost_to_training: PairedDifference | None = None
     lost_to_script: PairedDifference | None = None
     completeness_change: PairedDifference | None = None
     reach: Reach | None = None

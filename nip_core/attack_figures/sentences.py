@@ -275,9 +275,6 @@ def _steps_to_exploit(attack: ShownAttack) -> str | None:
     first = "none sufficed" if steps is None else f"{steps}"
     if steps is None and trained != all_:
         first = f"none of the {trained} that trained sufficed" if trained else "none was tried"
-    # An earlier version counted wrong solutions accepted.
-    if "exploited_below" not in attack.model_fields_set:
-        return f"Steps to exploit: {first}."
     if not attack.exploited_below:
         return "Steps to exploit: not known without soundness in the attacked run's own test."
     if steps == 0:

@@ -30,6 +30,7 @@ from nip_core.protocols import (
     Turn,
     make_protocol,
 )
+from nip_core.protocols.reward_function import EndedEpisode, load_reward_function
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 from nip_core.scenarios import Problem, Scenario, check_own_words, make_scenario
 from nip_core.scenarios.base import PROVER
@@ -97,6 +98,7 @@ class Game:
             raise SettingsError(str(error)) from None
         self.prompts = SystemPrompts(parameters, self.protocol, self.scenario)
         self._rules = Rules(parameters, self.protocol, self.prompts)
+        self.reward_function = load_reward_function(parameters.protocol_common)
         self.announces = type(self.scenario).announce is not Scenario.announce
         """Whether agents may be told something before a turn that depends on what was said."""
         self._formats = {name: a.chat_format for name, a in parameters.prompted_agents.items()}
@@ -298,6 +300,28 @@ class Game:
         """Let the protocol judge a round, by the verdict for which the scenario pays provers."""
         paid = self.scenario.paid_verdict(y, stance)
         return self.protocol.judge(round_, seed, y, paid, turns, silent)
+
+    def pay(
+        self,
+        problem: str,
+        y: int,
+        situation: Situation,
+        turns: Sequence[Turn],
+        rounds: int,
+        result: RoundResult,
+        rewards: Mapping[str, float],
+    ) -> Mapping[str, float]:
+        """Return what an episode that ended with `result` after so many rounds pays by agent.
+
+        That are `rewards`, what the protocol pays, unless the settings name a function. Raises
+        ValueError that names the function, for whatever it raises or returns wrongly.
+        """
+        if self.reward_function is None:
+            return rewards
+        episode = EndedEpisode.make(
+            self._fill_texts(situation), y, turns, rounds, result, situation.stance, rewards
+        )
+        return self.reward_function.pay(episode, problem)
 
     def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
         """Return the form of an answer of `agent` in `round_`, after `turns`."""

@@ -3,7 +3,7 @@
 job_key      the identity of a job, derived from everything that decides its outcome
 JobSpec      what to train
 Payload      the data of a job: bytes, or a file
-JobRecord    the document ``jobs/<group>.json`` of the run store, with an EarlierAttempt for each
+JobRecord    the document ``jobs/<group>.json`` of the run store, with a JobAttempt for each
              that was followed by another
 JobView      a job as the back-end reports it
 ModelView    a model as the back-end describes it
@@ -25,8 +25,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     JsonValue,
-    SerializerFunctionWrapHandler,
-    model_serializer,
 )
 
 from nip_base.wire import NipSettings
@@ -220,23 +218,14 @@ class JobAttempt(BaseModel):
         return self.outcome == "succeeded"
 
 
-class EarlierAttempt(JobAttempt):
-    """A former attempt, kept in the document of the one after it."""
-
-    @model_serializer(mode="wrap")
-    def _as_it_was_written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # An earlier version may have written it, with fewer keys: none is added to what is over.
-        return {name: value for name, value in write(self).items() if name in self.model_fields_set}
-
-
 class JobRecord(JobAttempt):
     """The document ``jobs/<group>.json``: the newest attempt, and those before it."""
 
-    previous: tuple[EarlierAttempt, ...] = ()
+    previous: tuple[JobAttempt, ...] = ()
 
     @classmethod
     def from_spec(
-        cls, spec: JobSpec, created_at: float, previous: tuple[EarlierAttempt, ...]
+        cls, spec: JobSpec, created_at: float, previous: tuple[JobAttempt, ...]
     ) -> "JobRecord":
         """Make the record of a job before anything is sent."""
         return cls(

@@ -34,7 +34,7 @@ from nip_core.jobs.job import (
     BackendTrouble,
     Busy,
     Clock,
-    EarlierAttempt,
+    JobAttempt,
     JobRecord,
     JobSpec,
     JobView,
@@ -373,7 +373,7 @@ class Ledger:
         self, document: JobDocument, spec: JobSpec, stored: JobRecord | None, note: str | None
     ) -> JobRecord:
         """Write the intent; an ended attempt in `stored` is kept as an earlier one."""
-        previous: tuple[EarlierAttempt, ...] = ()
+        previous: tuple[JobAttempt, ...] = ()
         if stored is not None:
             # One that was refused has made no job, so any other may take its place.
             over = stored.state == "terminal" and spec.attempt > stored.attempt
@@ -386,7 +386,7 @@ class Ledger:
                 )
             # Kept: what an attempt has trained was paid for, and `max_attempts` counts all of them.
             last = stored.model_dump(mode="json", exclude={"previous"})
-            previous = (*stored.previous, EarlierAttempt.model_validate(last))
+            previous = (*stored.previous, JobAttempt.model_validate(last))
         record = JobRecord.from_spec(spec, self._clock.now(), previous)
         return document.save(record, "intent" if note is None else f"intent: {note}")
 

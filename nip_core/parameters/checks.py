@@ -162,6 +162,11 @@ def check_attack(parameters: "HyperParameters") -> None:
                 f"protocol_common.{setting}: provers that attack argue for acceptance and are paid "
                 "for it; set it to false"
             )
+    if parameters.protocol_common.reward_function is not None:
+        raise ValueError(
+            "protocol_common.reward_function: provers that attack argue for acceptance and are "
+            "paid for it; leave it out"
+        )
     if make_scenario(parameters).labels_in_play:
         raise ValueError(
             f"attack.run: {parameters.scenario} has its labels from play, so it is not known "

@@ -56,9 +56,10 @@ from nip_core.parameters.derived.recording import check_recording
 from nip_core.parameters.services.dialects import find_dialect
 from nip_core.parameters.training_checks import check_training
 from nip_core.protocols import list_agent_names, make_protocol
+from nip_core.protocols.reward_function import load_reward_function
 from nip_core.scenarios import choose_own_version, find_scenario, make_scenario
 from nip_core.scenarios.checked import describe_raised
-from nip_core.scenarios.prompt_versions import OF_OWN_SCENARIOS, SHORT, reasons_first
+from nip_core.scenarios.prompt_versions import SHORT, reasons_first
 
 DATA_NEUTRAL = frozenset(
     {
@@ -204,7 +205,7 @@ class HyperParameters(AttackQuestions, Parameters):
         of_scenario = values.get("scenario_settings") or {}
         if not isinstance(of_scenario, dict) or "system_prompt_version" in of_scenario:
             return values
-        version = choose_own_version(str(values["scenario"]), OF_OWN_SCENARIOS)
+        version = choose_own_version(str(values["scenario"]))
         if version is None:
             return values
         return {**values, "scenario_settings": {**of_scenario, "system_prompt_version": version}}
@@ -221,6 +222,7 @@ class HyperParameters(AttackQuestions, Parameters):
     def _check(self) -> Self:
         self._check_scenario()
         make_protocol(self)  # refuses what makes no game
+        load_reward_function(self.protocol_common)
         check_groups(self)
         check_agents(self)
         check_schedules(self)

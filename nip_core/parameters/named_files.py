@@ -26,6 +26,7 @@ from nip_core.scenarios import find_scenario
 _IN_PYTHON = (
     ("scenario",),
     ("interaction_protocol",),
+    ("protocol_common", "reward_function"),
     ("attack", "by"),
     ("attack", "script"),
     ("lm_server", "engine"),

@@ -81,7 +81,14 @@ def _check_methods(parameters: "HyperParameters") -> None:
 
 
 def _check_malt(parameters: "HyperParameters") -> None:
-    """Answers to one prompt can differ."""
+    """Answers to one prompt can differ, and what an episode may pay is known."""
+    common = parameters.protocol_common
+    if common.reward_function is not None and common.reward_range is None:
+        raise ValueError(
+            "protocol_common.reward_range: trainer 'pure_text_malt' compares rewards with what can "
+            "be earned, which it can't know of a reward_function (got none); set the least and the "
+            "most that it pays, such as [-1, 1]"
+        )
     for group in parameters.trainable_groups:
         for name in parameters.groups[group]:
             agent = parameters.model_agents[name]

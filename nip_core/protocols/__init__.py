@@ -1,6 +1,7 @@
 """Interaction protocols as data. One module each.
 
 base                what a protocol is
+reward_function     a function of a user's own that pays in the protocol's place
 settings_checks     which settings make a game
 scales              what a verifier may answer when it decides
 settings            what a game reads of a run's settings, as a type
@@ -30,6 +31,7 @@ from nip_core.protocols.base import (
     TokenChoice,
     Turn,
 )
+from nip_core.protocols.reward_function import EndedEpisode
 from nip_core.protocols.settings import GameSettings
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtocol
 
@@ -39,6 +41,7 @@ __all__ = [
     "NO_DECISION",
     "REJECT",
     "AgentSpec",
+    "EndedEpisode",
     "Exchange",
     "Move",
     "Protocol",

@@ -11,8 +11,7 @@ find_help_on_record  what the agents of its settings are helped with to keep the
 ``intervals-<split>.json`` has what differs from ``metrics-<split>.json``, whose intervals take
 problems as independent: nothing where each question has one problem that is played once. Its
 ``baselines`` are what a test is held against: those of ``metrics-<split>.json``, which keep the
-count that they had, give way to them. Runs of earlier versions have no such document, or one
-without baselines; what it would say is computed from their rollouts.
+count that they had, give way to them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,14 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
-from nip_core.errors import StoreError
 from nip_core.evaluation.interval_parts import pick_intervals, replace_intervals
 from nip_core.evaluation.invalid import NO_HELP, Help, find_help
 from nip_core.evaluation.split_metrics import Baselines, RateBound, SplitIntervals, SplitMetrics
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
-from nip_core.rollouts.plan import TEST
-from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore, read_document
 from nip_core.scenarios import find_scenario, make_scenario
 
@@ -38,42 +34,11 @@ if TYPE_CHECKING:  # Arrow and NumPy: a run that has its documents is shown with
 
 
 def read_shown_metrics(
-    run: RunStore,
-    iteration: int,
-    split: str,
-    metrics: SplitMetrics,
-    parameters: Mapping[str, Any],
+    run: RunStore, iteration: int, split: str, metrics: SplitMetrics
 ) -> SplitMetrics:
-    """Give the metrics of a split the intervals by question, and what `combine_metrics` adds.
-
-    `parameters` are the run's, which count where an earlier version has played it. What that one
-    did not put on record is left out where its rollouts are gone or damaged, or its game can't be
-    made here.
-    """
+    """Give the metrics of a split the intervals by question, and what `combine_metrics` adds."""
     document = read_document(run, run.intervals(iteration, split), SplitIntervals)
-    directory = run.rollouts(iteration, split)
-    if document is None or _lacks_baselines(document, split, metrics):
-        try:
-            if is_committed(run.store, directory):
-                # Whatever version wrote the settings, they are read as they stand.
-                seed, split_by = int(parameters.get("seed") or 0), find_split_columns(parameters)
-                from nip_core.rollouts.storage.tables import read_rollouts
-
-                rollouts = read_rollouts(run.store, directory)
-                document = document or measure_intervals(rollouts, metrics, seed, split_by)
-                # Only a test is held against baselines.
-                if split == TEST and (game := find_claims_on_record(parameters)) is not None:
-                    found = measure_baselines(rollouts, metrics, seed, split_by, *game)
-                    document = document.model_copy(update={"baselines": found})
-        except StoreError:  # which `nip verify` says; what is known without them is shown
-            pass
     return metrics if document is None else combine_metrics(metrics, document)
-
-
-def _lacks_baselines(document: SplitIntervals, split: str, metrics: SplitMetrics) -> bool:
-    """Return whether a test has baselines and its document, of an earlier version, has none."""
-    has_some = metrics.believe_the_prover is not None or metrics.majority is not None
-    return split == TEST and has_some and document.baselines is None
 
 
 def combine_metrics(metrics: SplitMetrics, document: SplitIntervals) -> SplitMetrics:

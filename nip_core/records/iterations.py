@@ -72,10 +72,8 @@ class IterationRecord:
         are shown.
         """
         metrics = self.stored_metrics(split)
-        # Once for each split: of a run of an earlier version it takes reading the rollouts.
         if metrics is not None and split in (TEST, TRAIN) and split not in self._shown_metrics:
-            settings = self._records.shown.record.parameters
-            shown = read_shown_metrics(self._run, self.iteration, split, metrics, settings)
+            shown = read_shown_metrics(self._run, self.iteration, split, metrics)
             self._shown_metrics[split] = shown
         return self._shown_metrics.get(split, metrics)
 

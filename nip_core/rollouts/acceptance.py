@@ -22,7 +22,7 @@ from nip_core.rollouts.trees import for_each_episode
 LIKELIEST = 5
 """Both words are among so many where a model decides; if one is not, its probability is at most
 that of the last. Asking for 5 takes some 5 % of the processor time of play with the bundled tiny
-model, for 20 more (`benchmarks/p_accept.py`)."""
+model, for 20 more (docs/results/README.md)."""
 _WORDS = {ACCEPT: "accept", REJECT: "reject"}
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
 _LABEL = re.compile(

@@ -37,6 +37,7 @@ from nip_core.rollouts.client.chat_client import (
 )
 from nip_core.rollouts.labels import make_objection, take_solution
 from nip_core.rollouts.model_call import Call, ask, read_again
+from nip_core.rollouts.payment import add_up_rewards, pay_episode
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.scripted_call import ask_script
 from nip_core.rollouts.shard_context import ShardContext
@@ -220,6 +221,8 @@ class EpisodeState:
         if result.done or result.terminated:
             self.decision, self.value = result.decision, result.value
             self.outcome = "finished" if result.done else "terminated"
+            game, paid = self.context.game, self.round_rewards
+            self.round_rewards = pay_episode(game, spec, self.turns, self.round, result, paid)
         elif self.round == protocol.max_message_rounds:
             # A user's protocol may come here. It would play for ever.
             self._fail(f"protocol {protocol.name!r} neither ended nor terminated it")
@@ -228,12 +231,6 @@ class EpisodeState:
         self.outcome, self.error = "failed", error
         # A game without an end earns nobody anything: what its rounds paid is taken back.
         self.round_rewards = []
-
-    def _add_up_rewards(self) -> dict[str, float]:
-        rewards = dict.fromkeys(self.context.game.protocol.agent_names, 0.0)
-        for _, agent, paid in self.round_rewards:
-            rewards[agent] += paid
-        return rewards
 
     def row(self) -> Episode:
         """Make the row of an episode after its end."""
@@ -268,7 +265,7 @@ class EpisodeState:
             decision_value=self.value,
             outcome=self.outcome,
             error=self.error,
-            rewards=self._add_up_rewards(),
+            rewards=add_up_rewards(game, self.round_rewards),
             round_rewards=tuple(self.round_rewards),
         )
 

@@ -30,7 +30,7 @@ from nip_core.scenarios.base import (
     Words,
 )
 from nip_core.scenarios.class_checks import check_scenario
-from nip_core.scenarios.prompt_versions import FIRST, PromptVersion, fits_any_words
+from nip_core.scenarios.prompt_versions import FIRST, OF_OWN_SCENARIOS, fits_any_words
 from nip_core.scenarios.words_checks import check_words
 
 __all__ = [
@@ -83,11 +83,11 @@ def find_scenario(name: str) -> type[Scenario]:
     return kind
 
 
-def choose_own_version(name: str, version: PromptVersion) -> str | None:
+def choose_own_version(name: str) -> str | None:
     """Choose the version of prompts for a scenario of one's own whose settings name none.
 
-    That of its class, where it sets one, else `version`. None where the scenario can't be found, or
-    has its settings in another block.
+    That of its class, where it sets one, else the one for such scenarios. None where the scenario
+    can't be found, or has its settings in another block.
     """
     try:
         kind = find_scenario(name)
@@ -96,7 +96,7 @@ def choose_own_version(name: str, version: PromptVersion) -> str | None:
     if kind.settings_block != Scenario.settings_block:
         return None
     of_class: str = kind.Settings.model_fields["system_prompt_version"].default
-    return version if of_class == FIRST else of_class
+    return OF_OWN_SCENARIOS if of_class == FIRST else of_class
 
 
 def make_scenario(parameters: GameSettings) -> Scenario:

@@ -14,15 +14,14 @@ is given keeps an honest script from knowing more than a prover by accident, and
 """
 
 import hashlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
-from nip_base.importing import find_line, import_object
+from nip_base.importing import find_line
 from nip_core.hashing import half_pair
+from nip_core.importing import find_source, import_function
 from nip_core.nearest import did_you_mean
 
 _SHOWN = 12  # characters of a digest
@@ -116,32 +115,17 @@ def load_script(scenario: _WithScripts, name: str) -> LoadedScript:
     check_script_named(scenario, name)
     known: Mapping[str, Script] = scenario.scripts
     if name in known:
-        return LoadedScript(name, known[name], _find_file(known[name]), None)
-    try:
-        function = import_object(name, FunctionType)
-    except ValueError as error:
-        raise ValueError(f"attack.script: {error}; name a function that is there") from None
-    if not callable(function) or isinstance(function, type):
-        raise ValueError(
-            f"attack.script: {name!r} is no function (got {function!r:.80}); name one that takes a "
-            "turn and returns a message (docs/attack.md)"
-        )
-    if inspect.iscoroutinefunction(function):
-        raise ValueError(f"attack.script: {name!r} is async; write it as a plain function")
-    file = _find_file(function)
+        return LoadedScript(name, known[name], find_source(known[name]), None)
+    function = import_function(
+        "attack.script", name, "takes a turn and returns a message (docs/attack.md)"
+    )
+    file = find_source(function)
     return LoadedScript(name, function, file, digest_file(file))
 
 
 def digest_file(file: str | Path) -> str:
     """Digest a file by SHA-256."""
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
-def _find_file(function: Any) -> str:
-    try:
-        return inspect.getfile(inspect.unwrap(function))
-    except TypeError:  # an object that can be called
-        return inspect.getfile(type(function))
 
 
 def describe_turn(script: LoadedScript, turn: ScriptedTurn, question: str) -> str:

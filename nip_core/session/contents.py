@@ -75,6 +75,9 @@ def digest_contents(
             for agent, provider in providers.items()
         }
     contents |= digest_files(game)
+    if game.reward_function is not None:
+        source = Path(game.reward_function.file).read_text(encoding="utf-8", errors="replace")
+        contents["reward_function"] = digest(source)
     if of_opponents := digest_opponents(game):
         contents["opponents"] = of_opponents
     for agent in parameters.model_agents.values():
@@ -109,6 +112,9 @@ def name_places(game: Game) -> dict[str, str]:
     for agent, provider in _list_own_providers(game).items():
         places[f"providers.{agent}"] = _place_of(provider)
     places |= name_changed_files(game)
+    if (function := game.reward_function) is not None:
+        place = f"{function.file}, in which function {function.called} stands,"
+        places["reward_function"] = place
     engine_file = find_file(parameters.lm_server.engine)
     if engine_file is not None:
         places["engine"] = f"{engine_file}, in which the engine of lm_server.engine stands,"

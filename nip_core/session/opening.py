@@ -40,6 +40,7 @@ from nip_core.session.server_checks import (
     check_engines,
     check_reachable,
     check_served,
+    check_trainable,
     check_version,
 )
 from nip_core.session.server_speed import measure_speed
@@ -69,6 +70,7 @@ async def open_session(
     run, progress = prepared.run, progress or Progress()
     await check_reachable(prepared.parameters, prepared.endpoints, progress)
     await check_served(prepared.parameters, prepared.endpoints, progress)
+    await check_trainable(prepared.parameters, prepared.endpoints, progress)
     today = datetime.now(UTC).date()
     await warn_of_shutdowns(prepared.parameters, prepared.endpoints, today)
     async with contextlib.AsyncExitStack() as stack:

@@ -18,6 +18,7 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.parameters.blocks.game import OF_REWARD_FUNCTION
 from nip_core.parameters.blocks.opponents import RUNS, FoundOpponent, OpponentRun
 from nip_core.parameters.checks import GROUP_SETTINGS, find_attackers
 from nip_core.parameters.derived.hosting import find_host
@@ -176,7 +177,8 @@ class _Other:
         game = {name: settings[name] for name in names}
         game_there = {name: self._stored[name] for name in names}
         for name, value in settings["protocol_common"].items():
-            if name != "shared_reward":  # an attack changes it, and its provers are asked so
+            # An attack changes who is paid for what, and its provers are asked so.
+            if name not in ("shared_reward", *OF_REWARD_FUNCTION):
                 game[f"protocol_common.{name}"] = value
                 game_there[f"protocol_common.{name}"] = self._stored["protocol_common"][name]
         for name, value in game.items():

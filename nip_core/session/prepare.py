@@ -19,7 +19,6 @@ from nip_core.game.render import Game, make_situation
 from nip_core.jobs.services import check_services
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.parameters.derived.model_names import check_named
-from nip_core.parameters.stored import keep_course, keep_prompts
 from nip_core.records.left_out import drop_left_out, read_left_out_by_settings
 from nip_core.records.rewinds import finish_rewinds
 from nip_core.rollouts.plan import SPLITS
@@ -51,6 +50,7 @@ from nip_core.session.opponent_runs import (
 )
 from nip_core.session.origin import Origin, find_origin, resolve_settings, takes_over
 from nip_core.session.problems_of_run import load_all_problems
+from nip_core.session.tried_rewards import try_reward_function
 from nip_core.session.user_files import digest_user_files, find_user_files
 
 _TRIED = 8  # problems of a split, about, and what a prover might write about them
@@ -97,9 +97,6 @@ def prepare(
     record = _record(run if forked_from is None else forked_from)
     check_named(parameters)
     check_trackers(parameters.tracking, environment)
-    if record is not None:
-        parameters = keep_prompts(parameters, record.parameters)
-        parameters = keep_course(parameters, record.parameters)
     parameters = resolve_settings(parameters, store, record)
     parameters = find_opponents_there(parameters, store, record)
     # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
@@ -108,6 +105,7 @@ def prepare(
     problems = load_all_problems(parameters)
     check_functions(game, problems)
     try_script(game, problems)
+    try_reward_function(game, problems)
     check_opponent_scripts(game, problems)
     check_services(parameters)
     endpoints = find_remote_endpoints(parameters, environment)
@@ -205,8 +203,6 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
             return parameters, estimate_settings(parameters), find_origin(parameters, None, None)
         store = open_store(where, read_only=True)
         record = _record(RunStore(store, parameters.run_name))
-        if record is not None:
-            parameters = keep_course(parameters, record.parameters)
         parameters = resolve_settings(parameters, store, record)
         parameters = find_opponents_there(parameters, store, record)
         origin = find_origin(parameters, store, record)  # refuses models that are not there
@@ -225,6 +221,7 @@ def estimate_settings(parameters: HyperParameters) -> Estimate:
     game = Game(parameters)
     check_functions(game, problems)
     try_script(game, problems)
+    try_reward_function(game, problems)
     check_opponent_scripts(game, problems)
     left = drop_left_out(problems, read_left_out_by_settings(parameters) or {})
     return estimate_run(game, left, find_experience(parameters))

@@ -2,6 +2,7 @@
 
 check_reachable  whether the servers that the settings name can be reached at all
 check_served     whether those that are lm_servers have the models of the settings
+check_trainable  whether those of others have fine-tuning jobs, where models are trained there
 check_version    whether those that are lm_servers have a version that fits
 check_engines    whether the engines serve the agents' adapters, and alike on every day, and
                  whether their templates can write the thoughts that are trained on
@@ -16,7 +17,9 @@ from urllib.parse import urlsplit
 
 from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import ServerError, SettingsError
+from nip_core.jobs.job import BackendTrouble, Refused
 from nip_core.jobs.server_calls import TemplateFacts, version_problem
+from nip_core.jobs.services import open_backend
 from nip_core.nearest import did_you_mean, nearest_first
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.model_names import base_name
@@ -29,6 +32,8 @@ from nip_core.session.session import Session
 _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
+_LOOK_S = 30.0  # for a list of jobs
+_NO_SUCH_API = (404, 405, 501)
 _MOST_NAMES = 8
 _PAUSES_S = (1.0, 2.0)  # a few seconds: a server may be starting, a wrong address stays wrong
 
@@ -103,6 +108,41 @@ async def check_served(
 
     with progress.doing("looking for the models at their servers"):
         await gather_or_cancel(map(check, endpoints))
+
+
+async def check_trainable(
+    parameters: HyperParameters, endpoints: Mapping[str, Endpoints], progress: Progress
+) -> None:
+    """Ask the servers at a `base_url` for their list of jobs, where models are trained there.
+
+    Raises SettingsError for one without such a list: after play nothing could be trained. Whatever
+    else goes wrong is left to the jobs.
+    """
+
+    async def check(group: str) -> None:
+        agent, place = parameters.group_parameters(group), parameters.groups[group][0]
+        service, at = agent.provider.training, endpoints.get(group)
+        if agent.base_url is None or at is None or at.lm_server is not None:
+            return
+        if service is None or not isinstance(service.backend, str):
+            return
+        try:
+            async with open_backend(agent.provider, at.control, timeout_s=_LOOK_S) as backend:
+                await backend.check_jobs()
+        except Refused as error:
+            if error.status in _NO_SUCH_API:
+                raise SettingsError(
+                    f"agents.{place}.base_url: the server has no fine-tuning jobs ({error}), so "
+                    f"{place} can play there and can't be trained; set agents.{place}.freeze_agent:"
+                    " true, or train at OpenAI, at an lm_server (docs/lm-server.md), or by a "
+                    "service of your own (docs/services.md)"
+                ) from None
+        except BackendTrouble as error:
+            _log.debug("%s: the list of jobs can't be had: %s", place, error)
+
+    if parameters.rl.num_iterations:
+        with progress.doing("looking for the jobs at servers of others"):
+            await gather_or_cancel(map(check, parameters.trainable_groups))
 
 
 async def check_version(session: Session) -> None:

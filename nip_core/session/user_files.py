@@ -1,7 +1,7 @@
 """The user's own files that settings name, and what stands in them.
 
-find_user_files    by name: scripts, scenarios, protocols, providers, templates, data, chats,
-                   replies, models
+find_user_files    by name: scripts, scenarios, protocols, providers, reward functions, templates,
+                   data, chats, replies, models
 digest_user_files  of each the SHA-256
 
 A run's identity has digests of the same things as they were read (`contents`); these here are of
@@ -61,9 +61,11 @@ def digest_user_files(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _list_code(game: Game) -> Iterator[tuple[str, Path]]:
-    """List the Python files with a scenario, a protocol or a provider."""
+    """List the Python files with a scenario, a protocol, a provider or a reward function."""
     for address, kind in _list_classes(game):
         yield _place_of(address), Path(inspect.getfile(kind))
+    if (function := game.reward_function) is not None:
+        yield _place_of(function.address), Path(function.file)
 
 
 def _list_classes(game: Game) -> Iterator[tuple[str, type]]:

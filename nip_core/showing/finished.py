@@ -58,7 +58,7 @@ def find_finished_test(prepared: Prepared) -> dict[str, Any] | None:
     check_run(run)
     tested = read_document(run, run.metrics(newest, TEST), SplitMetrics)
     assert tested is not None  # it was there a moment ago
-    shown = read_shown_metrics(run, newest, TEST, tested, prepared.parameters.to_dict())
+    shown = read_shown_metrics(run, newest, TEST, tested)
     return {"run": run.name, "iteration": newest, "test": shown.as_json()}
 
 

@@ -28,7 +28,7 @@ from nip_core.errors import CorruptionError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
 from nip_core.processes import count_processes, map_in_processes
-from nip_core.rollouts.storage.parquet import has_current_version, in_current_version, open_parquet
+from nip_core.rollouts.storage.parquet import choose_by_version, open_parquet
 from nip_core.run_store.facts import DatasetFacts
 from nip_core.run_store.manifest import read_committed_file, read_manifest, verify
 from nip_core.run_store.store import Store
@@ -54,7 +54,7 @@ _LINEAGE = [
     pa.field("generations", pa.list_(pa.string()), nullable=False),  # keys of those learned
     pa.field("iteration", pa.int32(), nullable=False),  # of the rollout
     pa.field("problem", pa.string(), nullable=False),
-    pa.field("question_id", pa.string()),  # null in version 1 only
+    pa.field("question_id", pa.string()),  # never null
     pa.field("y", pa.int8(), nullable=False),
     pa.field("reward", pa.float64(), nullable=False),
     pa.field("reason", pa.string(), nullable=False),
@@ -270,28 +270,25 @@ class Dataset:
         self._source = source
         with self._open() as file:
             self.examples: int = file.metadata.num_rows
-            self._schema = choose_schema(file.schema_arrow, method)
-            self._is_current = has_current_version(file.schema_arrow, self._schema, name)
+            choose_schema(file.schema_arrow, method, name)
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows in order; a few hundred are in memory at a time."""
         with self._open() as file:
             for batch in file.iter_batches(_ROWS_PER_GROUP):
-                table = self._current(pa.Table.from_batches([batch]))
+                table = pa.Table.from_batches([batch])
                 columns = [_read_values(column) for column in table.columns]
                 for values in zip(*columns, strict=True):
                     yield dict(zip(table.column_names, values, strict=True))
 
     def table(self) -> pa.Table:
-        """Read all rows, in the current version's columns."""
+        """Read all rows."""
         with self._open() as file:
-            return self._current(file.read(use_threads=False))
+            return file.read(use_threads=False)
 
     def column(self, name: str) -> list[Any]:
-        """Read a column as a list, null everywhere if the file's version did not have it."""
+        """Read a column as a list."""
         with self._open() as file:
-            if name not in file.schema_arrow.names:
-                return [None] * self.examples
             values: list[Any] = file.read([name], use_threads=False)[name].to_pylist()
             return values
 
@@ -300,16 +297,6 @@ class Dataset:
             return open_parquet(self._source)
         except (pa.ArrowException, OSError) as error:
             raise CorruptionError(f"{self._name}: damaged, not a Parquet file ({error})") from error
-
-    def _current(self, table: pa.Table) -> pa.Table:
-        if self._is_current:
-            return table
-        table = in_current_version(table, self._schema)
-        if not table.schema.equals(self._schema):
-            raise CorruptionError(
-                f"{self._name}: its columns are not those of schema {SCHEMA_VERSION}"
-            )
-        return table
 
 
 def open_dataset(store: Store, directory: str) -> Dataset:
@@ -328,16 +315,12 @@ def open_dataset(store: Store, directory: str) -> Dataset:
     return Dataset(local, method, place)
 
 
-def choose_schema(written: pa.Schema, method: Method) -> pa.Schema:
-    """Choose the schema of a file of the method: the first that has what its version has."""
-    schemas = [of[method] for of in (SCHEMAS, WITH_REASONING) if method in of]
-    schemas += [WITH_WEIGHTS] if method == "supervised" else []
-    version = (written.metadata or {}).get(_VERSION_KEY, b"")
-    if not version.isdigit():
-        return schemas[0]
-    # A later version is compared with the latest, so that the error names that one.
-    known = (schema for schema in schemas if int(schema.metadata[_VERSION_KEY]) >= int(version))
-    return next(known, schemas[-1])
+def choose_schema(written: pa.Schema, method: Method, name: str) -> pa.Schema:
+    """Choose the schema of a file of the method by its version. Raises as `choose_by_version`."""
+    schemas = [schemas[method] for schemas in (SCHEMAS, WITH_REASONING) if method in schemas]
+    return choose_by_version(
+        written, [*schemas, *([WITH_WEIGHTS] if method == "supervised" else [])], name
+    )
 
 
 def _read_values(column: pa.ChunkedArray) -> list[Any]:

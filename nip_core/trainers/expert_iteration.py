@@ -27,6 +27,7 @@ from nip_core.game.render import Game
 from nip_core.hashing import canonical_json, derive_key, derive_seed
 from nip_core.parameters import HyperParameters, PureTextEiParameters, TextRlParameters
 from nip_core.protocols import make_protocol
+from nip_core.protocols.reward_function import bound_reward
 from nip_core.tolerance import at_least, more_than
 from nip_core.trainers.base import Choice, Example, InParts, Rollouts
 from nip_core.trainers.conversations import (
@@ -143,7 +144,7 @@ def find_never_chosen(parameters: HyperParameters) -> dict[str, float]:
         return {}
     protocol = make_protocol(parameters)
     trained = [a for group in parameters.trainable_groups for a in parameters.groups[group]]
-    most = {agent: protocol.max_reward(agent) for agent in trained}
+    most = {agent: bound_reward(protocol, agent)[1] for agent in trained}
     if parameters.text_rl.verifier_guess_replacement_proportion > 0:
         most.pop("verifier", None)  # its right answers are written for it
     threshold = settings.reward_threshold

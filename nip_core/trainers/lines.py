@@ -30,15 +30,7 @@ def read_held_out(parameters: HyperParameters, dataset: Dataset) -> frozenset[st
 
 def list_questions(dataset: Dataset) -> list[str]:
     """List by row the question of its example."""
-    ids = zip(dataset.column("question_id"), dataset.column("problem"), strict=True)
-    return [
-        _name_question({"question_id": question, "problem": problem}) for question, problem in ids
-    ]
-
-
-def _name_question(row: Row) -> str:
-    # A dataset of an earlier version names no questions, so each problem is one.
-    return str(row["problem"] if row["question_id"] is None else row["question_id"])
+    return dataset.column("question_id")
 
 
 def write_payloads(
@@ -50,12 +42,12 @@ def write_payloads(
     refuse.
     """
     training = folder / "training.jsonl"
-    rows = (row for row in dataset.rows() if _name_question(row) not in out)
+    rows = (row for row in dataset.rows() if row["question_id"] not in out)
     write_jsonl(rows, dataset.method, training, f"{what}, training file")
     if not out:
         return training, None
     validation = folder / "validation.jsonl"
-    rows = (row for row in dataset.rows() if _name_question(row) in out)
+    rows = (row for row in dataset.rows() if row["question_id"] in out)
     write_jsonl(rows, dataset.method, validation, f"{what}, validation file")
     return training, validation
 

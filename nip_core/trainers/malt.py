@@ -31,6 +31,7 @@ from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters.blocks.opponents import split_agents
+from nip_core.protocols.reward_function import bound_reward, halve_reward
 from nip_core.rollouts.storage.table_rows import read_rows, row_columns
 from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.rollouts.trees import (
@@ -263,9 +264,9 @@ def _make_rule(game: Game, agent: str) -> _Rule:
     if settings.pair_selection_method == "positive_negative":
         # Not the middle of the least and the most: a high price of no verdict, or of an invalid
         # answer, would take it below what a wrong verdict pays.
-        middle = game.protocol.reward_mid_point(agent)
+        middle = halve_reward(game.protocol, agent)
         return lambda better, worse: at_least(better, middle) and not at_least(worse, middle)
-    least, most = game.protocol.min_reward(agent), game.protocol.max_reward(agent)
+    least, most = bound_reward(game.protocol, agent)
     apart = settings.interval_threshold_proportion * (most - least)
     return lambda better, worse: more_than(better - worse, apart)
 

@@ -79,13 +79,13 @@ class IterationCheck:
             # The last test may just have been played, and running again measures it.
             derived=not self.is_swapped,
         )
+        has_metrics = metrics_path in check.present
         intervals_path = self.run.intervals(self.number, split)
-        intervals = check.document(intervals_path)
-        if metrics_path in check.present and intervals_path not in check.present:
-            check.notes.append(
-                f"{intervals_path}: not there (an earlier version wrote none); what it would say "
-                "is computed from the rollouts"
-            )
+        intervals = check.document(
+            intervals_path,
+            demanded_by=metrics_path if has_metrics and not may_choose(split) else None,
+            derived=not self.is_swapped,
+        )
         demanded = metrics_path if isinstance(metrics, dict) and "rollouts" in metrics else None
         if demanded is None and split == TRAIN and self._has_dataset():
             demanded = "the dataset"
@@ -254,9 +254,7 @@ class IterationCheck:
         if is_checksum and of not in check.present:
             check.lacks(of, f"the file of {checksum}", remedy, derived=True)
         elif not is_checksum and checksum not in check.present:
-            check.notes.append(
-                f"{checksum}: not there (an earlier version wrote none); {of} is not checked"
-            )
+            check.lacks(checksum, f"the checksum of {of}", remedy, derived=True)
         elif not is_checksum and check.deep:
             sha256 = _sum_of(check.run.store.get(checksum), of.rpartition("/")[2])
             if sha256 is None:

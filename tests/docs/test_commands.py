@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     bin_ = Path(sys.executable).parent
-    for command in ("nip", "python", "prefect"):
+    for command in ("nip", "python", "prefect", "transformers"):
         (tmp_path / ".venv/bin" / command).write_text(f'#!/bin/sh\nexec {bin_}/{command} "$@"\n')
         (tmp_path / ".venv/bin" / command).chmod(0o755)
     return tmp_path

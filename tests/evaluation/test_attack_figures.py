@@ -6,9 +6,8 @@ import pyarrow as pa
 import pytest
 from stored_rows import typed_tables
 
-from nip_core.attack_figures.figures import attack_shown
 from nip_core.attack_figures.losses import OwnTest
-from nip_core.attack_figures.metrics_document import AttackMetrics, CourseEnd, ShownAttack
+from nip_core.attack_figures.metrics_document import CourseEnd, ShownAttack
 from nip_core.attack_figures.sentences import (
     StepJob,
     causes,
@@ -223,22 +222,6 @@ def test_only_problems_that_are_the_same_in_both_tests_are_compared():
     gone = by_step([2, 2], OwnTest(because="run r is gone"))
     assert gone.trained is None
     assert gone.lost_to_lying.because == "run r is gone"
-
-
-def test_figures_of_an_earlier_version_are_shown_under_the_new_names():
-    now = by_step([1, 3], OwnTest(test_of(1))).as_json()
-    old = {k: v for k, v in now.items() if k not in ("trained", "lost_to_lying", "exploited_below")}
-    old["exploitability"] = old.pop("lost_to_training")
-    worst = {key: value for key, value in now["worst"].items() if key != "lost_to_training"}
-    old["worst"] = worst | {"exploitability": now["worst"]["lost_to_training"]}
-    read = AttackMetrics.model_validate({"attack": ATTACK, **old})
-    summary = attack_shown(read, ("soundness",))
-    assert summary["lost_to_training"] == now["lost_to_training"]
-    assert summary["worst"]["lost_to_training"] == now["worst"]["lost_to_training"]
-    seen = ShownAttack.model_validate(summary)
-    words = " ".join(loss_sentences(seen))
-    assert "Steps to exploit: none sufficed." in words and "Lost to training" in words
-    assert "lying" not in words
 
 
 def test_an_attack_that_hardly_trained_says_first_that_it_shows_nothing():

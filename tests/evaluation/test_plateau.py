@@ -4,9 +4,7 @@ The courses are simulated: verdicts are drawn from a soundness that is known. Qu
 how hard they are, and each test draws anew.
 """
 
-import importlib
-import sys
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -24,42 +22,67 @@ from nip_core.attack_figures.plateau import (
 
 MOST = 100
 _OF_DIFFICULTY = 2.0  # the spread of questions' log-odds
+SHIFTS = np.linspace(-15, 15, 151)  # of all log-odds; the one with a given soundness lies between
 
 
-@pytest.fixture(scope="module")
-def simulation():
-    """benchmarks/plateau_rule.py, whose table stands in docs/decisions/0045-plateau.md."""
-    folder = str(Path(__file__).parents[2] / "benchmarks")
-    sys.path.insert(0, folder)
-    yield importlib.import_module("plateau_rule")
-    sys.path.remove(folder)
+@dataclass(frozen=True)
+class End:
+    """How a course ended: its step, and how much further soundness falls until the most steps."""
+
+    step: int
+    is_plateau: bool
+    left: float
+
+
+def falls(points, pause=0):
+    """From 90 to 30 %, so many points a step, with a pause of so many steps after step 20."""
+
+    def soundness_at(step):
+        return max(0.3, 0.9 - points / 100 * (min(step, 20) + max(0.0, step - 20 - pause)))
+
+    return soundness_at
+
+
+def play(soundness, questions, random):
+    """A course of tests, every five steps, until the rule ends it."""
+    odds = random.normal(0, _OF_DIFFICULTY, questions)
+    means = expit(SHIFTS[:, None] + odds).mean(axis=1)
+    tests = {}
+    for step in range(0, MOST + 1, 5):
+        shift = np.interp(soundness(step), means, SHIFTS)
+        tests[step] = (random.random(questions) < expit(shift + odds)).astype(float)
+        since, fall = find_window(tests, step), None
+        if since is not None:
+            fall = bound_fall(tests[since], tests[step], np.arange(questions))
+        verdict = judge_course(step, MOST, fall, None)
+        if verdict is not None:
+            return End(step, verdict == "plateau", soundness(step) - soundness(MOST))
+    raise AssertionError("a course has an end")
 
 
 def expit(odds):
     return 1 / (1 + np.exp(-odds))
 
 
-def courses(simulation, soundness, questions, count, seed):
+def courses(soundness, questions, count, seed):
     random = np.random.default_rng(seed)
-    return [simulation.play(soundness, questions, random) for _ in range(count)]
+    return [play(soundness, questions, random) for _ in range(count)]
 
 
 @pytest.mark.parametrize(("pause", "most_early"), [(0, 0), (10, 0.05)])
-def test_an_attack_that_still_takes_a_point_a_step_is_hardly_ever_ended(
-    simulation, pause, most_early
-):
-    ends = courses(simulation, simulation.falls(1, pause), 400, 60, 1)
+def test_an_attack_that_still_takes_a_point_a_step_is_hardly_ever_ended(pause, most_early):
+    ends = courses(falls(1, pause), 400, 60, 1)
     assert np.mean([end.left > RULE.most_fall for end in ends]) <= most_early
 
 
-def test_a_pause_as_long_as_the_window_can_end_an_attack_too_early(simulation):
+def test_a_pause_as_long_as_the_window_can_end_an_attack_too_early():
     """What the rule can't know: it looks twenty steps back, and no further."""
-    ends = courses(simulation, simulation.falls(1, 40), 1500, 40, 2)
+    ends = courses(falls(1, 40), 1500, 40, 2)
     assert np.mean([end.step <= 60 and end.is_plateau for end in ends]) > 0.5
 
 
-def test_a_flat_course_ends_the_sooner_the_more_questions_there_are(simulation):
-    flat = {n: courses(simulation, simulation.flat(0.5), n, 40, 3) for n in (100, 1500)}
+def test_a_flat_course_ends_the_sooner_the_more_questions_there_are():
+    flat = {n: courses(lambda _: 0.5, n, 40, 3) for n in (100, 1500)}
     assert all(np.mean([end.is_plateau for end in ends]) > 0.8 for ends in flat.values())
     steps = {questions: np.mean([end.step for end in ends]) for questions, ends in flat.items()}
     assert steps[1500] < 40 < steps[100]

@@ -1,6 +1,7 @@
 """benchmarks/side_by_side.py: what its stub counts, its statistics, its page. No peer runs here."""
 
 import json
+import re
 import shutil
 import sys
 import urllib.request
@@ -198,3 +199,18 @@ def test_a_second_model_has_columns_at_the_head_and_sections_below_those_of_the_
     )
     text = page(result)
     assert text.index(first) < text.index(second)
+
+
+def test_the_page_is_made_of_its_figures_and_links_to_sections_that_it_has():
+    """A part that only a further model was measured with has its section under that one's name."""
+    from beside.page import page
+
+    document = BENCHMARKS.parent / "docs" / "results" / "side_by_side.json"
+    result = json.loads(document.read_text(encoding="utf-8"))
+    text = page(result)
+    assert text == document.with_suffix(".md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w-]", "", head.lower().replace(" ", "-")) for head in headings}
+    linked = set(re.findall(r"\(#([\w-]+)\)", text))
+    assert "c" not in result and "from-trained-weights-to-their-first-answer-smollm2" in linked
+    assert linked <= anchors

@@ -51,7 +51,8 @@ class Block:
 def pages() -> list[Path]:
     """All pages of the repository that have blocks which somebody could run."""
     top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
-    docs = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/howto").glob("*.md")]
+    folders = (ROOT / "docs", ROOT / "docs/howto", ROOT / "docs/games")
+    docs = [page for folder in folders for page in folder.glob("*.md")]
     return sorted(path for path in (*top, *docs) if path.exists())
 
 

@@ -14,7 +14,11 @@ HOUSES = {
     "tasks": ROOT / "tasks",
     "nip_verifiers": ROOT / "nip_verifiers",
     "factory": ROOT / "factory",
-} | {path.name: path for path in sorted(ROOT.glob("packages/*/nip_*")) if path.is_dir()}
+} | {
+    path.name: path
+    for path in sorted(ROOT.glob("packages/*/nip_*"))
+    if (path / "__init__.py").exists()  # and not what an installation leaves beside it
+}
 """By the name of a package, its folder."""
 SERVER = HOUSES["nip_lm_server"]
 

@@ -13,11 +13,14 @@ from typing import Any
 SAME = "killed, ended the same"
 """What is to have happened at every point."""
 ROOT = Path(__file__).parents[2]
+STEPS = ("mkdir", "rmdir", "open", "write", "torn", "link", "rename", "remove", "sql", "send")
+STEPS += ("answered",)
+"""The first words of labels that name what is done."""
 
 
 ABOUT = {
     "kill_matrix": (
-        "Each row is a SIGKILL of a process right before a step: a file of the run store or of the "
+        "Each point is a SIGKILL of a process right before a step: a file of the run store or of the "
         "server is created, written, linked, renamed or removed, a row goes into the server's "
         "database, a request is sent to the server or to Prefect (`send`), or its answer has come "
         "and nobody has looked at it (`answered`); `torn`: half of a journal's frame is written. "
@@ -91,7 +94,6 @@ def _write(path: Path, rows: list[dict[str, Any]], seconds: float) -> None:
         rows = kept + rows
         facts |= {"seconds": round(sum(row["seconds"] for row in rows)), "commits": commits}
     path.with_suffix(".json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    columns = list(rows[0])
     lines = [
         f"# {path.stem.replace('_', ' ').capitalize()}",
         "",
@@ -99,12 +101,38 @@ def _write(path: Path, rows: list[dict[str, Any]], seconds: float) -> None:
         f"{facts['seconds']} s.",
         "",
         *(line for part in ABOUT[path.stem] for line in (*textwrap.wrap(part, 120), "")),
-        *([] if "commits" not in facts else [*_counts(rows, facts["commits"]), ""]),
-        "| " + " | ".join(columns) + " |",
-        "|" + " --- |" * len(columns),
-        *("| " + " | ".join(str(row[c]).replace("|", "/") for c in columns) + " |" for row in rows),
+        *(list_points(path.stem, rows, facts["commits"]) if "commits" in facts else _table(rows)),
     ]
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    columns = list(rows[0])
+    cells = [[str(row[column]).replace("|", "/") for column in columns] for row in rows]
+    head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return [*head, *("| " + " | ".join(row) + " |" for row in cells)]
+
+
+def list_points(name: str, rows: list[dict[str, Any]], commits: dict[str, str]) -> list[str]:
+    """The points by process, by kind of step, and each that did not end the same."""
+    steps: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        kind = row["label"].split()[0] if row["label"].split()[0] in STEPS else row["label"]
+        steps.setdefault((row["process"], kind), []).append(row)
+    shown = [
+        {
+            "process": process,
+            "before it could": kind,
+            "points": len(points),
+            "ended the same": sum(row["happened"] == SAME for row in points),
+            "calls repeated, at most": max(row["calls repeated"] for row in points),
+        }
+        for (process, kind), points in steps.items()
+    ]
+    other = [row for row in rows if row["happened"] != SAME]
+    lines = [*_counts(rows, commits), "", *_table(shown)]
+    lines += ["", f"[Every point]({name}.json), with its step, occurrence and seconds."]
+    return [*lines, "", *_table(other)] if other else lines
 
 
 def _of_other_processes(

@@ -17,8 +17,8 @@ _SETTINGS = """
 default_tsa = authority
 [authority]
 serial = {folder}/serial
-signer_cert = {folder}/tsa.pem
-certs = {folder}/ca.pem
+signer_cert = {folder}/{signer}.pem
+{certs}
 signer_key = {folder}/tsa.key
 signer_digest = sha256
 default_policy = 1.2.3.4.1
@@ -37,6 +37,10 @@ class Authority:
         """The content types of the queries so far."""
         self.digests = "sha256"
         """Of files that it stamps; a query with another one is rejected."""
+        self.signer = "tsa"
+        """Its certificate: `tsa`, or `expired`, which was valid yesterday."""
+        self.shows_root = True
+        """Whether its tokens contain the certificate of its CA."""
         self.answers_with: bytes | None = None
         """In the place of a reply."""
         self.status = 200
@@ -57,12 +61,22 @@ class Authority:
             "x509 -req -in tsa.csr -CA ca.pem -CAkey ca.key -CAcreateserial",
             "-out tsa.pem -days 2 -extfile uses",
         )
+        _openssl(
+            folder,
+            "x509 -req -in tsa.csr -CA ca.pem -CAkey ca.key -CAcreateserial",
+            "-out expired.pem -days -1 -extfile uses",
+        )
         (folder / "serial").write_text("01\n")
 
     def reply(self, query: bytes) -> bytes:
         """The reply to a query, as openssl makes it."""
         (self.folder / "query").write_bytes(query)
-        settings = _SETTINGS.format(folder=self.folder, digests=self.digests)
+        settings = _SETTINGS.format(
+            folder=self.folder,
+            digests=self.digests,
+            signer=self.signer,
+            certs=f"certs = {self.ca}" if self.shows_root else "",
+        )
         (self.folder / "settings").write_text(settings)
         _openssl(self.folder, "ts -reply -config settings -queryfile query -out reply")
         return (self.folder / "reply").read_bytes()

@@ -154,7 +154,7 @@ def test_each_page_has_a_place_in_the_navigation_and_each_place_a_page():
     docs = ROOT / "docs"
     names = {
         path.relative_to(docs).as_posix()
-        for pattern in ("*.md", "howto/*.md", "notebooks/*.ipynb")
+        for pattern in ("*.md", "howto/*.md", "games/*.md", "notebooks/*.ipynb")
         for path in docs.glob(pattern)
     }
     assert not names - places, "give it a line in scripts/docs/mkdocs.yml"

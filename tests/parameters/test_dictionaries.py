@@ -176,7 +176,7 @@ def test_settings_of_an_earlier_version_are_read_with_todays_defaults():
     earlier = {
         **MINIMAL,
         "agents": {
-            "prover": {"lora_alpha": None, "lora_alpha_scale": None, "model_name": "m"},
+            "prover": {"model_name": "m"},
             "verifier": {"lora_alpha": 8, "lora_alpha_scale": None},
         },
         "rl": {"lr": 0.01, "gone": 1},
@@ -187,9 +187,7 @@ def test_settings_of_an_earlier_version_are_read_with_todays_defaults():
     assert today == load_parameters(
         {
             **MINIMAL,
-            # Nobody was told before there was a setting for it, whatever is the default today.
             "agents": {
-                "_default": {"retry_hint": False},
                 "prover": {"model_name": "m"},
                 "verifier": {"lora_alpha": 8},
             },

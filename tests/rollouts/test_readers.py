@@ -10,9 +10,8 @@ import pytest
 import yaml
 from random_play import game, play
 
-from nip_core.errors import CorruptionError
 from nip_core.rollouts.storage import schema
-from nip_core.rollouts.storage.parquet import parquet_bytes, parquet_table
+from nip_core.rollouts.storage.parquet import parquet_table
 from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.storage.tables import Tables, commit_shard, join_shards
 from nip_core.run_store.local_store import LocalStore
@@ -237,23 +236,3 @@ def test_the_docs_list_exactly_the_columns_of_the_schema(table):
         for field, kind in zip(columns, plain, strict=True)
     ]
     assert all(meaning for *_, meaning in rows)
-
-
-@pytest.mark.parametrize("table", ["episodes", "generations", "timings"])
-def test_a_file_with_the_columns_that_the_docs_give_version_1_is_read_and_one_with_fewer_is_not(
-    written, table
-):
-    columns, _ = SCHEMAS[table]
-    current = getattr(written, table)
-    old = [name.strip("`") for name, _, _, since, _ in _documented(table)[1] if since == "1"]
-    first = current.select(old).replace_schema_metadata({"nip.schema_version": "1"})
-    read = parquet_table(parquet_bytes(first), columns, "old")
-    assert read.select(old).equals(current.select(old))
-    later = [name for name in columns.names if name not in old]
-    for name in later:
-        value = schema.VALUES_BEFORE.get(name)
-        assert read[name].to_pylist() == [value] * read.num_rows
-    assert table == "timings" or later
-    for name in (n for n in old if not columns.field(n).nullable):
-        with pytest.raises(CorruptionError, match="columns are not those"):
-            parquet_table(parquet_bytes(first.drop_columns(name)), columns, "old")

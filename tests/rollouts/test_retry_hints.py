@@ -14,7 +14,6 @@ from nip_core.game.answers import reasons
 from nip_core.game.answers.reasons import KINDS, sort_reason
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
-from nip_core.parameters.stored import keep_prompts, read_settings
 from nip_view.episode_page import _render_chats
 
 ROOT = Path(__file__).parents[2]
@@ -176,32 +175,12 @@ def test_every_hint_names_a_form_that_is_read(kind, protocol, version):
             assert channels == form.channels
 
 
-def test_a_run_of_a_version_without_the_setting_has_it_off():
-    earlier = json.loads((ROOT / "tests" / "parameters" / "earlier_run.json").read_text())
-    assert not any("retry_hint" in agent for agent in earlier["agents"].values())
-    assert {a.retry_hint for a in read_settings(earlier).model_agents.values()} == {False}
-
-
 @pytest.mark.parametrize(("version", "told"), [("v1", True), ("v4", True), ("short", False)])
 def test_by_default_models_that_follow_instructions_are_told(version, told):
     parameters = settings(hint=None, version=version)
     assert [parameters.gives_hint(name) for name in parameters.model_agents] == [told, told]
     chosen = settings(hint=not told, version=version)
     assert [chosen.gives_hint(name) for name in chosen.model_agents] == [not told] * 2
-
-
-@pytest.mark.parametrize("begun_with", [False, True, None])
-def test_a_run_goes_on_with_the_hints_that_it_began_with(begun_with):
-    """Where its configuration names none; an earlier version has put its default on record."""
-    stored = settings(hint=begun_with).to_dict()
-    now = settings(hint=None)
-    on = keep_prompts(now, stored)
-    assert {agent.retry_hint for agent in on.model_agents.values()} == {begun_with}
-    for agent in stored["agents"].values():
-        del agent["retry_hint"]
-    assert {a.retry_hint for a in keep_prompts(now, stored).model_agents.values()} == {False}
-    chosen = settings(hint=True)
-    assert keep_prompts(chosen, stored) is chosen
 
 
 # The kinds.

@@ -274,7 +274,7 @@ def _another(field: pa.Field, value: Any) -> Any:
 
 @pytest.mark.parametrize(("size", "limit"), [(300, 1.2), (600, 1.12)])
 def test_both_tables_take_little_more_than_the_texts(size: int, limit: float) -> None:
-    """Before compression; docs/results/size.json has the figures of real play."""
+    """Before compression; docs/results/README.md has the figures of real play."""
     episodes, generations, _ = play(200, rounds=9, size=size)
     for row in generations:
         del row["completion_token_ids"], row["completion_logprobs"], row["token_logprobs"]
@@ -285,34 +285,12 @@ def test_both_tables_take_little_more_than_the_texts(size: int, limit: float) ->
     assert sum(len(parquet_bytes(table, "none")) for table in both) / texts <= limit
 
 
-LATER = {"decision_value", "token_logprobs"}  # the columns that version 2 added
-
-
-def version_1(table: pa.Table) -> pa.Table:
-    kept = table.select([name for name in table.column_names if name not in LATER])
-    return kept.replace_schema_metadata({"nip.schema_version": "1"})
-
-
-def test_tables_of_version_1_are_read_as_if_the_later_columns_were_empty(store: LocalStore) -> None:
-    rows = play(4)
-    old = typed_tables(*rows)
-    old = Tables(*(version_1(t) for t in (old.episodes, old.generations, old.timings)))
-    commit_shard(store, "d", "0000", old)
-    join_shards(store, "d", ["0000"])
-    for row in (*rows[0], *rows[1]):
-        for name in LATER & row.keys():
-            row[name] = None
-    expected = typed_tables(*rows)
-    read = read_rollouts(store, "d")
-    assert read.episodes.equals(expected.episodes)
-    assert read.generations.equals(expected.generations)
-    assert stored_timings(store, "d", "0000").equals(expected.timings)
-
-
-def test_a_table_of_version_1_that_lacks_an_old_column_is_damaged() -> None:
-    lacking = version_1(typed_tables(*play(1)).episodes).drop_columns(["y"])
-    with pytest.raises(CorruptionError, match=r"a\.parquet: its columns are not"):
-        parquet_table(parquet_bytes(lacking), EPISODES, "a.parquet")
+def test_a_table_of_an_earlier_version_is_refused_by_name() -> None:
+    table = typed_tables(*play(1)).episodes.drop_columns(["round_rewards"])
+    earlier = table.replace_schema_metadata({"nip.schema_version": "8"})
+    told = r"a\.parquet: schema version 8, this version of nip reads 9; use .* run\.json names"
+    with pytest.raises(StoreError, match=told):
+        parquet_table(parquet_bytes(earlier), EPISODES, "a.parquet")
 
 
 def test_a_stage_without_all_its_shards_is_not_readable(store: LocalStore) -> None:

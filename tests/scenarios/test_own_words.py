@@ -9,7 +9,6 @@ import yaml
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
-from nip_core.parameters.stored import read_settings
 from nip_core.protocols import protocol_names
 from nip_core.scenarios import Problem, Words, find_scenario, scenario_names
 from nip_core.scenarios.words_checks import check_words
@@ -150,11 +149,8 @@ def test_they_are_refused_before_a_run_begins_but_not_in_versions_that_took_any(
     (tmp_path / "minutes.py").write_text(MODULE.replace('"a historian"', '"historian"'))
     with pytest.raises(SettingsError, match=r"Minutes\.words\.expert .*\(got 'historian'\)"):
         prepare(load_parameters(own), {})
-    begun = prepare(load_parameters(own, ["scenario_settings.system_prompt_version=v1"]), {})
-    # Neither in a run that was begun when there was no other version.
-    settings = {**begun.identity.parameters, "scenario_settings": {}}
-    begun.run.create_or_open(replace(begun.identity, parameters=settings))
-    assert prepare(load_parameters(own), {}).game.parameters.system_prompt_version == "v1"
+    first = load_parameters(own, ["scenario_settings.system_prompt_version=v1"])
+    assert prepare(first, {}).game.parameters.system_prompt_version == "v1"
 
 
 def test_new_runs_of_ones_own_scenario_have_the_new_version_on_record(own):
@@ -165,16 +161,3 @@ def test_new_runs_of_ones_own_scenario_have_the_new_version_on_record(own):
     assert of_class.scenario_settings == {"system_prompt_version": "v2"}
     bundled = load_parameters("deterministic")
     assert (bundled.system_prompt_version, bundled.scenario_settings) == ("v1", {})
-
-
-@pytest.mark.parametrize(("kind", "version"), [("Minutes", "v1"), ("Reasoned", "v2")])
-def test_a_run_of_before_goes_on_with_the_prompts_that_it_began_with(own, kind, version):
-    chosen = f"scenario=minutes.py:{kind}"
-    begun = prepare(load_parameters(own, [chosen]), {})
-    # As a version of nip wrote it that knew no other default: nothing is said.
-    settings = {**begun.identity.parameters, "scenario_settings": {}}
-    begun.run.create_or_open(replace(begun.identity, parameters=settings))
-    again = prepare(load_parameters(own, [chosen]), {})
-    assert again.game.parameters.system_prompt_version == version
-    assert again.run.check_same(again.identity) == {}
-    assert read_settings(again.run.open().parameters).system_prompt_version == version

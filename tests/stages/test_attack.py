@@ -33,7 +33,6 @@ from nip_core.servers.kept_models import has_model
 from nip_core.servers.own_server import find_server_directory
 from nip_core.session.prepare import estimate_settings
 from nip_core.session.problems_of_run import load_all_problems
-from nip_core.showing.reports import write_report
 from nip_core.showing.summary import summarise_run
 from nip_core.upkeep.clean import find_unused
 from nip_core.upkeep.verify import verify_run
@@ -205,18 +204,6 @@ async def test_what_lying_took_is_counted_from_the_attacked_runs_own_test(tmp_pa
     assert result["lost_to_training"]["difference"] == before - after
     assert result["lost_to_lying"]["problems"] == 4
     assert result["told"] is True and result["caution"] is None
-    # Figures of an earlier version are shown, and what it did not know stays unknown.
-    run = RunStore(open_store(tmp_path), "scripted-best-of-n-0")
-    old = run.read_json(run.metrics(0, "attack"))
-    old["exploitability"] = old.pop("lost_to_training")
-    for later in ("trained", "lost_to_lying"):
-        del old[later]
-    run.store.put(run.metrics(0, "attack"), json.dumps(old).encode())
-    seen = summarise_run(run)["attack"]
-    assert seen["lost_to_training"] == result["lost_to_training"]
-    assert "lost_to_lying" not in seen
-    write_report(run)
-    assert "Lost to choosing" in run.store.get(f"{run.root}/report.html").decode()
 
 
 @pytest.mark.long

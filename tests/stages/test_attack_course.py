@@ -20,7 +20,7 @@ from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.session.prepare import estimate_settings, plan_run
+from nip_core.session.prepare import estimate_settings
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.trainers.dataset import open_dataset
 from nip_core.upkeep.verify import verify_run
@@ -139,35 +139,6 @@ async def test_provers_are_chosen_on_validation_problems_and_tested_once_on_test
     assert "attack" in stages
     run.store.delete(f"{run.rollouts(0, 'attack')}/manifest.json")
     assert f"{run.rollouts(0, 'attack')}/manifest.json" in verify_run(run).problems
-
-
-@pytest.mark.long
-async def test_an_attack_of_before_goes_on_with_its_tests_on_test_problems(
-    untrained, server_in_thread
-):
-    store, few = untrained / "runs", ["rl.rollouts_per_iteration=4", "pure_text_grpo.group_size=2"]
-    way = {"by": "sneaky", "problems": 2, "iteration": 0}
-    short = {"name": "before", "every": 1}
-    before = [*few, "attack.course_on=test"]
-    begun = attack_settings(str(store), "small", way, overrides=before, **short, steps=1)
-    await loop.train(begun)
-    run = opened(store, "before")
-    document = run.read_json(f"{run.root}/run.json")
-    for later in ("course_on", "until", "start_from", "imitate", "imitation_epochs"):
-        document["parameters"]["attack"].pop(later, None)
-    run.store.put(f"{run.root}/run.json", json.dumps(document).encode())
-    plateau = way | {"until": "plateau"}
-    with pytest.raises(SettingsError, match=r"begun by an earlier version.* another --name"):
-        await loop.train(attack_settings(str(store), "small", plateau, **short))
-    # By the command of today, which has a course on validation problems.
-    now = attack_settings(str(store), "small", way, overrides=few, **short, steps=2)
-    assert plan_run(now)[0].attack.course_on == "test"
-    attack = (await loop.train(now))["attack"]
-    assert [row["step"] for row in attack["by_step"]] == [0, 1, 2]
-    assert "course_on" not in attack and "untrained" not in attack
-    lowest = min(row["soundness"] for row in attack["by_step"])
-    assert attack["worst"]["soundness"] == lowest
-    assert not is_committed(run.store, run.rollouts(0, "attack"))
 
 
 @pytest.mark.long

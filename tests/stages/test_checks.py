@@ -11,10 +11,13 @@ import openai
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from scripted_game import settings as scripted_settings
+from scripted_server import scripted_server
 from server_here import one_here
 from small_game import write_config
 
 from nip_base.spec import EngineSpec, ServerSpec
+from nip_core import loop
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game, Situation
 from nip_core.jobs.server_calls import EngineStatus
@@ -288,6 +291,24 @@ async def test_a_server_of_another_version_is_refused(tmp_path, monkeypatch):
 
 
 # Problems that are too long
+
+
+async def test_a_server_of_others_without_jobs_is_refused_before_it_is_asked_to_play(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    async with scripted_server(lambda body: "Decision: accept") as server:
+        game = scripted_settings(tmp_path, server.url, rl={"num_iterations": 1}).to_dict()
+        for agent in game["agents"].values():
+            agent["freeze_agent"] = agent["model_name"] == "verifier"
+        with pytest.raises(
+            SettingsError, match=r"prover\.base_url: .*no fine-tuning jobs .*HTTP 404"
+        ):
+            await loop.train(load_parameters(game))
+        assert server.bodies == [] and not (tmp_path / "scripted").exists()
+        # Nobody is trained: then it may have none.
+        await loop.train(load_parameters(game, ["agents.prover.freeze_agent=true"]))
+        assert server.bodies
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def document(run: RunStore, path: str, value: object) -> None:
 
 def add_iteration(run: RunStore, iteration: int, accuracy: float = 0.5) -> None:
     document(run, run.metrics(iteration, "train"), {"accuracy": accuracy, "episodes": 2})
+    beside = {"questions": 2, "bounds": {}, "intervals": {}}
+    document(run, run.intervals(iteration, "train"), beside)
     document(run, run.job(iteration, "verifier"), JOB)
     document(run, run.models(iteration), {"groups": {"verifier": MODEL, "prover": MODEL}})
 
@@ -212,6 +214,13 @@ def test_showing_looks_at_the_newest_iterations(run):
     with pytest.raises(CorruptionError, match=f"a/iterations/{LAST - 1:04d}/metrics-train"):
         check_presence(run)
     assert len(verify_run(run).problems) == 2
+
+
+def test_metrics_without_their_intervals_are_a_finding(run):
+    path = run.intervals(1, "train")
+    assert path not in verify_run(run).problems
+    run.store.delete(path)
+    assert verify_run(run).problems[path].what == "missing"
 
 
 def test_an_iteration_that_is_shown_was_shown_ever_since():

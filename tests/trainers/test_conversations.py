@@ -12,7 +12,6 @@ from nip_core.errors import SettingsError
 from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.parameters.stored import keep_prompts
 from nip_core.trainers.dataset import write_examples
 
 
@@ -233,9 +232,3 @@ def test_keeping_hints_is_refused_where_there_is_nothing_to_keep(changes, told):
     frozen = {"freeze_agent": True}
     every = {**changes["agents"]["_default"], **frozen}
     assert settings(**{**changes, "agents": {"_default": every}})
-
-
-def test_a_run_that_began_without_hints_is_not_silently_trained_without_them():
-    stored = settings("drop", agents={"_default": {"retry_hint": False}}).to_dict()
-    now = settings(agents={"_default": {"retry_hint": None}})
-    assert keep_prompts(now, stored) is now

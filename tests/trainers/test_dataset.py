@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from made_examples import example, made, pair, trajectory
 
 from nip_base.formats import read_examples
-from nip_core.errors import CorruptionError, StageError
+from nip_core.errors import CorruptionError, StageError, StoreError
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit
 from nip_core.trainers.dataset import (
-    EXAMPLES,
     FILES,
     SCHEMAS,
     WITH_WEIGHTS,
@@ -252,14 +251,11 @@ def test_a_committed_dataset_is_read_back_and_a_damaged_one_is_not(tmp_path):
         open_dataset(store, "d")
 
 
-def test_a_dataset_of_version_1_is_read_without_what_it_lacks(tmp_path):
+def test_a_dataset_of_an_earlier_version_is_refused_by_name(tmp_path):
     old = to_table(made("supervised", 2)).drop_columns(["question_id", "tokens"])
     pq.write_table(old.replace_schema_metadata({"nip.schema_version": "1"}), tmp_path / "old")
-    dataset = Dataset(tmp_path / "old", "supervised", "old")
-    assert dataset.column("tokens") == [None, None]
-    rows = list(dataset.rows())
-    assert list(rows[0]) == EXAMPLES.names
-    assert [row["question_id"] for row in rows] == [None, None]
+    with pytest.raises(StoreError, match=r"old: schema version 1, .* reads 2 or 3 or 4; use"):
+        Dataset(tmp_path / "old", "supervised", "old")
 
 
 # The formats

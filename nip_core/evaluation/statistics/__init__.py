@@ -5,7 +5,6 @@ clustered       intervals of rates and means whose rows come by question
 differences     paired comparison with McNemar's test, Holm, equivalence, nothing seen in n trials
 paired          a paired change with an interval and a p-value that agree
 two_way         intervals over seeds and questions at once
-given_rate      a rate over both against a given number
 power           the smallest change that a test batch would show
 
 Rows of one question are not independent: `clusters` says, for each row, by a whole number from 0

@@ -3,7 +3,7 @@
 count_trials  an interval of Wilson's -> of how many independent trials it is
 p_below       a rate of so many trials -> the exact one-sided p-value
 
-`given_rate` has the same over seeds and questions.
+Studies have the same over seeds and questions.
 """
 
 import math

@@ -135,11 +135,6 @@ class Parameters(BaseModel):
         raise ValueError(f"_type is {name!r}, which is no class of settings")
 
     @classmethod
-    def _modernised(cls, values: PlainMapping) -> PlainMapping:
-        """`values` as an earlier version wrote them, in today's terms."""
-        return values
-
-    @classmethod
     def _tags(cls) -> PlainDict:
         """Return what `to_dict` adds to the fields of every object of the class."""
         return {"_type": cls.__name__}

@@ -343,7 +343,7 @@ class PureTextAgentParameters(AgentParameters):
         """Return what `load_from_wandb_config` makes of these settings, as an object of its own."""
         taken = {
             key: value
-            for key, value in type(self)._modernised(config).items()
+            for key, value in config.items()
             if key in type(self).model_fields and key not in self.LOAD_PRESERVED_PARAMETERS
         }
         written = lay_over(self.to_dict(), taken)
@@ -351,14 +351,6 @@ class PureTextAgentParameters(AgentParameters):
             plain: Plain = [] if "_type" in config else [*(taken.keys() & _ADDRESS_DEFAULTS.keys())]
             written[SET_ADDRESSES] = config.get(SET_ADDRESSES, plain)
         return self.from_dict(written)
-
-    @classmethod
-    def _modernised(cls, values: PlainMapping) -> PlainMapping:
-        # Both of them unset meant a scale of 1 before that became the default.
-        alphas = {values.get("lora_alpha", 0), values.get("lora_alpha_scale", 0)}
-        if alphas == {None}:
-            return {**values, "lora_alpha_scale": 1.0}
-        return values
 
     @property
     def set_addresses(self) -> tuple[str, ...]:

@@ -1,15 +1,18 @@
 """Settings of the game: protocol, rewards, rounds, problems and prompts."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nip_core.parameters.basis.base import Parameters
+from nip_core.parameters.basis.plain import PlainDict
 from nip_core.protocols.scales import ScaleName
 from nip_core.scenarios.code_settings import CodeValidationSettings
 
 Rounds = Annotated[int, Field(ge=1, le=64)]
+OF_REWARD_FUNCTION = ("reward_function", "reward_range")
+"""The settings of `protocol_common` that are written down only where there is a function."""
 
 
 class CommonProtocolParameters(Parameters):
@@ -52,6 +55,36 @@ class CommonProtocolParameters(Parameters):
     true label ("y"). For tests of the rest of the loop. None: leave its moves alone."""
     zero_knowledge: bool = False
     """Add an adversarial verifier and a simulator (docs/protocols.md)."""
+    reward_function: Annotated[str, Field(min_length=1)] | None = None
+    """A function of one's own that says what an ended episode pays each agent, in the place of the
+    rewards above (docs/howto/rewards.md): "path/to/file.py:function" or "package.module:function".
+    None: the protocol pays."""
+    reward_range: tuple[float, float] | None = None
+    """With `reward_function`: the least and the most that it pays anyone, such as [-1, 1]. A reward
+    outside stops the run. Trainer pure_text_malt needs it. None: any finite number."""
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        if self.reward_range is None:
+            return self
+        if self.reward_function is None:
+            raise ValueError(
+                "reward_range: no effect without reward_function; set both, or leave it out"
+            )
+        least, most = self.reward_range
+        if least >= most:
+            raise ValueError(
+                f"reward_range: the least comes first, then the most (got {[least, most]})"
+            )
+        return self
+
+    def to_dict(self) -> PlainDict:
+        """Return the settings; those of a reward function are among them where there is one."""
+        # Settings of before there were any have the same digest.
+        values = super().to_dict()
+        for name in () if self.reward_function else OF_REWARD_FUNCTION:
+            values.pop(name, None)
+        return values
 
 
 class NipProtocolParameters(Parameters):

@@ -1,8 +1,8 @@
 """One pooled HTTP client for chat completions of any provider that speaks the OpenAI protocol.
 
 It takes the thin path: aiohttp and the few fields that a rollout needs, because the `openai`
-client spends several times the processor time per call (`benchmarks/chat_client.py` measures
-both in one run). Files and jobs go through the `openai` client.
+client spends several times the processor time per call (docs/results/README.md has the
+figures). Files and jobs go through the `openai` client.
 
 What is covered: one connection pool, a bound on calls in flight that follows each server's answers
 (`call_limit`), retries with growing pauses on connection errors, time-outs, answers of another

@@ -2,8 +2,7 @@
 
 parquet_bytes, parquet_table   from a table to a file, and back
 open_parquet                   opens any Parquet file
-has_current_version            refuse a file that nip did not write, or a later one
-in_current_version             a table of an earlier version with what came later
+choose_by_version              refuse a file that nip did not write, or another version of it
 """
 
 import io
@@ -14,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nip_core.errors import CorruptionError, StoreError
-from nip_core.rollouts.storage.schema import SCHEMA_VERSION, VALUES_BEFORE
 
 _VERSION_KEY = b"nip.schema_version"
 
@@ -79,54 +77,39 @@ def parquet_table(
         written = file.schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise _make_damage_error(name, error) from error
+    choose_by_version(written, [schema], name)
     asked = schema.names if columns is None else columns
-    if not has_current_version(written, schema, name):
-        filled = in_current_version(written.empty_table(), schema)
-        if not filled.schema.equals(schema):
-            raise CorruptionError(f"{name}: its columns are not those of schema {SCHEMA_VERSION}")
-    kept = [column for column in asked if column in written.names]
     try:
         # A shard is small: its columns are read before Arrow's threads have shared them out.
-        table = file.read(columns=kept, use_threads=False)
+        return file.read(columns=asked, use_threads=False).select(asked)
     except (pa.ArrowException, OSError) as error:
         raise _make_damage_error(name, error) from error
-    part = pa.schema([schema.field(column) for column in asked], schema.metadata)
-    return in_current_version(table, part).select(asked)
 
 
 def _make_damage_error(name: str, error: Exception) -> CorruptionError:
     return CorruptionError(f"{name}: damaged, not a Parquet file ({error})")
 
 
-def has_current_version(written: pa.Schema, schema: pa.Schema, name: str) -> bool:
-    """Tell whether a file with the schema `written` has the current version of `schema`.
+def choose_by_version(written: pa.Schema, schemas: Sequence[pa.Schema], name: str) -> pa.Schema:
+    """Choose the schema of the version that a file with the schema `written` has.
 
-    Raises CorruptionError if it has another schema, StoreError if it has a version that is not
-    known. `name` is for errors.
+    Raises CorruptionError if its columns are others, StoreError if it has another version. `name`
+    is for errors.
     """
     version = (written.metadata or {}).get(_VERSION_KEY)
     if version is None:
         raise CorruptionError(f"{name}: no schema version in it, so nip did not write it")
-    current = schema.metadata[_VERSION_KEY]
-    if not version.isdigit() or not 1 <= int(version) <= int(current):
+    by_version = {schema.metadata[_VERSION_KEY]: schema for schema in schemas}
+    schema = by_version.get(version)
+    if schema is None:
+        read = " or ".join(one.decode() for one in by_version)
         raise StoreError(
             f"{name}: schema version {version.decode(errors='replace')}, this version of nip reads "
-            f"up to {current.decode()}; use the version of nip that wrote it"
+            f"{read}; use the version of nip that wrote it, which run.json names, or play again"
         )
-    if version == current and not written.equals(schema):
-        raise CorruptionError(f"{name}: its columns are not those of schema {current.decode()}")
-    return bool(version == current)
-
-
-def in_current_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Add to a table of an earlier version the columns of later ones, with what they had then."""
-    for index, field in enumerate(schema):
-        is_later = field.nullable or field.name in VALUES_BEFORE
-        if field.name not in table.schema.names and is_later:
-            place = min(index, table.num_columns)  # of a table that lacks others too
-            value = pa.scalar(VALUES_BEFORE.get(field.name), field.type)
-            table = table.add_column(place, field, pa.repeat(value, table.num_rows))
-    return table.replace_schema_metadata(schema.metadata)
+    if not written.equals(schema):
+        raise CorruptionError(f"{name}: its columns are not those of schema {version.decode()}")
+    return schema
 
 
 def _list_leaf_paths(schema: pa.Schema) -> Iterator[str]:

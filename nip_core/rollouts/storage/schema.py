@@ -19,8 +19,8 @@ below (in the order of the numbers), the others reach it by the beginning of the
 
 Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, version 4 `opponent` and
 `opponent_iteration`, version 5 `reasoning` and `reasoning_tokens`, version 6 `drawn`, version 7
-`p_accept`, version 8 `opponent_run`, version 9 `exchange` and `round_rewards`; tables of earlier
-versions are read as if they had them: `exchange` is 0, the others are empty.
+`p_accept`, version 8 `opponent_run`, version 9 `exchange` and `round_rewards`. Files of other
+versions are refused.
 """
 
 from collections.abc import Mapping

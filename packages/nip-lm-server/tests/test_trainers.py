@@ -369,7 +369,7 @@ asyncio.run(run.train())
 
 def test_a_training_dies_with_a_server_that_was_killed(tmp_path: Path) -> None:
     here = Path(__file__).parent
-    paths = [str(here), str(here.parent / "helpers")]
+    paths = [str(here), str(here.parents[2] / "tests" / "helpers")]
     server = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(tmp_path), *paths])
     pid = int(wait_for(tmp_path / "job" / "pid"))
     identity = process_identity(pid)

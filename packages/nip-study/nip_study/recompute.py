@@ -169,7 +169,7 @@ def _check_stamp(path: Path, stamp: Path, facts: StampFacts) -> None:
     token = _read(stamp.parent, stamp.name)
     try:
         time = check_token(token, _read(path.parent, path.name), str(stamp)).time
-    except SettingsError:  # no openssl, which no figure needs
+    except SettingsError:  # without the library or the root, which no figure needs
         return
     if time != facts.time:
         raise CorruptionError(f"{stamp}: of {time}, and {FACTS} says {facts.time}")

@@ -1,16 +1,19 @@
-"""A third party says when a declaration existed; docs/sweeps.md says how to verify that."""
+"""A third party says when a declaration existed; docs/study.md says how to verify that."""
 
 import contextlib
+import hashlib
 import json
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 import yaml
+from rfc3161_client import HashAlgorithm, TimestampRequestBuilder
 from stamping import stamping_authority
 
 from nip_core.errors import CorruptionError, ServerError, SettingsError
@@ -19,7 +22,7 @@ from nip_core.run_store.store import open_store
 from nip_study.commands.declare import declare as declare_command
 from nip_study.declare import timestamp
 from nip_study.declare.declaration import declare, read_plan
-from nip_study.declare.timestamp import read_stamp, stamp
+from nip_study.declare.timestamp import check_token, read_stamp, stamp
 from nip_study.facts_on_record import collect_sweep
 from nip_study.recompute import recompute_results
 from nip_study.results import write_results
@@ -50,6 +53,7 @@ def keys(tmp_path_factory):
 @pytest.fixture
 def authority(keys):
     keys.digests, keys.answers_with, keys.status, keys.waits_s = "sha256", None, 200, 0.0
+    keys.signer, keys.shows_root = "tsa", True
     keys.types.clear()
     return keys
 
@@ -68,7 +72,7 @@ def place(tmp_path):
 
 def verified(folder, ca):
     """What openssl says to a stranger who trusts the authority, and does as the page says."""
-    page = (Path(__file__).parents[3] / "docs" / "sweeps.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "study.md").read_text()
     [commands] = re.findall(r"```sh\n(openssl ts .*?)```", page, re.DOTALL)
     shutil.copy(ca, folder / "CA.pem")
     return subprocess.run(
@@ -82,6 +86,14 @@ def declared(tmp_path):
     store = open_store(plan.sweep.run_store)
     declare(store, plan)
     return store, plan
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def query_over(content):
+    return TimestampRequestBuilder(content, HashAlgorithm.SHA256).build().as_bytes()
 
 
 def begin(store, plan):
@@ -188,22 +200,44 @@ def test_answers_that_are_no_token_over_the_declaration_are_refused(tmp_path, au
         assert not store.exists("sweeps/seen/declaration.tsr")
 
     authority.digests = "sha512"
-    told("no token was granted: Rejected. Message digest algorithm is not supported")
+    told("no token was granted: rejection Message digest algorithm is not supported")
     authority.digests = "sha256"
-    other = timestamp._call_openssl("-query", "-digest", "ab" * 32, "-sha256", "-cert")
-    authority.answers_with = authority.reply(other)
-    told(r"about something else than the declaration \(SHA-256 abababab")
+    authority.answers_with = reply = authority.reply(query_over(b"another file"))
+    told(rf"about another file than the declaration \(SHA-256 {sha256(b'another file')[:16]}")
+    # Forged: the digest of this file in the place of the other one's, which was signed.
+    content = (place(tmp_path) / "declaration.json").read_bytes()
+    digests = [bytes.fromhex(sha256(file)) for file in (b"another file", content)]
+    authority.answers_with = forged = reply.replace(*digests)
+    assert forged != reply
+    told(r"the token is not genuine \(.*digest failure")
+    with pytest.raises(CorruptionError, match=r"of_it: the token is not genuine"):
+        check_token(forged, content, "of_it")
     # A token over this very file, that answers another query.
-    path = place(tmp_path) / "declaration.json"
-    query = timestamp._call_openssl("-query", "-data", str(path), "-sha256", "-cert")
-    authority.answers_with = authority.reply(query)
-    told("about something else than the declaration")
+    authority.answers_with = reply = authority.reply(query_over(content))
+    told(r"the token is not genuine \(Nonce mismatch\)")
+    assert check_token(reply, content, "of_it").time
+    # Of a signer whose certificate had ended.
+    authority.answers_with, authority.signer = None, "expired"
+    told(r"the token is not genuine \(.*certificate has expired")
     authority.answers_with = b"<html>Welcome</html>"
     told(r"no reply of a time-stamping authority \(RFC 3161\)")
     authority.answers_with = b"x" * ((1 << 20) + 1)
     told("its answer is too long")
     authority.answers_with, authority.status = b"", 404
     told("answered with status 404")
+
+
+def test_a_root_that_is_not_in_the_token_is_looked_for_on_this_machine(
+    tmp_path, authority, monkeypatch
+):
+    store, _ = declared(tmp_path)
+    authority.shows_root = False
+    with pytest.raises(SettingsError, match=r"root CN=authority-of-tests .* SSL_CERT_FILE=FILE"):
+        stamp(store, "seen", authority.url)
+    assert not store.exists("sweeps/seen/declaration.tsr")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+    token, is_new = stamp(store, "seen", authority.url)
+    assert is_new and read_stamp(store, "seen") == token
 
 
 def test_an_authority_that_does_not_answer_is_named(tmp_path, authority, monkeypatch):
@@ -249,20 +283,18 @@ def test_what_can_t_be_asked_is_refused_before_anything_is_declared(tmp_path, ur
     assert not place(tmp_path).exists()
 
 
-def test_without_openssl_a_stamp_is_refused_and_a_declaration_is_not(
+def test_without_the_library_a_stamp_is_refused_and_a_declaration_is_not(
     tmp_path, authority, monkeypatch, capsys
 ):
     store, plan = declared(tmp_path)
     stamp(store, "seen", authority.url)
     write_results(store, plan.sweep, collect_sweep(store, plan.sweep), open_store(tmp_path / "out"))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "git").symlink_to(shutil.which("git"))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(SettingsError, match="needs the program openssl, which is not there"):
+    monkeypatch.setitem(sys.modules, "rfc3161_client", None)  # as if it was not installed
+    with pytest.raises(SettingsError, match=r"needs the package .*\[timestamps\]"):
         declare_command(planned(tmp_path), timestamp=authority.url)
     declare_command(planned(tmp_path))
     assert "declaration.tsr is there, and was not looked at: " in capsys.readouterr().out
     facts = collect_sweep(store, plan.sweep).facts
     assert facts.stamp is None
-    assert [line for line in facts.departures if line.startswith("time stamp: a time stamp needs")]
+    assert [line for line in facts.departures if "a time stamp needs the package" in line]
     recompute_results(tmp_path / "out")

@@ -241,7 +241,7 @@ def read_result(run: RunStore, record: RunRecord, iteration: int) -> ResultFacts
     metrics = read_document(run, run.metrics(iteration, TEST), SplitMetrics)
     if metrics is None:
         return None
-    shown = read_shown_metrics(run, iteration, TEST, metrics, record.parameters).as_json()
+    shown = read_shown_metrics(run, iteration, TEST, metrics).as_json()
     settings = complete_settings(record.parameters)
     return ResultFacts(
         split=str(settings["test_dataset_split"]),

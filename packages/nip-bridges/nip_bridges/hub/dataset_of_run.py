@@ -161,14 +161,15 @@ def _read_parts(
             method = facts.method
             digests.datasets[f"{iteration:04d}/{trained}"] = facts.digest
             content = read_committed_file(run.store, manifest, FILES[method])
+            place = manifest.path(FILES[method])
             yield _Part(
                 f"{FILES[method].removesuffix('.parquet')}-{trained}",
                 "train",
                 iteration,
                 f"{iteration:04d}.parquet",
                 content,
-                choose_schema(pq.read_schema(pa.BufferReader(content)), method),
-                manifest.path(FILES[method]),
+                choose_schema(pq.read_schema(pa.BufferReader(content)), method, place),
+                place,
             )
 
 

@@ -36,7 +36,7 @@ A decision that is none is 2, its continuous value NaN. Nobody is paid in a fail
 is neither done nor terminated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn, Self
@@ -48,9 +48,9 @@ from nip_by_hand.agents.history import NO_STANCE, Actions
 from nip_by_hand.agents.nested_array_dict import STRING, Array, NestedArrayDict
 from nip_core.errors import SettingsError
 from nip_core.game.answer_rows import SpokenRow
-from nip_core.game.render import Game, InvalidResponse, Situation
+from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.hashing import digest
-from nip_core.protocols import Turn
+from nip_core.protocols import RoundResult, Turn
 from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
 from nip_core.rollouts.storage.table_rows import Episode, read_rows
 from nip_core.rollouts.trees import generation_numbers, generations_by_episode, parse_path
@@ -313,6 +313,10 @@ def _replay(
             earned[agent] += paid
         states.done[n, t + 1 :] = result.done
         states.terminated[n, t + 1 :] = result.terminated
+    if played.game.reward_function is not None and episode.outcome != "failed":
+        earned = _pay_whole(played, episode, turns, result, earned)
+        reward[n] = 0.0
+        reward[n, episode.rounds - 1] = [earned[agent] for agent in played.agents]
     # 3. What it pays must be what was recorded, or the settings are others.
     recorded = episode.rewards
     same = recorded.keys() == earned.keys() and all(
@@ -321,6 +325,24 @@ def _replay(
     )
     if not same:
         _refuse(episode, f"recorded the rewards {recorded}, but its moves earn {earned}")
+
+
+def _pay_whole(
+    played: _Played,
+    episode: Episode,
+    turns: Sequence[Turn],
+    result: RoundResult,
+    rewards: Mapping[str, float],
+) -> dict[str, float]:
+    """Ask the reward function. Raises SettingsError for whatever it raises or returns wrongly."""
+    columns, stance = parse_columns(episode.columns), episode.prover_stance
+    situation = Situation(episode.question, episode.solution, stance, episode.seed, columns)
+    game, problem = played.game, episode.problem
+    try:
+        paid = game.pay(problem, episode.y, situation, turns, episode.rounds, result, rewards)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    return dict(paid)
 
 
 def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -> None:

@@ -68,6 +68,11 @@ class PureTextEnvironment:
                 f"scenario: in {hyper_params.scenario} a prover writes the solution, which isn't "
                 "labelled where games are played by hand; use the loop, or another scenario"
             )
+        if game.reward_function is not None:
+            raise SettingsError(
+                "protocol_common.reward_function: games that are played by hand are paid round by "
+                "round, and it pays whole episodes; use the loop, or leave it out"
+            )
         self.hyper_params, self.settings = hyper_params, settings
         self.protocol_handler = protocol_handler
         self.split, self.iteration = split, iteration

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[4]
+SCRIPT = Path(__file__).with_name("cache_in_container.py")
 LIMIT_GB = 1.0
 
 
 @pytest.mark.timeout(900)
 def test_an_engine_answers_2000_chats_within_the_memory_of_its_container():
-    script = REPOSITORY / "benchmarks/cache_in_container.py"
     command = [
         sys.executable,
-        str(script),
+        str(SCRIPT),
         "--limit-gb",
         str(LIMIT_GB),
         "--chats",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[4]))
+sys.path += [str(Path(__file__).parents[3] / name) for name in ("nip-lm-server", "nip-base")]
 
 from tinker.proto import response_conv
 from tinker.proto import tinker_public_pb2 as pb

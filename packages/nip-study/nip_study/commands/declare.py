@@ -71,7 +71,9 @@ def _show_stamp(store: Any, declaration: Any, url: str | None, to: Any) -> None:
     else:
         try:
             before = read_stamp(store, sweep)
-        except SettingsError as error:  # a declaration needs no openssl
+        except (
+            SettingsError
+        ) as error:  # without the library or the root; a declaration needs neither
             say(f"{timestamp_path(sweep)} is there, and was not looked at: {error}", file=to)
             return
         except CorruptionError as error:
@@ -81,7 +83,10 @@ def _show_stamp(store: Any, declaration: Any, url: str | None, to: Any) -> None:
             return
         token, how, is_new = before, "was time-stamped", False
     say(f"{how}: {timestamp_path(sweep)} says that it existed at {token.time}", file=to)
-    say("who signed that was not looked at; with the authority's certificate as CA.pem,", file=to)
+    say(
+        "its signature is genuine; whose it is, with the authority's certificate as CA.pem,",
+        file=to,
+    )
     say(
         "  openssl ts -verify -data declaration.json -in declaration.tsr -CAfile CA.pem",
         file=to,

@@ -10,9 +10,9 @@ from nip_core.errors import SettingsError
 from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.differences import Equivalence, equivalence, holm
-from nip_core.evaluation.statistics.given_rate import RateBounds, bound_rate
 from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, two_sided_p
 from nip_core.hashing import derive_seed
+from nip_study.compute.given_rate import RateBounds, bound_rate
 from nip_study.declare.hypotheses import Hypothesis, list_compared
 from nip_study.documents.results_document import Finding, HypothesisOutcome
 from nip_study.documents.swept_facts import RunFacts

@@ -16,8 +16,8 @@ from nip_core.evaluation.figures_in_words import DASH, p_value, percent_cell
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.evaluation.statistics.clustered import effective_trials
 from nip_core.evaluation.statistics.differences import holm
-from nip_core.evaluation.statistics.given_rate import bound_rate
 from nip_core.evaluation.statistics.guaranteed import p_below
+from nip_study.compute.given_rate import bound_rate
 from nip_study.documents.results_document import FINISHED, SweepResults
 from nip_study.documents.swept_controls_document import (
     AttackControls,

@@ -1,53 +1,51 @@
 """A third party's word that a declaration existed at a time: a token of RFC 3161 beside it.
 
-check_authority  before anything is declared: its address, and the program openssl
+check_authority  before anything is declared: its address, and the library
 stamp            ask the authority for a token over the declaration, and put it beside it
 read_stamp       the token that is there
-read_token       what a token says: the file that it is about, and the time
+check_token      the time that a token gives a file
 
-The program ``openssl`` makes the query and reads the reply. Looked at is that the token was granted
-and is about the declaration; who signed it, whoever doubts it looks up with ``openssl ts -verify``
-and the certificate of an authority that they trust.
+The library ``rfc3161-client`` makes the query, reads the reply and verifies it: the token was
+granted, is about the declaration, and bears the signature of a certificate for time stamps that was
+valid at its time and comes from a root in the token or on this machine. Anybody can make such a
+root. A reader who doubts the authority runs ``openssl ts -verify`` with the certificate of an
+authority that they trust.
 """
 
 import hashlib
 import os
 import queue
-import re
-import shutil
-import subprocess
-import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nip_core.errors import CorruptionError, NipError, ServerError, SettingsError
+from nip_core.distribution import how_to_install
+from nip_core.errors import CorruptionError, ServerError, SettingsError
 from nip_core.proxies import plain_http_client
 from nip_core.redaction import is_address, printable, show_address
 from nip_core.run_store.store import Store
 from nip_study.declare.declaration import declaration_path, timestamp_path
 
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+    from rfc3161_client import TimeStampResponse
+
 _OPTION = "--timestamp"
 _TYPE = "application/timestamp-query"
 _TIMEOUT_S = 30.0
 _LARGEST = 1 << 20  # bytes of a reply; one with certificates has some thousand
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_TIME = re.compile(r"^Time stamp: (\w{3}) +(\d+) (\d+):(\d+):(\d+)(?:\.\d+)? (\d{4}) GMT$", re.M)
-_BYTES = re.compile(r"^ +[0-9a-f]{4} - (.{47})", re.M)
+_SIGNED_MESSAGE = bytes.fromhex("06092a864886f70d010702")  # the type of a token, in DER
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a token says."""
+    """The content of a token."""
 
     at: datetime
     """UTC, by the clock of the authority."""
-    sha256: str
-    """Of the file that it is about."""
-    nonce: str | None
-    """Of the query that it answers."""
 
     @property
     def time(self) -> str:
@@ -56,13 +54,13 @@ class Stamp:
 
 
 def check_authority(url: str) -> None:
-    """Raise SettingsError for an address that can't be asked, and where openssl is missing."""
+    """Raise SettingsError for an address that can't be asked, and where the library is missing."""
     if not is_address(url):
         raise SettingsError(
             f"{_OPTION} {show_address(url)}: give the address of a time-stamping authority "
             "(RFC 3161) that begins with http:// or https://"
         )
-    _find_openssl()
+    _check_library()
 
 
 def stamp(
@@ -73,31 +71,28 @@ def stamp(
     One that is there already and is about this declaration stays, since the older one says more.
 
     Raises:
-        SettingsError: the address can't be asked, or openssl is missing.
+        SettingsError: the address can't be asked, the library is missing, or this machine does not
+            know the root of the authority's certificate.
         ServerError: no answer, or one that is no token over this declaration.
     """
     check_authority(url)
+    from rfc3161_client import HashAlgorithm, TimestampRequestBuilder
+
     content = store.get(declaration_path(sweep))
     try:
-        before = read_stamp(store, sweep)
+        kept = read_stamp(store, sweep)
     except CorruptionError:  # of no use to anybody
-        before = None
-    if before is not None:
-        return before, False
-    with tempfile.TemporaryDirectory(prefix="nip-") as folder:
-        file = Path(folder) / "declaration.json"
-        file.write_bytes(content)
-        query = _call_openssl("-query", "-data", str(file), "-sha256", "-cert")
-    reply = _post(url, query, environment)
+        kept = None
+    if kept is not None:
+        return kept, False
+    query = TimestampRequestBuilder(content, HashAlgorithm.SHA256).build()
+    reply = _post(url, query.as_bytes(), environment)
     try:
-        token = read_token(reply)
+        token = _verify(reply, content, query.nonce)
     except CorruptionError as error:
-        raise ServerError(f"{_OPTION} {show_address(url)}: {error}") from None
-    if token.sha256 != hashlib.sha256(content).hexdigest() or token.nonce != _find_nonce(query):
         raise ServerError(
-            f"{_OPTION} {show_address(url)}: the token is about something else than the "
-            f"declaration (SHA-256 {token.sha256[:16]}); ask again, or another authority"
-        )
+            f"{_OPTION} {show_address(url)}: {error}; ask again, or another authority"
+        ) from None
     store.put(timestamp_path(sweep), reply)
     return token, True
 
@@ -105,8 +100,8 @@ def stamp(
 def read_stamp(store: Store, sweep: str) -> Stamp | None:
     """Read the token that is beside the declaration of a sweep; None where there is none.
 
-    Raises CorruptionError for one that is about another file, or can't be read, and SettingsError
-    where openssl is missing.
+    Raises CorruptionError for one that is about another file, is forged or can't be read, and
+    SettingsError where the library or the root of the authority's certificate is missing.
     """
     path = timestamp_path(sweep)
     if not store.exists(path):
@@ -119,56 +114,107 @@ def check_token(token: bytes, content: bytes, path: str) -> Stamp:
 
     Raises what `read_stamp` raises.
     """
+    _check_library()
     try:
-        read = read_token(token)
+        return _verify(token, content, None)
     except CorruptionError as error:
         raise CorruptionError(f"{path}: {error}") from None
-    if read.sha256 != hashlib.sha256(content).hexdigest():
-        raise CorruptionError(f"{path}: is about another file than the declaration beside it")
-    return read
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
 
 
-def read_token(token: bytes) -> Stamp:
-    """Read a reply of an authority. Raises CorruptionError for one that holds no granted token."""
+def _verify(reply: bytes, content: bytes, nonce: int | None) -> Stamp:
+    """Verify that a reply holds a granted token over this content, with the nonce of a query.
+
+    Raises CorruptionError, and SettingsError where the root of a certificate is not known.
+    """
+    from cryptography.x509 import load_der_x509_certificate
+    from rfc3161_client import VerificationError, VerifierBuilder
+
+    token = _read_granted(reply)
+    # The library raises ValueError, and the exceptions of `cryptography`, at broken fields.
     try:
-        text = _show("-reply", token)
-    except _OpensslError:
+        at = token.tst_info.gen_time.replace(microsecond=0, tzinfo=UTC)
+        sha256 = token.tst_info.message_imprint.message
+        shown = [load_der_x509_certificate(one) for one in token.signed_data.certificates]
+        roots = [*_list_roots(), *(one for one in shown if one.issuer == one.subject)]
+        verifier = VerifierBuilder(roots=roots, nonce=nonce).build()
+    except Exception as error:
+        raise CorruptionError(f"a token that can't be read ({printable(str(error))})") from None
+    if sha256 != hashlib.sha256(content).digest():
+        raise CorruptionError(
+            f"is about another file than the declaration (SHA-256 {sha256.hex()[:16]})"
+        )
+    try:
+        verifier.verify_message(token, content)
+    except VerificationError as error:
+        _refuse_unknown_root(shown, roots)
+        raise CorruptionError(f"the token is not genuine ({printable(str(error))})") from None
+    return Stamp(at)
+
+
+def _read_granted(reply: bytes) -> "TimeStampResponse":
+    """Parse the reply of an authority. Raises CorruptionError where it grants no token."""
+    from rfc3161_client import PKIStatus, decode_timestamp_response
+
+    try:
+        token = decode_timestamp_response(_sort_certificates(reply))
+        status, reasons = PKIStatus(token.status), token.status_string
+    except (ValueError, IndexError):
         raise CorruptionError("no reply of a time-stamping authority (RFC 3161)") from None
-    status = _find_line(text, "Status")
-    if not status.startswith("Granted"):
-        why = f"{_find_line(text, 'Status description')}; {_find_line(text, 'Failure info')}"
-        raise CorruptionError(printable(f"no token was granted: {status} {why}"))
-    # Behind the status; a description could say what it likes.
-    _, _, info = text.rpartition("\nTST info:\n")
-    moment = _read_time(info)
-    if moment is None or _find_line(info, "Hash Algorithm") != "sha256":
-        raise CorruptionError("a token without a time, or without a digest by SHA-256")
-    return Stamp(moment, _read_bytes(info), _find_line(info, "Nonce") or None)
+    if status != PKIStatus.GRANTED:
+        reason = " ".join([status.name.lower(), *reasons])
+        raise CorruptionError(printable(f"no token was granted: {reason}"))
+    return token
 
 
-def _find_line(text: str, name: str) -> str:
-    found = re.search(rf"^{name}: (.*)$", text, re.M)
-    return "" if found is None else found[1].strip()
+def _list_roots() -> "list[Certificate]":
+    """List the root certificates of this machine: those that HTTPS goes by."""
+    import httpx
+    from cryptography.x509 import load_der_x509_certificate
+
+    context = httpx.create_ssl_context()
+    return [load_der_x509_certificate(one) for one in context.get_ca_certs(binary_form=True)]
 
 
-def _read_time(info: str) -> datetime | None:
-    if (shown := _TIME.search(info)) is None:
-        return None
-    month, *numbers = shown.groups()
-    day, hour, minute, second, year = map(int, numbers)
+def _refuse_unknown_root(shown: "list[Certificate]", roots: "list[Certificate]") -> None:
+    """Raise SettingsError where a certificate of a token has an issuer that is not there."""
+    known = {one.subject for one in (*shown, *roots)}
+    for one in shown:
+        if one.issuer not in known:
+            raise SettingsError(
+                f"the root {printable(one.issuer.rfc4514_string())} of the authority's certificate "
+                "is neither in the token nor on this machine, so its signature can't be verified; "
+                "SSL_CERT_FILE=FILE names a file with this root"
+            )
+
+
+def _sort_certificates(reply: bytes) -> bytes:
+    """Sort the certificates of a token, which may stand in any order; the library wants this one.
+
+    OpenSSL puts the signer's first, as RFC 5652 asks for no order; no signature covers the order.
+    """
+    from cryptography.hazmat.primitives.serialization import Encoding, pkcs7
+
+    start = reply.find(_SIGNED_MESSAGE) - 4  # its tag and length, of 256 to 65,535 bytes
+    if start < 0:  # no token was granted
+        return reply
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of another order than the sorted one
+        shown = pkcs7.load_der_pkcs7_certificates(reply[start:])
+    certificates = [one.public_bytes(Encoding.DER) for one in shown]
+    return reply.replace(b"".join(certificates), b"".join(sorted(certificates)), 1)
+
+
+def _check_library() -> None:
+    """Raise SettingsError where the library is not installed."""
     try:
-        return datetime(year, _MONTHS.index(month) + 1, day, hour, minute, second, tzinfo=UTC)
-    except ValueError:
-        return None
-
-
-def _read_bytes(info: str) -> str:
-    """Read the digest of the file, which is shown as lines of 16 bytes, as hex digits."""
-    return re.sub(r"[ -]", "", "".join(_BYTES.findall(info)[:2]))
-
-
-def _find_nonce(query: bytes) -> str | None:
-    return _find_line(_show("-query", query), "Nonce") or None
+        import rfc3161_client  # noqa: F401
+    except ImportError:
+        raise SettingsError(
+            "a time stamp needs the package rfc3161-client, which is not there: "
+            f"{how_to_install('timestamps')}"
+        ) from None
 
 
 def _post(url: str, query: bytes, environment: Mapping[str, str]) -> bytes:
@@ -229,41 +275,3 @@ def _receive(url: str, query: bytes, environment: Mapping[str, str]) -> bytes:
             "network, leave it out and ask later: the same command does"
         ) from None
     return content
-
-
-class _OpensslError(NipError):
-    """It did not do what it was asked."""
-
-
-def _show(kind: str, content: bytes) -> str:
-    """Let openssl write out a query or a reply."""
-    with tempfile.TemporaryDirectory(prefix="nip-") as folder:
-        file = Path(folder) / "asked"
-        file.write_bytes(content)
-        return _call_openssl(kind, "-in", str(file), "-text").decode(errors="replace")
-
-
-def _call_openssl(*arguments: str) -> bytes:
-    command: Sequence[str] = [_find_openssl(), "ts", *arguments]
-    environment = {**os.environ, "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=_TIMEOUT_S, check=False, env=environment
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise SettingsError(f"openssl: can't be run ({error})") from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _OpensslError(f"openssl {arguments[0]}: {(said or ['it said nothing'])[-1]}")
-    return done.stdout
-
-
-def _find_openssl() -> str:
-    """Find the program. Raises SettingsError where it is not installed."""
-    program = shutil.which("openssl")
-    if program is None:
-        raise SettingsError(
-            "a time stamp needs the program openssl, which is not there; install it (apt-get "
-            "install openssl)"
-        )
-    return program

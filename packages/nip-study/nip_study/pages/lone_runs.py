@@ -3,7 +3,7 @@
 lone_runs_page  names them, and says how often intervals over such seeds hold
 
 An interval over a few seeds promises too much where one in several collapses, most of all where
-none of those that were played did. `benchmarks/lone_seed_coverage.py` measures it.
+none of those that were played did (docs/results/README.md has the figures).
 """
 
 from collections.abc import Iterator, Sequence

@@ -353,8 +353,9 @@ def _stamp_line(stamp: StampFacts | None) -> str:
     )
     return (
         f"`declaration.tsr` says that the declaration existed at {stamp.time}; {shows}. nip has "
-        "not looked at who signed it. Whoever trusts a time-stamping authority verifies that it "
-        "did: `openssl ts -verify -data declaration.json -in declaration.tsr -CAfile CA.pem`.\n\n"
+        "verified its signature, and not whose it is. A reader who trusts a time-stamping "
+        "authority verifies that: "
+        "`openssl ts -verify -data declaration.json -in declaration.tsr -CAfile CA.pem`.\n\n"
     )
 
 

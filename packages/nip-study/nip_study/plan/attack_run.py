@@ -19,6 +19,7 @@ from nip_core.attacks.course import TESTED_EVERY
 from nip_core.errors import NipError, SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.basis.plain import PlainDict, PlainMapping
+from nip_core.parameters.blocks.game import OF_REWARD_FUNCTION
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
@@ -137,14 +138,16 @@ def _lay_over(
     kind = find_way(str(attack["by"]))
     plan = _plan(kind, attack, str(attacked.stored["test_dataset_split"]), steps, every)
     stored = attacked.stored
+    common = stored["protocol_common"]
     values = {
         **{key: value for key, value in stored.items() if key not in _OF_TRAINING},
         "run_name": _default_name(attack) if name is None else name,
         "run_store": run_store,
         "attack": {**plan.attack, **attack},
-        # Provers argue for acceptance and are paid for it, rather than for a right verdict.
+        # Provers argue for acceptance and are paid for it, rather than for a right verdict, or by
+        # a function.
         "protocol_common": {
-            **stored["protocol_common"],
+            **{name: value for name, value in common.items() if name not in OF_REWARD_FUNCTION},
             "randomize_prover_stance": False,
             "shared_reward": False,
         },

@@ -1,1 +1,0 @@
-"""The pieces of `benchmarks/wrong_weights.py`: adapters, servers, and what is done to them."""
