@@ -27,7 +27,7 @@ from measured_commit import describe_commit
 
 from nip_core.evaluation.statistics import two_way as two_way_module
 from nip_core.evaluation.statistics.two_way import TwoWay, two_sided_p, two_way
-from nip_study.compute.seeds_needed import seeds_needed
+from nip_study.compute.needed import seeds_needed
 
 SEEDS = (2, 3, 4, 5, 6)
 SHAPES = {"33 x 8": (33, 8), "100 x 4": (100, 4)}

@@ -140,7 +140,9 @@ async def test_what_it_returns_is_paid_trained_on_and_on_record(tmp_path):
     plain_pay = (f"{SETTING}=null", "protocol_common.reward_range=null")
     await loop.train(settings(tmp_path, "run_name=plain", few[1], *plain_pay))
     meeting = ("run_name=meeting", "agents.prover.freeze_agent=true", "opponents.kind=runs")
-    met = settings(tmp_path, *meeting, "opponents.runs=[{run: plain, share: 0.5}]", function=address)
+    met = settings(
+        tmp_path, *meeting, "opponents.runs=[{run: plain, share: 0.5}]", function=address
+    )
     [entry] = find_opponents_there(met, open_store(tmp_path), None).opponents.runs
     assert entry.found is not None and entry.found.models
     # 6. A changed one is another run.

@@ -404,7 +404,7 @@ async def test_a_sandbox_that_does_not_run_stops_the_stage(monkeypatch):
     def broken(*_, **__):
         raise SandboxError("no child")
 
-    monkeypatch.setattr("nip_core.scenarios.solutions.labelling.run_python_batch", broken)
+    monkeypatch.setattr("nip_sandbox.grading.judge.run_python_batch", broken)
     script = playing.saying(prover=[block(RIGHT.format(n=0))], verifier=["Decision: accept"])
     with pytest.raises(StageError, match="solutions can't be labelled: no child"):
         await play(settings(), script)

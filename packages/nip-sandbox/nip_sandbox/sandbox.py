@@ -3,6 +3,7 @@
     Limits                 what a run may use
     run_python             a program: its output, its exit code, how it ended
     run_python_batch       several in one child interpreter, each in a process of its own
+    run_python_each        the same, one result at a time
     run_tests              a solution and its tests: which pass
     run_tests_batch        thousands of such pairs, quickly, still one process each
     SandboxResult, TestReport, Isolation   what comes back
@@ -57,8 +58,9 @@ What is not covered:
   is watched, not limited.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar
 
@@ -82,6 +84,7 @@ __all__ = [
     "examine",
     "run_python",
     "run_python_batch",
+    "run_python_each",
     "run_tests",
     "run_tests_batch",
 ]
@@ -242,19 +245,45 @@ def run_python_batch(
 
     Once `stopped` says so, SandboxError is raised after the program that runs.
     """
+    results: list[SandboxResult] = []
+    with closing(
+        run_python_each(
+            programs,
+            limits=limits,
+            allow_without_namespaces=allow_without_namespaces,
+            refuse=refuse,
+        )
+    ) as iterator:
+        for result in iterator:
+            results.append(result)
+            if stopped():
+                raise SandboxError(f"stopped after {len(results)} of {len(programs)} programs")
+    return results
+
+
+def run_python_each(
+    programs: Sequence[Program],
+    *,
+    limits: Limits | None = None,
+    allow_without_namespaces: bool = False,
+    refuse: Collection[str] = (),
+) -> Generator[SandboxResult, None, None]:
+    """Run programs as `run_python_batch` does, and give each result when it is there.
+
+    Who stops asking and closes the iterator ends the child interpreter with the programs left.
+    """
     jobs = [Job(program.code, program.stdin) for program in programs]
     setting = Setting(_limit(limits or Limits()), allow_without_namespaces, refuse)
-    return [
-        SandboxResult(
-            status=ending.status,
-            stdout=ending.stdout,
-            stderr=ending.stderr,
-            exit_code=ending.exit_code,
-            wall_s=ending.wall_s,
-            isolation=_isolation(ending.layers),
-        )
-        for ending in _run_jobs(jobs, setting, stopped)
-    ]
+    with closing(_iterate_jobs(jobs, setting)) as endings:
+        for ending in endings:
+            yield SandboxResult(
+                status=ending.status,
+                stdout=ending.stdout,
+                stderr=ending.stderr,
+                exit_code=ending.exit_code,
+                wall_s=ending.wall_s,
+                isolation=_isolation(ending.layers),
+            )
 
 
 def _limit(limits: Limits) -> Limit:
@@ -317,7 +346,7 @@ def run_tests_batch(
     jobs = [Job(suite.solution, "", list(suite.tests), max_steps) for suite in suites]
     shares = [jobs[k::workers] for k in range(workers)] if workers > 1 else [jobs]
     with ThreadPoolExecutor(max_workers=max(1, len(shares))) as pool:
-        done = list(pool.map(lambda share: _run_jobs(share, setting), shares))
+        done = list(pool.map(lambda share: list(_iterate_jobs(share, setting)), shares))
     # Shares are dealt like cards, so the k-th ending of a share is that of suite k * workers + it.
     endings = {
         first + k * len(shares): ending
@@ -376,20 +405,17 @@ def examine() -> tuple[Isolation, str]:
     return _isolation(about.layers), describe_lacking(about)
 
 
-def _run_jobs(
-    jobs: Sequence[Job], setting: Setting, stopped: Callable[[], bool] = lambda: False
-) -> list[Ending]:
+def _iterate_jobs(jobs: Sequence[Job], setting: Setting) -> Generator[Ending, None, None]:
     """Run all jobs; where one takes the child down it is `killed`, and a new child goes on."""
-    endings: list[Ending] = []
-    while len(endings) < len(jobs):
-        with Child(jobs[len(endings) :], setting) as child:
+    count = 0
+    while count < len(jobs):
+        with Child(jobs[count:], setting) as child:
             about = child.about()
             check_layers(about, setting)
             for line in child.lines():
-                endings.append(decode_ending(line))
-                if stopped():
-                    raise SandboxError(f"stopped after {len(endings)} of {len(jobs)} programs")
+                count += 1
+                yield decode_ending(line)
             error = child.error()
-        if len(endings) < len(jobs):
-            endings.append(Ending("killed", -9, 0.0, about.layers, [], stderr=error))
-    return endings
+        if count < len(jobs):
+            count += 1
+            yield Ending("killed", -9, 0.0, about.layers, [], stderr=error)

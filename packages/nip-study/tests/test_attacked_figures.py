@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from nip_core.evaluation.statistics.two_way import TwoWay, two_sided_p, two_way
 from nip_study.compute import outcomes as outcomes_module
 from nip_study.compute.arm_baselines import baseline_lines
+from nip_study.compute.needed import seeds_needed
 from nip_study.compute.outcomes import judge_hypotheses
-from nip_study.compute.seeds_needed import seeds_needed
 from nip_study.declare.hypotheses import Hypothesis
 from nip_study.documents.swept_facts import RunFacts, SweepFacts, SweptGame
 from nip_study.facts_on_record import Collected

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from nip_cli.printing.console import make_console
 from nip_cli.printing.options import AsJson, complete_run
 from nip_cli.printing.plans_and_runs import print_json
 from nip_cli.printing.terminal import say
-from nip_core.errors import DatasetError
+from nip_core.errors import DatasetError, SettingsError
 from nip_core.evaluation.figures_in_words import plain_percent
 
 if TYPE_CHECKING:
@@ -56,27 +56,138 @@ def diff(
 
 
 def compare(
-    runs: Annotated[list[str], _run("RUN...", "Names, or STORE/NAME.")],
-    out: Annotated[Path, typer.Option(help="Directory for the page and its parts.")] = Path(
-        "comparison"
-    ),
+    names: Annotated[
+        list[str],
+        _run("RUN...", "Names, or STORE/NAME; or files of scores: .eval, .json, .jsonl."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Runs: directory for the page and its parts; default: comparison."),
+    ] = None,
     run_store: Store = "runs",
     as_json: AsJson = False,
+    question: Annotated[
+        str,
+        typer.Option(
+            "--id", help=".jsonl: the key that names the question; rows are paired by it."
+        ),
+    ] = "id",
+    score: Annotated[
+        str | None,
+        typer.Option(help="Files: the key of the score (default: score), or the scorer of a log."),
+    ] = None,
+    arm: Annotated[
+        str | None,
+        typer.Option(
+            help=".jsonl: the key that names the arm, such as model; default: a file is one."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Files: the key (of a log: in the metadata) that alike questions share."),
+    ] = None,
+    missing_score: Annotated[
+        float | None,
+        typer.Option(
+            "--missing", help="Files: the score of answers that have none; without it, an error."
+        ),
+    ] = None,
+    common: Annotated[
+        bool, typer.Option("--common", help="Files: compare the questions that all arms have.")
+    ] = False,
+    difference: Annotated[
+        float | None,
+        typer.Option(help="Files: how many questions would show it? Default: the one seen."),
+    ] = None,
 ) -> None:
-    """Put runs side by side: one table, one figure, one page, written to OUT.
+    """Put runs side by side, or scores of other programs: each against the first, paired.
 
-    In OUT an earlier comparison of the same runs is replaced, and nothing else.
+    Of runs: one table, one figure, one page, written to OUT; an earlier comparison of the same runs
+    is replaced, and nothing else.
+
+    Of files: one table. A file is a log of Inspect, or has one JSON object a line, such as
+    {"id": "q1", "score": 1}.
     """
+    from nip_study.compare.scored_arms import are_files
+
+    if are_files(names):
+        columns = {"question": question, "score": score, "arm": arm, "cluster": cluster}
+        if out is not None:
+            raise SettingsError("--out is for runs: of files there is one table, and --json")
+        _compare_scores(names, columns, missing_score, common, difference, as_json)
+        return
+    _check_options_of_files(
+        {"--id": question != "id", "--score": score, "--arm": arm, "--cluster": cluster}
+        | {"--missing": missing_score is not None, "--common": common}
+        | {"--difference": difference is not None}
+    )
     from nip_study.compare.comparison import compare_runs, write_comparison
     from nip_study.compare.played import find_played_run
 
-    results = compare_runs([find_played_run(name, run_store) for name in runs])
+    place = out or Path("comparison")
+    results = compare_runs([find_played_run(name, run_store) for name in names])
     if as_json:
-        print_json({**results.as_json(), "page": str(write_comparison(results, out))})
+        print_json({**results.as_json(), "page": str(write_comparison(results, place))})
         return
     _show_comparison(results)
     sys.stdout.flush()
-    say(f"page: {write_comparison(results, out)}")
+    say(f"page: {write_comparison(results, place)}")
+
+
+def _check_options_of_files(options: Mapping[str, object]) -> None:
+    named = [name for name, value in options.items() if value]
+    if named:
+        raise SettingsError(
+            f"{', '.join(named)}: for files of scores, and these are runs; leave it"
+        )
+
+
+def _compare_scores(
+    names: Sequence[str],
+    columns: Mapping[str, str | None],
+    missing_score: float | None,
+    only_common: bool,
+    difference: float | None,
+    as_json: bool,
+) -> None:
+    """Compare the scores in files, and print the table."""
+    from nip_study.compare.scored_arms import compare_files, comparison_rows
+    from nip_study.compare.scored_rows import Columns
+
+    results = compare_files(
+        [Path(name) for name in names],
+        Columns(
+            question=columns["question"] or "id",
+            score=columns["score"],
+            arm=columns["arm"],
+            cluster=columns["cluster"],
+            missing_score=missing_score,
+        ),
+        only_common=only_common,
+        difference=difference,
+    )
+    if as_json:
+        print_json(results.as_json())
+        return
+    heads, rows = comparison_rows(results)
+    console = make_console(width=max(shutil.get_terminal_size((80, 24)).columns, 80))
+    for columns_shown in (heads[:3], [heads[0], *heads[3:]]):
+        table = Table(box=SIMPLE_HEAD, padding=0)
+        table.add_column("arm", overflow="fold")
+        for head in columns_shown[1:]:
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[heads.index(head)] for head in columns_shown))
+        console.print(table)
+    clusters = results.arms[0].clusters
+    by_cluster = "" if clusters == results.arms[0].questions else f", in {clusters:,} clusters"
+    say(f"{'percent, and points of a difference,' if results.are_rates else 'scores'} with 95 %")
+    say(f"intervals; paired by question{by_cluster}; p adjusted for all rows (Holm)")
+    say("detectable: the smallest true difference that these questions show in 80 % of the cases")
+    target = "the difference seen" if difference is None else f"a difference of {difference:g}"
+    say(f"needed: so many questions, alike to these, show {target} in 80 % of the cases")
+    if results.left_out:
+        say(f"left out: {results.left_out:,} questions that not all arms have")
 
 
 def _show_difference(differing: "RunDifferences") -> None:

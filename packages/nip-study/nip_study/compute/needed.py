@@ -1,13 +1,19 @@
-"""How many seeds show a difference of two arms, by the spread over seeds that was seen."""
+"""How many seeds or questions show a difference, by the spread that was seen.
+
+seeds_needed       of two arms, by their spread over seeds
+questions_needed   of paired scores, by their spread over questions
+detectable_mean    the smallest difference that the questions seen would show
+"""
 
 import math
 
+from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.distributions import t_quantile
 from nip_core.evaluation.statistics.power import ALPHA, POWER
 from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, widen
 
 LEAST_SEEDS = 3
-_MOST_SEEDS = 1 << 30  # more than any study trains; it ends a search
+_MOST = 1 << 30  # more than any study has; it ends a search
 
 
 def seeds_needed(difference: float, seen: TwoWay) -> int | None:
@@ -46,10 +52,54 @@ def seeds_needed(difference: float, seen: TwoWay) -> int | None:
         return LEAST_SEEDS
     low, high = LEAST_SEEDS, 2 * LEAST_SEEDS
     while not is_enough(high):
-        if high >= _MOST_SEEDS:
+        if high >= _MOST:
             return None
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
+
+
+def detectable_mean(seen: Mean) -> float | None:
+    """Compute the smallest true difference that as many questions show in 80 % of the cases.
+
+    `seen` is the mean of paired differences by question. None where nothing shows the spread: with
+    one question, or without any difference between them.
+    """
+    if not seen.error or seen.error <= NO_ERROR:
+        return None
+    return _quantiles(seen.df) * seen.error
+
+
+def questions_needed(difference: float, seen: Mean) -> int | None:
+    """Compute how many questions show a true `difference` in 80 % of the cases.
+
+    `seen` is the mean of paired differences by question: further questions are taken to vary as
+    much, and to have as many rows each. At least 3. None for a difference of 0, and where nothing
+    shows the spread.
+    """
+    if not seen.error or seen.error <= NO_ERROR or difference == 0:
+        return None
+    # The variance of one question's mean, and the share of the questions that the error's degrees
+    # of freedom come from, which stay as they are.
+    variance, share = seen.error**2 * seen.questions, seen.df / max(1, seen.questions - 1)
+
+    def is_enough(questions: int) -> bool:
+        quantiles = _quantiles(share * (questions - 1))
+        return abs(difference) >= quantiles * math.sqrt(variance / questions)
+
+    low, high = 2, 3
+    while not is_enough(high):
+        if high >= _MOST:
+            return None
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def _quantiles(df: float) -> float:
+    """Add up Student's quantiles of a two-sided test and of its power."""
+    return t_quantile(1 - ALPHA / 2, df) + t_quantile(POWER, df)

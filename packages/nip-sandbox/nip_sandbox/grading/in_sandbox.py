@@ -5,10 +5,10 @@
     Calls, Answers          what the two are given; `encode_task` writes it
     Loaded, Verdict         the words that their first lines are
 
-A solution and what is expected of it never meet in one process. The solution is told the arguments
-of calls alone, and what it says comes to the tests as plain data: numbers, texts, lists and the
+A solution and the expected values never meet in one process. The solution is told the arguments of
+calls alone, and its answers come to the tests as plain data: numbers, texts, lists and the
 like, made anew. So it can neither read what would be right, nor give an object that claims to equal
-everything, nor report for the tests; whatever it writes is an answer, right or wrong.
+everything, nor report for the tests; all that it writes is an answer, right or wrong.
 
 Runs without site-packages: nothing is imported but the standard library.
 """
@@ -26,7 +26,7 @@ _RAISES = (Exception, RecursionError)
 
 
 class Loaded(StrEnum):
-    """What came of loading a solution, and of its answers."""
+    """Outcomes of loading a solution, and of its answers."""
 
     DONE = "loaded"
     OUT_OF_STEPS = "steps"  # also in the place of an answer, which is then the last line
@@ -35,13 +35,14 @@ class Loaded(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What tests say of answers. All but the first two are kinds of mistakes."""
+    """Verdicts of tests on answers. All but the first two and the last are kinds of mistakes."""
 
     PASSED = "passed"
     ASKS = "asks"  # for calls to which there is no answer yet: they follow, line by line
     WRONG = "wrong answer"
     NOT_PLAIN = "no plain value"
     RAISED = "exception"
+    LACKS = "name"  # which the tests use and don't define: the next line. No mistake of the code
 
 
 class Calls(NamedTuple):
@@ -52,6 +53,7 @@ class Calls(NamedTuple):
     calls: list[str]
     """As `write_call` writes them."""
     max_steps: int
+    """0: no limit."""
 
 
 class Answers(NamedTuple):
@@ -60,20 +62,20 @@ class Answers(NamedTuple):
     entry_point: str
     tests: str
     answers: dict[str, str]
-    """By call, each an `_Answer` as JSON."""
+    """By call, each an `Answer` as JSON."""
     only_asks: bool
     """Whether the tests run to learn which calls they make, without any answer."""
 
 
-class _Answer(NamedTuple):
-    """What a call of a solution came to; plain values as `encode_value` writes them."""
+class Answer(NamedTuple):
+    """The outcome of a call of a solution; plain values as `encode_value` writes them."""
 
     value: Any = None
     not_plain: str | None = None
     """The type of a value that can't be told."""
-    raised: tuple[str, str] | None = None
+    exception: tuple[str, str] | None = None
     """The class of an exception, and its message."""
-    after: list[Any] | None = None
+    arguments_after: list[Any] | None = None
     """The arguments after the call, if it has changed them."""
 
 
@@ -87,7 +89,7 @@ class _Steps(BaseException):
 
 
 class _Unknown(BaseException):
-    """A test has asked for a call to which no answer is known."""
+    """A test asks for a call whose answer is not known."""
 
 
 class _NotPlain(Exception):
@@ -98,7 +100,7 @@ class _NotPlain(Exception):
 
 
 def encode_value(value: Any) -> Any:
-    """A plain value as JSON; subclasses count as what they are made of. Raises _NotPlain."""
+    """A plain value as JSON; subclasses count as their base classes. Raises _NotPlain."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -129,7 +131,7 @@ def encode_value(value: Any) -> Any:
 
 
 def decode_value(data: Any) -> Any:
-    """The value in what `encode_value` made. Raises an Exception for anything else."""
+    """Read a value that `encode_value` wrote. Raises an Exception for anything else."""
     if data is None or isinstance(data, bool):
         return data
     kind, *content = data
@@ -149,19 +151,19 @@ def decode_value(data: Any) -> Any:
     if kind == "dict":
         return {decode_value(key): decode_value(item) for key, item in content[0]}
     items = [decode_value(item) for item in content[0]]
-    made: dict[str, Any] = {
+    constructors: dict[str, Any] = {
         "list": list,
         "tuple": tuple,
         "set": set,
         "frozenset": frozenset,
         "iterator": iter,
     }
-    return made[kind](items)
+    return constructors[kind](items)
 
 
-def write_call(arguments: Any, named: Any) -> str:
+def write_call(arguments: Any, keywords: Any) -> str:
     """A call as a line of text, equal for equal calls."""
-    keywords = [[name, encode_value(value)] for name, value in sorted(named.items())]
+    keywords = [[name, encode_value(value)] for name, value in sorted(keywords.items())]
     return json.dumps([[encode_value(value) for value in arguments], keywords])
 
 
@@ -169,7 +171,10 @@ def write_call(arguments: Any, named: Any) -> str:
 
 
 def answer_calls(job: Calls, out: int) -> None:
-    """Say how loading went, then answer each call on a line of its own."""
+    """Say how loading went, then answer each call on a line of its own.
+
+    Where it does not load, the second line says why.
+    """
     steps = 0
 
     def count(frame: Any, event: str, argument: Any) -> Any:
@@ -185,18 +190,21 @@ def answer_calls(job: Calls, out: int) -> None:
     # 1. Load it.
     try:
         code = compile(job.solution, "solution.py", "exec")
-        sys.settrace(count)
+        if job.max_steps:
+            sys.settrace(count)
         exec(code, namespace)  # noqa: S102
-        function = namespace[job.entry_point]
+        function = _find_function(namespace, job.entry_point)
     except _Steps:
         return _say(out, Loaded.OUT_OF_STEPS)
     except KeyError as error:
-        missing = error.args == (job.entry_point,)
-        return _say(out, Loaded.NO_FUNCTION if missing else Loaded.FAILED)
+        is_missing = error.args == (job.entry_point,)
+        return _say(
+            out, Loaded.NO_FUNCTION if is_missing else f"{Loaded.FAILED}\n{_describe(error)}"
+        )
     except MemoryError:
         raise  # the sandbox tells of it
-    except (*_RAISES, SystemExit):
-        return _say(out, Loaded.FAILED)
+    except (*_RAISES, SystemExit) as error:
+        return _say(out, f"{Loaded.FAILED}\n{_describe(error)}")
     _say(out, Loaded.DONE)
     # 2. Answer.
     for call in job.calls:
@@ -208,24 +216,40 @@ def answer_calls(job: Calls, out: int) -> None:
     return None
 
 
-def _answer(function: Any, call: str) -> _Answer:
+def _find_function(namespace: dict[str, Any], entry_point: str) -> Any:
+    """Return a function by its name, or the method of an object by `Class.method`."""
+    name, dot, method = entry_point.partition(".")
+    if name not in namespace or (dot and not hasattr(namespace[name], method)):
+        raise KeyError(entry_point)
+    return getattr(namespace[name](), method) if dot else namespace[name]
+
+
+def _describe(error: BaseException) -> str:
+    """Say in one line which exception it was."""
+    try:
+        return f"{type(error).__name__}: {error}"[:200].replace("\n", " ")
+    except Exception:
+        return type(error).__name__
+
+
+def _answer(function: Any, call: str) -> Answer:
     arguments, keywords = json.loads(call)
     values = [decode_value(value) for value in arguments]
-    named = {name: decode_value(value) for name, value in keywords}
+    keywords = {name: decode_value(value) for name, value in keywords}
     try:
-        value = function(*values, **named)
-        answer = _Answer(value=encode_value(value))
+        value = function(*values, **keywords)
+        answer = Answer(value=encode_value(value))
     except _NotPlain as kind:
-        return _Answer(not_plain=str(kind))
+        return Answer(not_plain=str(kind))
     except MemoryError:
         raise
     except (*_RAISES, SystemExit) as error:
-        answer = _Answer(raised=(type(error).__name__, str(error)[:200]))
+        answer = Answer(exception=(type(error).__name__, str(error)[:200]))
     try:
-        after = [encode_value(value) for value in values]
+        changed = [encode_value(value) for value in values]
     except (_NotPlain, *_RAISES):
         return answer
-    return answer if after == arguments else answer._replace(after=after)
+    return answer if changed == arguments else answer._replace(arguments_after=changed)
 
 
 def _say(out: int, line: str) -> None:
@@ -238,9 +262,9 @@ def _say(out: int, line: str) -> None:
 
 
 class _Anything:
-    """Stands for an answer that is not known yet, so that tests go on to what they ask next."""
+    """Stands for an answer that is not known yet, so that tests go on to their next call."""
 
-    def __call__(self, *arguments: Any, **named: Any) -> "_Anything":
+    def __call__(self, *arguments: Any, **keywords: Any) -> "_Anything":
         return self
 
     def __iter__(self) -> Any:
@@ -283,28 +307,28 @@ class _Asked:
         self.calls: dict[str, None] = {}  # in their order, each once
         self.trouble: Verdict | None = None
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        call = write_call(arguments, named)
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        call = write_call(arguments, keywords)
         self.calls[call] = None
         if self.only_asks:
             return _Anything()
         if call not in self.answers:
             raise _Unknown
-        answer = _Answer(*json.loads(self.answers[call]))
+        answer = Answer(*json.loads(self.answers[call]))
         if answer.not_plain is not None:
             self.trouble = Verdict.NOT_PLAIN
             raise TypeError("the answer is no plain value")
-        # 1. What it has done to its arguments.
-        after = [decode_value(value) for value in answer.after or ()]
-        for argument, value in zip(arguments, after, strict=False):
+        # 1. Changes of its arguments.
+        changed = [decode_value(value) for value in answer.arguments_after or ()]
+        for argument, value in zip(arguments, changed, strict=False):
             if isinstance(argument, list | bytearray):
                 argument[:] = value
             elif isinstance(argument, dict | set):
                 argument.clear()
                 argument.update(value)
-        # 2. What it has raised or returned.
-        if answer.raised is not None:
-            name, message = answer.raised
+        # 2. Its exception, or its value.
+        if answer.exception is not None:
+            name, message = answer.exception
             self.trouble = Verdict.RAISED
             kind: Any = getattr(builtins, str(name), None)
             is_error = isinstance(kind, type) and issubclass(kind, Exception)
@@ -319,27 +343,33 @@ def run_tests_on_answers(job: Answers, out: int) -> None:
         import random
 
         random.seed(0)
-    asked = _Asked(job.answers, job.only_asks)
+    function = _Asked(job.answers, job.only_asks)
     namespace: dict[str, Any] = {
         "__name__": "tests",
-        job.entry_point: asked,
-        "candidate": asked,
+        job.entry_point: function,
+        "candidate": function,
     }
-    ended = Verdict.PASSED
+    verdict = Verdict.PASSED
     try:
         if job.only_asks:
             _run_each(source, namespace)
         else:
             exec(compile(source, "tests.py", "exec"), namespace)  # noqa: S102
-        if not asked.calls and "check" in namespace:  # tests in the form of HumanEval
-            namespace["check"](asked)
+        if not function.calls and "check" in namespace:  # tests in the form of HumanEval
+            namespace["check"](function)
     except _Unknown:
-        ended = Verdict.ASKS
+        verdict = Verdict.ASKS
+    except NameError as error:
+        verdict = function.trouble or Verdict.WRONG
+        # Without answers anything may be undefined, and so may a local name with them.
+        if type(error) is NameError and function.trouble is None and not job.only_asks:
+            return _say(out, f"{Verdict.LACKS}\n{error.name}")
     except BaseException:  # of an assertion, or for an answer that tests can do nothing with
-        ended = asked.trouble or Verdict.WRONG
-    _say(out, ended)
-    for call in asked.calls:
+        verdict = function.trouble or Verdict.WRONG
+    _say(out, verdict)
+    for call in function.calls:
         _say(out, call)
+    return None
 
 
 def _run_each(source: str, namespace: dict[str, Any]) -> None:
@@ -364,7 +394,7 @@ def _run_each(source: str, namespace: dict[str, Any]) -> None:
 
 
 def do_task() -> None:
-    """Do what stdin says. What the code itself prints is lost."""
+    """Do the task on stdin. Output of the code itself is lost."""
     kind, fields = json.loads(sys.stdin.read())
     out = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)

@@ -1,0 +1,282 @@
+"""`nip grade`: rows in, grades out, bad rows named by file and line, and a kill loses little."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nip_sandbox.grading.grade import grade
+from nip_sandbox.grading.graded_file import GradedFile
+from nip_sandbox.grading.in_sandbox import encode_value
+from nip_sandbox.grading.outputs import explain_output, explain_value
+from nip_sandbox.grading.rows import RowError, make_row, read_rows
+
+HUMANEVAL = Path(__file__).parents[4] / "shared" / "data" / "humaneval-even.jsonl.gz"
+COMMAND = [sys.executable, "-m", "nip_sandbox.grading.grading_command"]
+DOUBLE = "def f(x):\n    return 2 * x"
+
+
+def nip_grade(*arguments, stdin=None):
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments), "--allow-without-namespaces"],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def write_rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def row(name, code, *tests, **more):
+    return {"id": name, "code": code, "tests": list(tests), **more}
+
+
+def read(path):
+    return {grade["id"]: grade for grade in map(json.loads, path.read_text().splitlines())}
+
+
+AS_HUMANEVAL = (
+    "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate('a') == 'aa'\n"
+)
+OTHER = "assert f(g(2)) == 8"
+CHECKED = f"def check(candidate):\n    candidate(1)\n    {OTHER}"
+GRADED = [
+    (row("output", "print(2 * int(input()))", {"stdin": "2\n", "stdout": "4"}), ""),
+    (row("main", "if __name__ == '__main__':\n    print(1)", {"stdout": "1\n"}), ""),
+    (row("no output", "x = 1", {"stdout": ""}), ""),
+    (row("wrong", "print(5)", {"stdout": "4"}), "wrong output: line 1: got '5', expected '4'"),
+    (row("lines", "print(1)\nprint(2)", {"stdout": "1"}), "wrong output: got 2 lines, expected 1"),
+    (row("raises", "print(1)\n1 / 0", {"stdout": "1"}), "crash: exit code 1, ZeroDivisionError"),
+    (row("exact", "print(1)", {"stdout": "1", "exact": True}), "wrong output: got '1\\n'"),
+    (row("syntax", "print(", {"stdout": ""}), "crash: exit code 1, SyntaxError"),
+    (row("call", DOUBLE, {"call": "f", "args": [2], "expected": 4}), ""),
+    (row("named", DOUBLE, {"call": "f", "kwargs": {"x": "a"}, "expected": "aa"}), ""),
+    (row("method", "class S:\n    def g(self, x): return x, x",
+         {"call": "S.g", "args": [1], "expected": [1, 1]}), ""),
+    (row("prints", "def f(x):\n    print('4')\n    return 4",
+         {"call": "f", "args": [0], "expected": 4}), ""),
+    (row("other", DOUBLE, {"call": "f", "args": [2], "expected": 5}),
+     "wrong answer: got 4, expected 5"),
+    (row("set", "def f():\n    return {1}", {"call": "f", "expected": [1]}),
+     "wrong answer: returned a set, which is no JSON value"),
+    (row("object", "def f():\n    return object()", {"call": "f", "expected": 1}),
+     "wrong answer: returned a object, which is no JSON value"),
+    (row("error", "def f():\n    raise ValueError('no')", {"call": "f", "expected": 1}),
+     "exception: ValueError: no"),
+    (row("missing", "x = 1", {"call": "f", "expected": 1}), "no function: the code has no f"),
+    (row("no load", "import numpy_of_nobody", {"call": "f", "expected": 1}),
+     "does not load: ModuleNotFoundError"),
+    (row("assert", DOUBLE, {"call": "f", "assert": "assert f(2) == 4"}), ""),
+    (row("HumanEval", DOUBLE, {"call": "f", "assert": AS_HUMANEVAL}), ""),
+    (row("assert not", DOUBLE, {"call": "f", "assert": "assert f(2) == 5"}),
+     "wrong answer: an assertion failed"),
+    (row("unjudged", DOUBLE, {"call": "f", "assert": "assert 1"}), "the tests of f never call it"),
+    (row("helper", DOUBLE + "\ndef g(x):\n    return x", {"call": "f", "assert": "f(1)\n" + OTHER}),
+     "the tests of f use the name 'g', which they don't define"),
+    (row("checked", DOUBLE + "\ndef g(x):\n    return x", {"call": "f", "assert": CHECKED}),
+     "the tests of f use the name 'g', which they don't define"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def grades():
+    rows = [make_row(data) for data, _ in GRADED]
+    return {g.id: g for g in grade(rows, jobs=2, allow_without_namespaces=True)}
+
+
+@pytest.mark.parametrize(("data", "reason"), GRADED, ids=[data["id"] for data, _ in GRADED])
+def test_a_test_passes_or_says_why_not(grades, data, reason):
+    [test] = grades[data["id"]].tests
+    assert test.reason.startswith(reason)
+    assert bool(test.reason) == bool(reason)
+    expected = None if reason.startswith("the tests") else not reason
+    assert test.passed is grades[data["id"]].passed is expected
+
+
+def test_no_test_of_a_row_follows_one_that_failed_where_asked():
+    tests = [{"stdout": "1"}, {"stdout": "2"}, {"stdout": "1"}, {"call": "f", "assert": "f(1)"}]
+    data = make_row(row("a", "print(1)", *tests))
+    [stopped] = grade([data], stop_at_first_failure=True, allow_without_namespaces=True)
+    assert [test.passed for test in stopped.tests] == [True, False, False, False]
+    assert {test.reason for test in stopped.tests[2:]} == {"not run: an earlier test failed"}
+    [whole] = grade([data], allow_without_namespaces=True)
+    assert [test.passed for test in whole.tests[:3]] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "options", "same"),
+    [
+        (" 1 2 \n\n", "1 2", {}, True),
+        ("1.50 2", "1.5 2.0", {}, True),
+        ("1.50 x", "1.5 x", {}, False),
+        ("1.50 x", "1.5 x", {"tolerance": 0}, True),
+        ("0.3333", "0.33333", {"tolerance": 1e-3}, True),
+        ("0.3433", "0.33333", {"tolerance": 1e-3}, False),
+        ("nan", "nan", {}, True),
+        ("nan", "1", {"tolerance": 9}, False),
+        ("1_0", "10", {}, False),
+        ("1e9999999999", "1", {}, False),
+        ("50000000000000000", "50000000000000001", {}, False),
+        ("1 2\n3", "1 2 3", {}, False),
+    ],
+)
+def test_outputs_are_compared_line_by_line_and_numbers_by_their_value(got, expected, options, same):
+    options = {"exact": False, "tolerance": None, **options}
+    assert (explain_output(got, expected, **options) == "") is same
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "tolerance", "same"),
+    [
+        (1, 1.0, None, True),
+        (True, 1, None, False),
+        (1, True, None, False),
+        (None, False, None, False),
+        ((1, [2]), [1, [2]], None, True),
+        ({1: "a"}, {"1": "a"}, None, True),
+        ({None: "a"}, {"null": "a"}, None, False),
+        (0.1 + 0.2, 0.3, None, False),
+        (0.1 + 0.2, 0.3, 1e-9, True),
+        (10**400, 1e9, 0.1, False),
+        ("1", 1, None, False),
+        (b"a", "a", None, False),
+        ([1, 2], [1], None, False),
+        (float("nan"), 1.0, 9.0, False),
+    ],
+)
+def test_values_are_compared_as_json(got, expected, tolerance, same):
+    assert (explain_value(encode_value(got), expected, tolerance) == "") is same
+
+
+def test_whatever_is_told_of_a_value_is_at_most_a_wrong_one():
+    for told in (["int", "x"], [], ["list"], {}, "text", 3, ["dict", [[["list", []], None]]]):
+        assert explain_value(told, 1, None)
+
+
+@pytest.mark.skipif(not HUMANEVAL.is_file(), reason=f"no {HUMANEVAL.name} beside the repository")
+def test_rows_of_humaneval_pass_with_their_solutions_and_no_others():
+    with gzip.open(HUMANEVAL) as file:
+        problems = {problem["task_id"]: problem for problem in map(json.loads, file)}
+    rows = []
+    # A test that only calls, one that needs another function for its calls, and one for the check.
+    for name in ("HumanEval/0", "HumanEval/38", "HumanEval/32"):
+        prompt, test = problems[name]["prompt"], problems[name]["test"]
+        for body in (problems[name]["canonical_solution"], "    return None\n"):
+            tests = {"assert": prompt + test, "call": problems[name]["entry_point"]}
+            rows.append(make_row(row(len(rows), prompt + body, tests)))
+    found = {g.id: g.passed for g in grade(rows, jobs=2, allow_without_namespaces=True)}
+    assert found == {0: True, 1: False, 2: True, 3: False, 4: True, 5: False}
+
+
+BAD = [
+    ("{", "not JSON in UTF-8"),
+    ('{"id": NaN}', "NaN is no JSON"),
+    ("[1]", "must be a JSON object (got [1])"),
+    ("[" * 500 + "]" * 500, "not JSON in UTF-8 (it is nested more than"),
+    (row("a", "", {"stdout": "x" * 4_000_001}), "tests[0]: 'stdout' has more than 4,000,000 bytes"),
+    (row("a", "", {"stdout": ""}, second=1), "unknown key 'second'; did you mean 'seconds'?"),
+    ({"code": "", "tests": [{"stdout": ""}]}, "'id' is missing"),
+    (row(True, "", {"stdout": ""}), "'id' must be a text or a whole number (got true)"),
+    (row("a", ""), "'tests' is empty"),
+    (row("a", None, {"stdout": ""}), "'code' must be source code as a text (got null)"),
+    (row("a", "", {"stdout": ""}, seconds=0), "'seconds' must be a number above 0"),
+    (row("a", "", {"stdout": ""}, memory_mb=1), "'memory_mb' must be a whole number from 64"),
+    (row("a", "", {"stdin": ""}), "tests[0]: a test needs one of 'stdout'"),
+    (row("a", "", {"stdout": 1}), "tests[0]: 'stdout' must be a text (got 1)"),
+    (row("a", "", {"stdout": "1", "strict": 1}), "tests[0]: unknown key 'strict'; there are stdin"),
+    (row("a", "", {"expected": 1}), "tests[0]: 'call' is missing"),
+    (row("a", "", {"call": "f(", "expected": 1}), "'call' must be the name of a function"),
+    (row("a", "", {"call": "f", "args": 1, "expected": 1}), "'args' must be a list (got 1)"),
+    (row("a", "", {"call": "f", "assert": "assert ("}), "tests[0]: 'assert' is no Python"),
+    (row("first", "", {"stdout": ""}), "the id 'first' is also that of rows.jsonl:1"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD)
+def test_a_bad_row_is_named_by_file_and_line_with_what_was_got(bad, message):
+    good = json.dumps(row("first", "", {"stdout": ""}))
+    text = bad if isinstance(bad, str) else json.dumps(bad)
+    with pytest.raises(RowError) as error:
+        list(read_rows([good.encode(), b"\n", text.encode()], "rows.jsonl"))
+    assert str(error.value).startswith("rows.jsonl:3: ")
+    assert message in str(error.value)
+
+
+def test_a_kill_loses_the_rows_in_flight_alone_and_running_again_goes_on(tmp_path):
+    rows = write_rows(
+        tmp_path / "rows.jsonl",
+        row("quick", "print(1)", {"stdout": "1"}, meta={"problem": 7}),
+        *(row(k, "import time\ntime.sleep(0.4)", {"stdout": ""}) for k in range(6)),
+        row("fails", "print(1)", {"stdout": "2"}),
+    )
+    out = tmp_path / "grades.jsonl"
+    process = subprocess.Popen([*COMMAND, rows, out, "--jobs", "2", "--allow-without-namespaces"])
+    while not out.exists() or out.read_text().count("\n") < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    # The file is one process's.
+    with pytest.raises(RowError, match="another process writes grades to it"):
+        GradedFile(str(out))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = out.read_text()
+    out.write_text(kept[: kept.rindex("\n") + 1] + '{"id": "torn", "pas')
+    again = nip_grade(rows, out, "--json")
+    assert again.returncode == 0, again.stderr
+    lines = out.read_text().splitlines()
+    assert len(lines) == len(read(out)) == 8
+    assert "\n".join(lines).startswith(kept.rstrip("\n"))
+    counts = json.loads(again.stdout)
+    assert counts["skipped"] == kept.count("\n")
+    assert counts["graded"] == 8 - counts["skipped"]
+    assert read(out)["fails"]["passed"] is False
+    assert read(out)["quick"] == {**read(out)["quick"], "passed": True, "meta": {"problem": 7}}
+    # The same id with other code is not passed over in silence.
+    write_rows(rows, row("quick", "print(2)", {"stdout": "1"}))
+    other = nip_grade(rows, out)
+    assert other.returncode == 2
+    assert f"{rows}:1: {out} has a grade of id 'quick' with other code" in other.stderr
+    # And a file of something else is not written to.
+    before = rows.read_bytes()
+    wrong = nip_grade(rows, rows)
+    assert wrong.returncode == 2
+    assert f"{rows}:1: is no grade" in wrong.stderr
+    assert rows.read_bytes() == before
+
+
+def test_rows_come_from_a_pipe_and_grades_go_to_one_and_a_test_that_judges_nothing_is_said():
+    good, bad = row("a", "print(1)", {"stdout": "1"}), row("b", "", {"call": "f", "assert": "1"})
+    done = nip_grade("-", "-", stdin="".join(json.dumps(data) + "\n" for data in (good, bad)))
+    assert done.returncode == 2
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["a"]
+    assert "graded 1 rows: 1 passed, 0 failed" in done.stderr
+    assert "stdin:2: tests[0]: the tests of f never call it" in done.stderr
+
+
+def test_a_file_that_can_not_be_written_is_named_and_what_is_no_file_is_not_read(tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", row("a", "print(1)", {"stdout": "1"}))
+    assert nip_grade(rows, os.devnull).returncode == 0
+    full = nip_grade(rows, "/dev/full")
+    assert full.returncode == 2
+    assert "/dev/full: can't be written to (No space left on device)" in full.stderr
+    away = nip_grade(rows, tmp_path / "none" / "grades.jsonl")
+    assert "grades.jsonl: can't be written to (No such file or directory)" in away.stderr
+
+
+def test_it_needs_neither_prefect_nor_a_server_nor_parquet():
+    code = (
+        "import sys, nip_sandbox.grading.grading_command\n"
+        "heavy = {'prefect', 'pyarrow', 'numpy', 'pydantic', 'httpx', 'nip_lm_server', 'torch'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
