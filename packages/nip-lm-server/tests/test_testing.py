@@ -16,6 +16,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "howto" / "test-double.md"
 _scripted_lm_server = testing._scripted_lm_server
 lm_server = testing.lm_server
 lm_server_environment = testing.lm_server_environment
+tiny_lm_server = testing.tiny_lm_server
 
 
 @pytest.fixture(scope="session")
@@ -107,3 +108,21 @@ def test_it_has_ended_after_its_block_and_a_state_directory_has_one_server(tmp_p
     assert not double.thread.is_alive()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{double.url}/health", trust_env=False)
+
+
+def test_the_one_with_a_model_has_log_probabilities_tinkers_api_and_the_same_faults(tiny_lm_server):
+    server = tiny_lm_server
+    client = openai.OpenAI(base_url=server.base_url, api_key=server.api_key, max_retries=0)
+    answer = client.completions.create(
+        model="second", prompt="Is 6 even?", max_tokens=1, logprobs=1, echo=True
+    )
+    assert all(value < 0 for value in answer.choices[0].logprobs.token_logprobs[1:])
+    headers = {"X-API-Key": server.api_key}
+    told = httpx.get(f"{server.url}/api/v1/get_server_capabilities", headers=headers)
+    assert {model["model_name"] for model in told.json()["supported_models"]} == {
+        "first",
+        "second",
+    }
+    server.fail_next(503, path="/api/v1")
+    refused = httpx.get(f"{server.url}/api/v1/get_server_capabilities", headers=headers)
+    assert refused.status_code == 503
