@@ -12,16 +12,25 @@ was made by ``factory/tiny/build.py``.
 """
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from nip_core.errors import SettingsError
 from nip_core.models.known_models import KNOWN as KNOWN
 from nip_core.models.known_models import models_directory
-from nip_lm_server.client import TINY
 
 _HERE = Path(__file__).parent
+
+
+def _find_tiny() -> Path:
+    """Find the model that comes with the server; without a server loaded for a path."""
+    spec = find_spec("nip_lm_server")
+    places = (spec and spec.submodule_search_locations) or [str(_HERE)]
+    return Path(places[0]) / "bundled" / "tiny"
+
+
 BUNDLED: dict[str, Path] = {
-    "tiny": TINY,
+    "tiny": _find_tiny(),
     "tiny-arithmetic": _HERE / "tiny_arithmetic",
     "tiny-arithmetic-turns": _HERE / "tiny_arithmetic_turns",
     "tiny-reading": _HERE / "tiny_reading",
