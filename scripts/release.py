@@ -80,9 +80,11 @@ for file in metadata.distribution(name).files or ():
     module = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
     try:
         importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        is_ours = (error.name or "nip_").startswith("nip_")
-        (failed if is_ours else lacking).append(f"{module}: {error}")
+    except ImportError as error:
+        # An error of ours that says how to install stands behind that of Python.
+        cause = error.__cause__ or error
+        is_foreign = isinstance(cause, ModuleNotFoundError) and not cause.name.startswith("nip_")
+        (lacking if is_foreign else failed).append(f"{module}: {error}")
     except Exception as error:
         failed.append(f"{module}: {type(error).__name__}: {error}")
 print(json.dumps({"sizes": sizes, "failed": failed, "lacking": lacking}))
