@@ -1,6 +1,6 @@
 """Models by name: those in the package, and published ones that were added. Nothing loads torch.
 
-BUNDLED         the models in the package
+BUNDLED         the models that come with nip; "tiny" comes with the server
 KNOWN           published models that `nip models add` brings to this machine
 resolve_model   the directory of one by its name, if it is here and whole
 locate_model    the same for whom it need not be here
@@ -17,10 +17,11 @@ from pathlib import Path
 from nip_core.errors import SettingsError
 from nip_core.models.known_models import KNOWN as KNOWN
 from nip_core.models.known_models import models_directory
+from nip_lm_server.client import TINY
 
 _HERE = Path(__file__).parent
 BUNDLED: dict[str, Path] = {
-    "tiny": _HERE / "tiny",
+    "tiny": TINY,
     "tiny-arithmetic": _HERE / "tiny_arithmetic",
     "tiny-arithmetic-turns": _HERE / "tiny_arithmetic_turns",
     "tiny-reading": _HERE / "tiny_reading",
