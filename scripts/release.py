@@ -48,9 +48,9 @@ from doc_blocks import Block, blocks, make_script  # noqa: E402 - a file of this
 
 ROOT_NAME = "nip-loop"
 LARGEST = 1_000_000
-"""Bytes of a wheel."""
-LARGEST_ROOT = 10_000_000
-"""Bytes of the root's wheel, which has the models; see docs/decisions/0031."""
+"""Bytes of a wheel without a model."""
+LARGEST_WITH_MODELS = {ROOT_NAME: 10_000_000, "nip-lm-server": 5_000_000}
+"""See docs/decisions/0031-commands-and-wheel.md."""
 TOOLS = ("build==1.6.1", "twine==7.0.0")
 BLOCK_S = 900
 TRAIN = "train deterministic --json --set rl.num_iterations=1 --set rl.rollouts_per_iteration=40"
@@ -233,7 +233,7 @@ def file_problems(place: Path, built: Sequence[Built]) -> list[str]:
     if done.returncode:
         problems.append(f"twine check: {done.stdout.strip()}")
     for each in built:
-        most = LARGEST_ROOT if each.name == ROOT_NAME else LARGEST
+        most = LARGEST_WITH_MODELS.get(each.name, LARGEST)
         if (size := each.wheel.stat().st_size) > most:
             problems.append(f"{each.wheel.name}: {size:,} bytes, more than {most:,}")
         inside, direct = names(each.wheel), names(place / "direct" / each.wheel.name)
