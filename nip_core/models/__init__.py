@@ -1,6 +1,6 @@
 """Models by name: those in the package, and published ones that were added. Nothing loads torch.
 
-BUNDLED         the models that come with nip; "tiny" comes with the server
+BUNDLED         the models that come with nip; "tiny" lies with the base
 KNOWN           published models that `nip models add` brings to this machine
 resolve_model   the directory of one by its name, if it is here and whole
 locate_model    the same for whom it need not be here
@@ -14,10 +14,10 @@ was made by ``factory/tiny/build.py``.
 import os
 from pathlib import Path
 
+from nip_base.bundled import TINY
 from nip_core.errors import SettingsError
 from nip_core.models.known_models import KNOWN as KNOWN
 from nip_core.models.known_models import models_directory
-from nip_lm_server.client import TINY
 
 _HERE = Path(__file__).parent
 BUNDLED: dict[str, Path] = {

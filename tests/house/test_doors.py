@@ -6,7 +6,7 @@ from houses import HOUSES, ROOT
 
 from nip_lm_server import client
 
-MOST_OF_THE_SERVER = 25
+MOST_OF_THE_SERVER = 24
 MOST_OF_THE_BASE = 60
 
 

@@ -28,12 +28,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from nip_base.api_errors import ApiError
+from nip_base.bundled import TINY
 from nip_base.spec import EngineSpec, ServerSpec
 from nip_lm_server.api.app import close_server, make_app, open_server
 from nip_lm_server.api.connections import make_runner
 from nip_lm_server.api.plumbing import Services, error_response
 from nip_lm_server.auth import TINKER_PREFIX, KeyRing
-from nip_lm_server.bundled import TINY
 from nip_lm_server.engines.scripted.deterministic_engine import DeterministicEngine
 from nip_lm_server.engines.scripted.reply_rules import Reply, ReplyFile, Rule, When
 from nip_lm_server.state.directory import LOCK, StateError, check_state_dir, try_lock
