@@ -1,6 +1,6 @@
-"""A game whose models another program asks: its settings, and the episodes that are played.
+"""A game with models that another program asks: its settings, and the episodes that are played.
 
-make_game_parameters  what that program was told -> settings
+make_game_parameters  the options of that program -> settings
 list_plan             settings and split -> the game and its episodes
 Plan                  these
 join_problem_text     the texts of a problem, for reading
@@ -36,12 +36,12 @@ def make_game_parameters(
     seed: int | None = None,
     settings: str | Sequence[str] | None = None,
 ) -> HyperParameters:
-    """The settings of the game: `config` as for `nip play`, what else is given, `settings` on top.
+    """The settings of the game: `config` as for `nip play`, the other arguments, `settings` on top.
 
     Without a dataset it is the scenario's first. Chats are "alternating" unless it is set.
-    `program` is who asks the models, as errors name it.
+    `program` asks the models; errors name it.
 
-    Raises SettingsError, also for what can't be played with another program's models.
+    Raises SettingsError, also for games that can't be played with another program's models.
     """
     name = program.lower()
     # Where the settings of an agent need a model: the program's options say which one plays.
@@ -49,8 +49,8 @@ def make_game_parameters(
     values: dict[str, Any] = {"run_name": name, "agents": {"_default": model}}
     if config is not None:
         values = merge_settings(config)
-    named = {"interaction_protocol": protocol, "scenario": scenario, "dataset": dataset}
-    values |= {name: value for name, value in {**named, "seed": seed}.items() if value is not None}
+    names = {"interaction_protocol": protocol, "scenario": scenario, "dataset": dataset}
+    values |= {name: value for name, value in {**names, "seed": seed}.items() if value is not None}
     if "dataset" not in values:
         values["dataset"] = _first_dataset(str(values.get("scenario", "code_validation")))
     values["agents"] = _with_chat_format(values.get("agents"))
@@ -98,7 +98,7 @@ def _check(parameters: HyperParameters, program: str) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """A game and what is played of it."""
+    """A game and its episodes to be played."""
 
     game: Game
     split: str
@@ -114,7 +114,7 @@ def list_plan(settings: Mapping[str, Any], split: str) -> Plan:
     return _plan(canonical_json(settings).decode(), split)
 
 
-@lru_cache(maxsize=4)  # whoever makes a list of the problems asks, and then whoever plays
+@lru_cache(maxsize=4)  # a list of the problems is made first, and then they are played
 def _plan(settings: str, split: str) -> Plan:
     if split not in SPLITS:
         raise SettingsError(f"split {split!r}: use one of {', '.join(SPLITS)}")

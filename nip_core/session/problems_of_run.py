@@ -25,19 +25,19 @@ def load_all_problems(parameters: HyperParameters) -> dict[str, list[Problem]]:
     problems = {}
     for split in SPLITS:
         # `nip evaluate` may test any run, also one that is told to hold no tests.
-        played = split in ("train", parameters.test_dataset_split)
+        is_played = split in ("train", parameters.test_dataset_split)
         is_course = split == "validation" and parameters.tests_apart
-        played |= is_course or (split == "validation" and gate.enabled)
+        is_played |= is_course or (split == "validation" and gate.enabled)
         problems[split] = load_problems(
             scenario,
             parameters.dataset,
             split,
             max_size=sizes[split],
             shuffle_seed=options.reduce_shuffle_seed,
-            # A split that nobody plays may be as unbalanced as it likes.
-            make_balanced=options.make_balanced and played,
-            # Of what an attack would say instead there is more to say.
-            may_be_empty=not played or (is_course and not gate.enabled),
+            # A split that is not played may be as unbalanced as it likes.
+            make_balanced=options.make_balanced and is_played,
+            # An attack has a longer message for an empty split.
+            may_be_empty=not is_played or (is_course and not gate.enabled),
         )
     check_splits(problems, scenario.split_by)
     if options.labels is not None:
@@ -76,10 +76,10 @@ def _check_wrong_problems(
         )
     if not parameters.may_end_early:
         return
-    played = plan_episodes(parameters, problems[VALIDATION], TEST, 0)
+    specs = plan_episodes(parameters, problems[VALIDATION], TEST, 0)
     wrong = {
         shared_text(p.question_id, p.columns, split_by)
-        for p in (s.problem for s in played)
+        for p in (s.problem for s in specs)
         if p.y == 0
     }
     if len(wrong) < (fewest := fewest_questions()):
