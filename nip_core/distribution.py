@@ -1,6 +1,6 @@
 """The distribution for pip: its name, its version, and the command to install it.
 
-A module of its own, since the package `nip_core` also names what reads runs, which lies above
+A module of its own, since the package `nip_core` also names the reader of runs, which lies above
 everything that asks for a version here.
 """
 
@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 __version__ = "0.1.0"
 
 DISTRIBUTION = "nip-loop"
-"""What pip installs; the name `nip` on the package index belongs to another tool."""
+"""The name for pip; the name `nip` on the package index belongs to another tool."""
 
 
 def how_to_install(extra: str = "") -> str:
@@ -27,7 +27,7 @@ def how_to_install(extra: str = "") -> str:
 
     That is the checkout, the wheel or the address that pip noted when it installed it (PEP 610);
     the name for a package index where it noted none. Where the wheel is gone, the command installs
-    what the extra needs. It is for the interpreter that runs.
+    the packages that the extra needs. It is for the interpreter that runs.
     """
     source, extras = _find_source(), f"[{extra}]" if extra else ""
     if source is None:
@@ -51,12 +51,12 @@ class _Source:
 
     place: str
     options: tuple[str, ...] = ()
-    """Of pip, before it: those of a checkout in place."""
+    """Of pip, before it: options for a checkout in place."""
     is_gone: bool = False
 
 
 def _find_source() -> _Source | None:
-    """Find what this nip was installed from; None for a package index."""
+    """Find the source that this nip was installed from; None for a package index."""
     noted = _read_direct_url()
     if noted is None:
         return _find_checkout()
@@ -77,7 +77,7 @@ def _find_source() -> _Source | None:
 
 
 def _read_direct_url() -> dict[str, object] | None:
-    """Read what pip noted of the source of this distribution; None where it noted nothing."""
+    """Read pip's note on the source of this distribution; None where there is none."""
     try:
         text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
         noted = json.loads(text) if text is not None else None
@@ -97,18 +97,18 @@ def _find_checkout() -> _Source | None:
 
 
 def _list_requirements(extra: str) -> list[str]:
-    """List what an extra needs beside nip itself."""
+    """List the packages that an extra needs beside nip itself."""
     try:
         needed = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return []
     belongs = re.compile(rf"extra\s*==\s*['\"]{re.escape(extra)}['\"]")
     parts = [line.partition(";") for line in needed]
-    return [what.strip() for what, _, marker in parts if belongs.search(marker)]
+    return [requirement.strip() for requirement, _, marker in parts if belongs.search(marker)]
 
 
 def _find_installer() -> tuple[str, list[str]]:
-    """Return what comes before, and the words that install packages for this interpreter."""
+    """Return a command to run before, and the words that install packages for this interpreter."""
     python = sys.executable or "python3"
     by_pip = [python, "-m", "pip", "install"]
     if importlib.util.find_spec("pip") is None:
