@@ -5,15 +5,15 @@ A template is looked for with the scenario first (`Scenario.template_directory`,
 scenario: each agent's is taken from where it is. `nip prompt` shows the result.
 
 Templates use ``$name`` placeholders (string.Template), which docs/prompts.md lists;
-`prompt_phrases` says all that depends on settings. They are read and checked when the game is built, so
-a wrong one stops a run before anything is spent.
+`prompt_phrases` says all that depends on settings. They are read and checked when the game is
+built, so a wrong one stops a run before anything is spent.
 
-A protocol with a `template_directory` has its own there, for every version. Where no agent has
-more than one turn, so that nothing is asked, nip, debate and mnip have those of another game: of
+A protocol with a `template_directory` has its own there, for every version. Where no agent has more
+than one turn, so that nothing is asked, nip, debate and mnip have those of another game: of
 solo_verifier if no prover speaks before, else of adp or, with two provers, `one_message`. Prompts
-that these lack are the protocol's own, like the prompt of an agent that never speaks. In a zero-knowledge
-game the agents of the wrapped protocol have its templates, provers with an addition; the
-templates of the other two, and the addition, are in `templates/<version>/zero_knowledge/`.
+that these lack are the protocol's own, like the prompt of an agent that never speaks. In a
+zero-knowledge game the agents of the wrapped protocol have its templates, provers with an addition;
+the templates of the other two, and the addition, are in `templates/<version>/zero_knowledge/`.
 """
 
 import string

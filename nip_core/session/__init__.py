@@ -8,5 +8,4 @@ opening           the lease, the server, the clients
 server_checks     checks that need a server; prompt_checks: whether it takes the game's chats
                   guide_checks: and holds answers to their form, where it must
 session           the state that all stages of a run share in one process
-outside_game      a game with models that another program asks
 """
