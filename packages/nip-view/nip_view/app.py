@@ -224,7 +224,9 @@ class _Views:
         episodes = run.episodes()
         episode = episodes.take([pages.find_episode(episodes, key)])[0]
         try:
-            is_joined = run.notes.write(episode, star=sent.star, note=sent.note, seen=sent.seen)
+            is_joined = run.notes.write(
+                episode, star=sent.star, note=sent.note, read_mark=sent.seen
+            )
         except SettingsError as error:
             raise RefusedNoteError(f"{error}. Go back, and write less.") from error
         back = find_way_back(run, key, request.query_params.multi_items(), is_joined)
