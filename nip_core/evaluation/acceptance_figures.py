@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from nip_core.evaluation.calibration import calibrate, measure_separation
 from nip_core.evaluation.metrics import weigh_episodes
 from nip_core.evaluation.split_metrics import AcceptanceMeasures
-from nip_core.evaluation.spread import Asked, Bools, Floats
+from nip_core.evaluation.spread import Resampling, Bools, Floats
 from nip_core.rollouts.acceptance import find_acceptance
 
 
@@ -46,7 +46,7 @@ def measure_acceptance(
     problem = np.asarray(problems.to_numpy(), dtype=np.int64)
     weight = weigh_episodes(episodes)[np.asarray(known.to_numpy(), dtype=bool)]
     # 2. Means, with intervals as all means have them.
-    spread = Asked(seed, questions).spread(ids)
+    spread = Resampling(seed, questions).spread(ids)
 
     def average(name: str, values: Floats, among: Bools) -> dict[str, object]:
         if not among.any():

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.split_metrics import AnyOfRow
-from nip_core.evaluation.spread import Asked, Floats
+from nip_core.evaluation.spread import Resampling, Floats
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 
 _RATES: Mapping[str, tuple[int, ...]] = {
@@ -58,7 +58,7 @@ def any_of(
     by_problem = count_right_choices(episodes)
     if len(by_problem) == episodes.num_rows:
         return None
-    spread = Asked(seed, questions).spread(ids := sorted(by_problem))
+    spread = Resampling(seed, questions).spread(ids := sorted(by_problem))
     labels = np.array([by_problem[problem].y for problem in ids])
     right = np.array([by_problem[problem].right for problem in ids])
     tokens = _tokens_a_play(episodes, generations)

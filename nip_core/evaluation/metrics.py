@@ -39,7 +39,7 @@ from nip_core.evaluation.split_metrics import (
     PairedDifference,
 )
 from nip_core.evaluation.spread import (
-    Asked,
+    Resampling,
     Bools,
     ByProblem,
     Floats,
@@ -123,7 +123,7 @@ def evaluate(
         DatasetError: a generation belongs to none of the episodes.
     """
     spoken = None if generations is None else generations.select(_GENERATION_COLUMNS)
-    asked = Asked(seed, questions)
+    asked = Resampling(seed, questions)
     return BatchMetrics(
         **dict(_measures(episodes, spoken, asked)),
         by_difficulty=_breakdown(episodes, spoken, episodes["difficulty"], asked),
@@ -131,7 +131,7 @@ def evaluate(
     )
 
 
-def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) -> Measures:
+def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Resampling) -> Measures:
     """Compute what `evaluate` returns, but for the breakdowns."""
     # 1. Columns as arrays; everything below counts rows of them.
     columns = _columns(episodes)
@@ -426,7 +426,7 @@ def _mutation(episodes: pa.Table) -> pa.ChunkedArray:
 
 
 def _breakdown(
-    episodes: pa.Table, generations: pa.Table | None, by: pa.ChunkedArray, asked: Asked
+    episodes: pa.Table, generations: pa.Table | None, by: pa.ChunkedArray, asked: Resampling
 ) -> dict[str, Measures]:
     values = pc.fill_null(by, "unknown")
     rows = None if generations is None else _rows_of(generations, episodes)

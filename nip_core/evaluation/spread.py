@@ -2,7 +2,7 @@
 
 ByProblem           those of different problems
 ByQuestion          those of different questions: variants of one question are alike
-Asked               which of both is asked for
+Resampling          by which of both intervals are made
 find_questions      which question, or text, each problem is of; shared_text, of one problem
 
 Where each question has one problem that is played once, both say the same.
@@ -94,7 +94,7 @@ class ByQuestion(ByProblem):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Resampling:
     """How intervals are to be made: by question, where `questions` has those of all problems."""
 
     seed: int
