@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-# Not the one of `typing`: answers stand in pydantic models of programs around nip, and before Python
-# 3.12 pydantic takes none of `typing`.
+# Not the one of `typing`: answers stand in pydantic models of programs around nip, and before
+# Python 3.12 pydantic takes none of `typing`.
 from typing_extensions import TypedDict
 
 from nip_core.protocols import Exchange, TokenChoice, Turn
