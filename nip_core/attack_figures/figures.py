@@ -46,7 +46,7 @@ from nip_core.rollouts.trees import Leaf, generation_numbers, parse_path
 from nip_core.scenarios.scripts import OF_SCRIPT
 
 _LIKELY = "p_accept"
-"""A column beside those of episodes: P(accept) of the verdict."""
+"""A column beside the episodes' own: P(accept) of the verdict."""
 
 
 def _no_price(_: Mapping[str, tuple[int, int]]) -> None:
@@ -112,8 +112,9 @@ def figures_by_script(
 
     A message that the script writes for `attackers` is no call: no model was asked.
 
-    ``lost_to_script`` is soundness of the own test less that of this one, on the wrong problems in
-    common. There is no reach, as nothing is sampled, and nothing that is lost to lying or training.
+    ``lost_to_script`` is soundness of the own test less soundness of this one, on the wrong
+    problems in common. There is no reach, as nothing is sampled, and nothing that is lost to lying
+    or training.
     """
     resampling = Resampling(seed, find_questions(rollouts.episodes, split_by))
     test = choose_episodes(rollouts.episodes, choices, 1)

@@ -1,7 +1,7 @@
 """The document of an attack, ``metrics-attack.json``, and the figures that are shown beside it.
 
 AttackMetrics   the figures; `figures` makes them
-AnyMetrics      these, or those of any other split; find_metrics_type: of one
+AnyMetrics      these, or the metrics of any other split; find_metrics_type: the type of one
 CourseEnd       how an attack by training ended, a document of its own; `plateau` has the rule
 Reach           how many messages were sampled; `reach` counts them
 TrainedSteps    how many of an attack's steps trained its provers
@@ -119,7 +119,7 @@ class MessageKind(Figures):
     played: StrictInt
     """In the episodes that count."""
     fooled: StrictInt
-    """In those of them in which the solution was accepted."""
+    """The number of them in episodes with an accepted solution."""
     examples: tuple[FoolingMessage, ...] = ()
     """Of the latter, or else of the former."""
 

@@ -177,7 +177,7 @@ def share_taught(jobs: Iterable[tuple[bool, Mapping[str, int]]], has_groups: boo
     for succeeded, counts in jobs:
         candidates = counts.get("candidates", 0)
         groups += candidates
-        # A job with too few examples is skipped, whatever the rewards.
+        # A job with too few examples is skipped, with any rewards.
         if succeeded:
             steps += 1
             alike = counts.get("zero_variance_groups", 0) + counts.get("small_groups", 0)

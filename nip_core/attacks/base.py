@@ -156,7 +156,7 @@ class AttackPlan:
     """The settings by which the run of an attack differs from the attacked run."""
 
     run: Mapping[str, Any]
-    """Blocks of settings, laid over those of the attacked run."""
+    """Blocks of settings, laid over the attacked run's."""
     provers: Mapping[str, Any] = field(default_factory=dict)
     """Of each attacking prover."""
     attack: Mapping[str, Any] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class AttackLoad:
     """How often the calls of a plain episode are made, at most."""
 
     provers: int
-    """Those of the attacking provers."""
+    """The calls of the attacking provers."""
     others: int
 
 

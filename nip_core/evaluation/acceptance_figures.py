@@ -28,7 +28,7 @@ def measure_acceptance(
 ) -> AcceptanceMeasures | None:
     """Measure P(accept) of a batch; None where no verdict has one.
 
-    Weights and intervals of means are those of `evaluate`, and so are `seed` and `questions`. The
+    Weights and intervals of means are as in `evaluate`, and so are `seed` and `questions`. The
     calibration error and the separation count each episode once, and have none: the first is too
     high where there are few episodes (noise counts as miscalibration), the second is a share of
     pairs.
@@ -40,7 +40,7 @@ def measure_acceptance(
     # 1. The episodes that count, as arrays.
     claims = np.asarray(likely.filter(is_known).to_numpy(), dtype=np.float64)
     y = np.asarray(episodes["y"].filter(is_known).to_numpy(), dtype=np.float64)
-    # Those of `evaluate`, so that draws of a bootstrap are the same.
+    # As in `evaluate`, so that draws of a bootstrap are the same.
     ids = sorted(pc.unique(episodes["problem"]).to_pylist())
     problems = pc.index_in(
         episodes["problem"].filter(is_known), value_set=pa.array(ids, pa.string())

@@ -53,7 +53,7 @@ def any_of(
     with the `generations` of these episodes, ``prompt_tokens`` and ``generated_tokens``: of all
     agents, a problem, in the mean. Each is the mean over all choices of k of a problem's plays, so
     without bias by their order. None where no problem was played more than once.
-    `questions` are those of `evaluate`.
+    `questions` are as for `evaluate`.
     """
     by_problem = count_right_choices(episodes)
     if len(by_problem) == episodes.num_rows:

@@ -80,7 +80,7 @@ def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -
 def shows_checking(test: SplitMetrics) -> bool | None:
     """Return whether the verifier was right more often than a believer of the prover.
 
-    It was where the interval of its accuracy lies above that of the other. None where one of them
+    It was where the interval of its accuracy lies above the other's. None where one of them
     has no interval.
     """
     believed, interval = test.believe_the_prover, test.accuracy_ci95

@@ -18,7 +18,7 @@ Conventions
 - Episodes of one problem (repeated plays, groups, the leaves of a tree) are not independent of
   each other, nor are problems of one question: see `spread`.
 
-Everything is columnar: no Python loop runs over rows, those of trees excepted.
+Everything is columnar: no Python loop runs over rows, except over rows of trees.
 """
 
 import math

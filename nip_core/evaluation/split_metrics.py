@@ -6,7 +6,7 @@ Measures          the figures of some episodes; BatchMetrics, with breakdowns
 PairedDifference  how much better one batch is than another
 
 Versions before and after this one may lack fields, and may have others. So every field that not all
-of them write has a default, and unknown ones are kept. The order of the fields is that of the keys
+of them write has a default, and unknown ones are kept. The fields have the order of the keys
 in the files. `nip_core.evaluation.metrics.evaluate` computes the figures, and defines each of
 them; `nip_core.stages.measuring` calls it and writes the documents. `nip_core.records.iterations`
 reads them for all who show them: summary and report (`nip_core.showing.summary`), tables

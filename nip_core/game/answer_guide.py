@@ -20,7 +20,7 @@ _QUESTION, _ANSWER = "Question: ", "Answer: "
 _SHORTEST = 8  # tokens of a message, or of reasoning
 _LONGEST_LINE, _FEWEST_LINES = 64, 4  # of reasoning
 _TERMINALS = {
-    # A question has one mark, its end: whatever it names is then asked, and no verdict.
+    # A question has one mark, its end: a verdict that it names is then asked, and none.
     "question": r"/[^\n?]*[^\n? ]/",
     "part": r"/[^ \n][^\n]*/",
     # Thoughts would have to end again.

@@ -21,8 +21,9 @@ def guess_setting(name: str, neighbours: Sequence[str]) -> str:
     """``; did you mean 'rl.num_iterations'?``, or "" where no setting has such a name and there
     are more beside it than can be listed.
 
-    `neighbours`: the settings of the group in which `name` was written. Those of other groups are
-    suggested by their whole address: if they have this very name, or are nearer than any neighbour.
+    `neighbours`: the settings of the group in which `name` was written. Settings of other groups
+    are suggested by their whole address: if they have this very name, or are nearer than any
+    neighbour.
     """
     elsewhere = _addresses()
     alike = {place: _likeness(name, place) for place in elsewhere}

@@ -179,7 +179,7 @@ class PureTextAgentParameters(AgentParameters):
     """Train each iteration from the base model (True) or from the last fine-tuned one (False).
     Trainer pure_text_grpo needs False."""
     freeze_agent: bool = False
-    """Do not train this agent's group, whatever its update schedule says."""
+    """Do not train this agent's group, with any update schedule."""
     quantization: Literal["bitsandbytes", "fp8", "none"] = "none"
     """How the base model's weights are held: "none", as they are; "fp8", in 8 bits by the
     engine and as they are while training; or "bitsandbytes", in 4 bits by both, which takes vLLM
@@ -196,7 +196,7 @@ class PureTextAgentParameters(AgentParameters):
     with the same model, False needs the run's own server, and an lm_server.engine other than
     vllm."""
     lora_rank: Annotated[int, Field(ge=1, le=256)] = 64
-    """Rank of the LoRA matrices, 1 to 256, whatever the method. SelfHosted and use_lora: true only,
+    """Rank of the LoRA matrices, 1 to 256, for every method. SelfHosted and use_lora: true only,
     as all of LoRA."""
     lora_alpha: Annotated[int, Field(ge=1, le=4096)] | None = None
     """LoRA scaling factor, 1 to 4096. None: lora_rank * lora_alpha_scale. Exactly one of this and

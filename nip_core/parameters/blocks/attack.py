@@ -1,4 +1,4 @@
-"""Another run whose verifier this one attacks."""
+"""The settings of an attack on another run's verifier."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
