@@ -151,13 +151,14 @@ test-nat: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_nat.sh $(NAT)
 	NIP_PYTHON=$(abspath $(BIN))/python $(NAT)/bin/python -m pytest packages/nip-by-hand/tests/nat
 
-# Tinker's SDK and cookbook in an environment of their own; the servers run in $(VENV). Writes the table
+# Tinker's SDK and cookbook in an environment of their own, which has none of what the server's other tests
+# need (--confcutdir); the servers run in $(VENV). Writes the table
 # of the docs. One file: make test-tinker TINKER_TESTS=packages/nip-lm-server/tests/tinker/test_sdk.py
 TINKER_TESTS ?= packages/nip-lm-server/tests/tinker
 test-tinker: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_tinker.sh $(TINKER)
 	NIP_PYTHON=$(abspath $(BIN))/python NIP_TINKER_RESULTS=$(abspath docs/results) \
-		$(TINKER)/bin/python -m pytest $(TINKER_TESTS)
+		$(TINKER)/bin/python -m pytest --confcutdir packages/nip-lm-server/tests/tinker $(TINKER_TESTS)
 
 # trackio, W&B, MLflow and TensorBoard in an environment of their own, with nip as it is installed.
 test-trackers: install
@@ -191,7 +192,8 @@ test-real: install
 test-clients: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_clients.sh $(CLIENTS)
 	NIP_PYTHON=$(abspath $(BIN))/python NIP_CLIENTS_RESULTS=docs/results \
-		$(CLIENTS)/bin/python -m pytest packages/nip-lm-server/tests/clients
+		$(CLIENTS)/bin/python -m pytest --confcutdir packages/nip-lm-server/tests/clients \
+		packages/nip-lm-server/tests/clients
 
 # The site, in an environment of its own; once that is built, without a network.
 $(DOCS)/.built: scripts/build_docs.sh scripts/docs_constraints.txt

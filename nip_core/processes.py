@@ -18,13 +18,13 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, TypeVar, cast
 
+from nip_base.machine.processes import watch_parent
 from nip_core.errors import StageError
 
 _T = TypeVar("_T")
@@ -191,13 +191,7 @@ def collect_seldom() -> Iterator[None]:
 
 def end_with(caller: int) -> None:
     """End this process at once when `caller`, its parent, is gone."""
-
-    def watch() -> None:
-        while os.getppid() == caller:
-            time.sleep(_LOOK_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    watch_parent(caller, None, lambda: os._exit(1), poll_s=_LOOK_S)
 
 
 def _portable(error: Exception) -> Exception:

@@ -7,22 +7,45 @@ Wire            a client over HTTP that keeps numbers, and sends what it is told
 """
 
 import itertools
+import struct
 from typing import Any
 
 import httpx
 import numpy as np
 
-from nip_lm_server.tinker.protobuf import (
-    Budget,
-    Fields,
-    write_bytes,
-    write_double,
-    write_number,
-    write_packed,
-)
+from nip_lm_server.tinker.schema import parse
 
 FLOAT32, INT64, INT32, BFLOAT16 = 1, 2, 3, 4
 _DTYPES = {FLOAT32: "<f4", INT64: "<i8", INT32: "<i4", BFLOAT16: "<u2"}
+
+
+def _write_varint(value: int) -> bytes:
+    value, out = value & (2**64 - 1), bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def write_number(number: int, value: int) -> bytes:
+    """A field of an integer; 0 is left out."""
+    return _write_varint(number << 3) + _write_varint(value) if value else b""
+
+
+def write_double(number: int, value: float) -> bytes:
+    """A field of eight bytes."""
+    return _write_varint(number << 3 | 1) + struct.pack("<d", value)
+
+
+def write_bytes(number: int, value: bytes) -> bytes:
+    """A field of bytes, text or a message."""
+    return _write_varint(number << 3 | 2) + _write_varint(len(value)) + value
+
+
+def write_packed(number: int, values: list[int]) -> bytes:
+    """A field of several integers; nothing where there is none."""
+    packed = b"".join(map(_write_varint, values))
+    return write_bytes(number, packed) if packed else b""
 
 
 def tensor(values: Any, dtype: int) -> bytes:
@@ -80,40 +103,30 @@ def write_request(
 
 def read_output(body: bytes) -> tuple[list[np.ndarray], dict[str, float]]:
     """Log-probabilities of each datum, and the metrics."""
-    budget, arrays, metrics = Budget(10**6), [], {}
-    output = Fields(memoryview(body), "", budget, {1: "bytes", 2: "bytes", 3: "bytes"})
-    for record_raw in output.messages(2):
-        record = Fields(record_raw, "", budget, {1: "bytes", 2: "bytes", 3: "number"})
-        entry = Fields(record.raw(2), "", budget, {1: "bytes", 2: "bytes"})
-        assert entry.text(1) == "logprobs"
-        kinds = {1: "bytes", 2: "bytes", 3: "number", 4: "bytes"}
-        batched = Fields(entry.raw(2), "", budget, kinds)
-        values = np.frombuffer(batched.raw(1), "<f4")
-        ends = np.frombuffer(batched.raw(2), "<i8") // 4
+    output, arrays = parse("ForwardBackwardOutput", body), []
+    for record in output.loss_fn_outputs:
+        (entry,) = record.fields
+        assert entry.key == "logprobs"
+        values = np.frombuffer(entry.value.data, "<f4")
+        ends = np.frombuffer(entry.value.offsets, "<i8") // 4
         for start, end in itertools.pairwise(ends):
-            arrays.append(values[start:end].reshape(-1, *batched.numbers(4)))
-    for raw in output.messages(3):
-        entry = Fields(raw, "", budget, {1: "bytes", 2: "double"})
-        metrics[entry.text(1)] = entry.double(2)
-    return arrays, metrics
+            arrays.append(values[start:end].reshape(-1, *entry.value.trailing_shape))
+    return arrays, {entry.key: entry.value for entry in output.metrics}
 
 
 def read_samples(body: bytes) -> tuple[list[dict[str, Any]], list[float] | None]:
     """Sequences with tokens, log-probabilities and whether they stopped; those of the prompt."""
-    budget = Budget(10**6)
-    kinds = {1: "bytes", 2: "bytes", 3: "bytes", 4: "number"}
-    answer = Fields(memoryview(body), "", budget, kinds)
-    sequences = []
-    for raw in answer.messages(1):
-        one = Fields(raw, "", budget, {1: "number", 2: "bytes", 3: "bytes", 4: "bytes"})
-        sequences.append(
-            {
-                "tokens": np.frombuffer(one.raw(2), "<i4").tolist(),
-                "logprobs": np.frombuffer(one.raw(3), "<f4").tolist(),
-                "stopped": one.number(1) == 0,
-            }
-        )
-    prompt = np.frombuffer(answer.raw(2), "<f4").tolist() if 2 in answer else None
+    answer = parse("SampleResponse", body)
+    sequences = [
+        {
+            "tokens": np.frombuffer(one.tokens, "<i4").tolist(),
+            "logprobs": np.frombuffer(one.logprobs, "<f4").tolist(),
+            "stopped": one.stop_reason == 0,
+        }
+        for one in answer.sequences
+    ]
+    has_prompt = answer.HasField("prompt_logprobs")
+    prompt = np.frombuffer(answer.prompt_logprobs, "<f4").tolist() if has_prompt else None
     return sequences, prompt
 
 

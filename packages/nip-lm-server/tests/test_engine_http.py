@@ -86,6 +86,15 @@ async def test_an_answer_is_the_same_wherever_it_is_split(whole: bytes, body: by
         assert b"\r\nAuthorization: Bearer key\r\n" in engine.requests[0]
 
 
+async def test_a_long_head_may_come_by_itself() -> None:
+    async with engine_at() as (engine, connections, url):
+        head, body = SIZED.replace(b"\r\n\r\n", b"\r\nX: " + b"x" * 9000 + b"\r\n\r\n").split(
+            b"hello"
+        )
+        engine.answers.append([head, b"hello", body])
+        assert await ask(connections, url) == (200, b"hello")
+
+
 async def test_pieces_are_handed_out_as_they_come_and_wait_for_who_wants_no_more() -> None:
     async with engine_at() as (engine, connections, url):
         at, goes_on = CHUNKED.index(b"\n1a;") + 1, asyncio.Event()
@@ -128,19 +137,32 @@ async def test_what_its_taker_raises_ends_the_answer_and_the_request() -> None:
     [
         (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "not HTTP/1.1"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", "not HTTP/1.1"),
+        (b"HTTP/1.1 700 OK\r\nContent-Length: 1\r\n\r\nx", "not HTTP/1.1.*status 700"),
+        (b"HTTP/1.1 101 OK\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "status 101"),
+        (b"HTTP/1.1 200 OK\nContent-Length: 1\n\nx", "expected CR"),
         (b"HTTP/1.1 200 OK\r\n\r\nall of it?", "does not tell its length"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\nhello", "does not tell its length"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", "two lengths"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\nhello", "in Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n 6\r\n\r\nhello", "whitespace after header"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", "Duplicate"),
         (b"HTTP/1.1 200 OK\r\nContent-Length 5\r\n\r\nhello", "header"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length : 5\r\n\r\nhello", "header"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", "transfer coding"),
-        (CHUNKED.replace(b"\r\n\r\n5\r", b"\r\nContent-Length: 5\r\n\r\n5\r"), "transfer coding"),
-        (CHUNKED.replace(b"\n5\r", b"\n-5\r"), "not in chunks"),
-        (CHUNKED.replace(b"\n5\r", b"\n4\r"), "not in chunks"),
-        (CHUNKED.replace(b"1a;", b"1" * 13 + b";"), "not in chunks"),
-        (CHUNKED[: CHUNKED.index(b"name")] + b"n" * 5000, "not in chunks"),
+        (
+            CHUNKED.replace(b"\nTransfer", b"\nTransfer-Encoding: gzip\r\nTransfer"),
+            "transfer coding",
+        ),
+        (CHUNKED.replace(b"\r\n\r\n5\r", b"\r\nContent-Length: 5\r\n\r\n5\r"), "Content-Length"),
+        (CHUNKED.replace(b"\n5\r", b"\n-5\r"), "in chunk size"),
+        (CHUNKED.replace(b"\n5\r", b"\n4\r"), "after chunk data"),
+        (CHUNKED.replace(b"\n5\r", b"\n5"), "after chunk size"),
+        (CHUNKED.replace(b"1a;", b"1" * 17 + b";"), "Chunk size overflow"),
+        (CHUNKED[: CHUNKED.index(b"name")] + b"n" * 600_000, "chunk is too long"),
         (CHUNKED + b"x", "more came"),
         (SIZED + b"x", "more came"),
+        (SIZED + SIZED, "more came"),
+        (b"HTTP/1.1 204 No Content\r\n\r\nx", "more came"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "head is too long"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 3000, "head is too long"),
     ],
 )
 async def test_what_is_no_answer_is_lost_and_never_guessed(answer: bytes, why: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_lm_server.tinker import tinker_messages as messages
-from nip_lm_server.tinker.protobuf import WireError
+from nip_lm_server.tinker.schema import WireError
 from nip_lm_server.tinker.tinker_messages import (
     decode_forward_backward,
     encode_output,
@@ -89,8 +89,24 @@ def test_images_are_refused_by_name() -> None:
 
 
 def test_what_a_newer_schema_adds_is_no_silence() -> None:
-    body = wire.write_request("m", 1, []) + wire.write_number(19, 1)
-    with pytest.raises(WireError, match="field 19"):
+    new, target = wire.write_number(19, 1), wire.tensor([1], wire.INT64)
+    chunk = wire.write_bytes(1, wire.write_bytes(1, b"\1\0\0\0"))
+    bodies = [
+        wire.write_request("m", 1, []) + new,
+        wire.write_request("m", 1, []) + wire.write_bytes(5, new),
+        wire.write_request("m", 1, [new]),
+        wire.write_request("m", 1, [wire.write_bytes(1, chunk + new)]),
+        wire.write_request("m", 1, [wire.write_bytes(1, wire.write_bytes(1, new))]),
+        wire.write_request("m", 1, [wire.datum([[1]], target_tokens=target + new)]),
+    ]
+    for body in bodies:
+        with pytest.raises(WireError, match="field 19"):
+            decode_forward_backward(body)
+
+
+def test_a_known_field_of_another_kind_is_refused() -> None:
+    body = wire.write_request("m", 1, []) + wire.write_bytes(6, b"yes")
+    with pytest.raises(WireError, match="field 6"):
         decode_forward_backward(body)
 
 
@@ -99,8 +115,10 @@ def test_empty_messages_by_the_million_are_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(WireError, match="at most"):
         decode_forward_backward(many)
     monkeypatch.setattr(messages, "MOST_VALUES", 1000)
-    with pytest.raises(WireError, match="too many values"):
-        decode_forward_backward(many)
+    for part in (1, 2):
+        datum = wire.write_bytes(part, b"") * 501
+        with pytest.raises(WireError, match="too many values"):
+            decode_forward_backward(wire.write_request("m", 1, [datum, datum]))
 
 
 @settings(max_examples=300, deadline=None)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from nip_base.machine.processes import signal_group
 from nip_bridges.tracking.messages import END, LOOK, FeederTask, Report, State
 from nip_bridges.tracking.places import address, is_remote, tracker_directory
 from nip_core.parameters.blocks.tracking import TrackerParameters
@@ -118,8 +119,7 @@ class _Process:
         process = self._process
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        signal_group(process.pid, signal.SIGKILL)
         process.wait()
         if self._reader is not None:
             self._reader.join(1.0)

@@ -1,7 +1,7 @@
 """Tinker's API without its routes: what a training loop asks for, kept and done once.
 
 tinker_bodies     the JSON bodies, and what is refused in them
-tinker_messages   the three that are protobuf, by `protobuf`
+tinker_messages   the three that are protobuf, by `schema`
 storage           sessions, models, numbered requests, checkpoints (`store`), adapters and
                   optimizer states on disk (`folders`), the end of what is over (`upkeep`)
 executor          a model's requests in their order, by a trainer that stays; replay after a kill

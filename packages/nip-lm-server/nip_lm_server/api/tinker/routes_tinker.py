@@ -15,8 +15,8 @@ from nip_lm_server.api.bodies import MAX_BODY_BYTES, read_bytes, read_object
 from nip_lm_server.api.plumbing import SERVICES, json_response, take_notes
 from nip_lm_server.auth import is_loopback
 from nip_lm_server.tinker import tinker_bodies as bodies
-from nip_lm_server.tinker.protobuf import WireError
 from nip_lm_server.tinker.samples import check_sample, give_seed
+from nip_lm_server.tinker.schema import WireError
 from nip_lm_server.tinker.service import TinkerService, is_local_directory
 from nip_lm_server.tinker.storage.records import LoraShape
 from nip_lm_server.tinker.tinker_bodies import Refused, digest, read_body

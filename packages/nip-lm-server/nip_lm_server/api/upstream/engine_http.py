@@ -6,32 +6,27 @@ EngineLost          the engine can't be reached, or breaks off, or doesn't speak
 
 aiohttp's client costs half of what a request through the server costs, and wakes a task for each
 piece of a streamed answer. Here the piece that a socket gave goes to its `sink` in the same turn
-of the event loop. What is covered is what an engine of ours sends: HTTP/1.1, a body by length or
-in chunks (RFC 9112, section 7.1). What is not: TLS, redirects, compression, pipelining, and a body
-up to the end of the connection, of which nobody can tell whether it is whole. What can't be
-understood is an EngineLost, never a guess.
+of the event loop. httptools (llhttp) parses, and this file refuses what llhttp takes and no engine
+of ours sends: a body up to the end of the connection, which may be cut off unseen, a transfer
+coding other than chunked, HTTP/1.0, and a head or a chunk's extension without an end. TLS,
+redirects, compression and pipelining are not covered. An answer that can't be understood is an
+EngineLost, never a guess.
 """
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 from urllib.parse import urlsplit
 
+import httptools
+
 CONNECT_TIMEOUT_S = 10.0
 IDLE_S = 60.0
 """An unused connection is closed after this; an engine must keep it longer."""
 _HEAD_BYTES = 64 * 1024
-_LINE_BYTES = 4096
-
-_STATUS = re.compile(rb"HTTP/1\.1 ([1-5][0-9]{2})(?: [^\r\n]*)?")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n]*?)[ \t]*")
-_LENGTH = re.compile(rb"[0-9]{1,15}")
-# The line end behind a chunk's data stands before the size of the next.
-_SIZE = re.compile(rb"([0-9a-fA-F]{1,12})[ \t]*(?:;[^\r\n]*)?\r\n")
-_NEXT_SIZE = re.compile(rb"\r\n([0-9a-fA-F]{1,12})[ \t]*(?:;[^\r\n]*)?\r\n")
-_TRAILER = re.compile(rb"(?:[^\r\n]+\r\n)*\r\n")
+_BETWEEN_BYTES = 4096
+"""Between two pieces of a body: a chunk's size, its extension, trailers."""
 
 Sink = Callable[[bytes], bool | None]
 """Takes a piece of a body; true: no more for the moment."""
@@ -41,71 +36,98 @@ class EngineLost(ConnectionError):
     """The connection to an engine failed, or what came over it is no answer."""
 
 
-class _Sized:
-    """A body of so many bytes."""
+class _Reader:
+    """Reads answers with llhttp, which calls the methods `on_...` as it goes through bytes.
 
-    def __init__(self, length: int):
-        self._left = length
-        self.ended = not length
-
-    def feed(self, data: bytes) -> bytes:
-        self._left -= len(data)
-        if self._left < 0:
-            raise EngineLost("more came than its answer")
-        self.ended = not self._left
-        return data
-
-
-class _Chunked:
-    """A body in chunks, each behind its size."""
+    One for each connection: parser and reader hold each other, and would be garbage per request.
+    """
 
     def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self.begin()
+
+    def begin(self) -> None:
+        """Expect the next answer."""
+        self._headers: dict[bytes, bytes] = {}
+        self._pieces: list[bytes] = []
+        self._bytes_without_body = 0
+        self.status = 0
+        """Zero before the head is read."""
+        self.content_type = ""
         self.ended = False
-        self._left = 0  # of the chunk that is being read
-        self._unread = b""  # a part of what stands between chunks
-        self._between = _SIZE
+        self.keeps_alive = False
 
     def feed(self, data: bytes) -> bytes:
+        """Return the body's part of `data`. Raises EngineLost."""
+        was_in_head = not self.status
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            if isinstance(error.__context__, EngineLost):
+                raise error.__context__ from None
+            raise
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise EngineLost(self._describe(error)) from None
+        self._check_size(len(data), was_in_head)
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _describe(self, error: Exception) -> str:
+        if self.ended:
+            return "more came than its answer"
+        return f"its {'body' if self.status else 'head'} is not HTTP/1.1: {error}"
+
+    def _check_size(self, size: int, was_in_head: bool) -> None:
+        """Count the bytes since the last piece of the body. Raises EngineLost for too many."""
+        if self._pieces or self.ended or (was_in_head and self.status):
+            self._bytes_without_body = 0
+            return
+        self._bytes_without_body += size
+        if self._bytes_without_body > (_HEAD_BYTES if was_in_head else _BETWEEN_BYTES):
+            raise EngineLost(f"its {'head' if was_in_head else 'chunk'} is too long")
+
+    def on_message_begin(self) -> None:
         if self.ended:
             raise EngineLost("more came than its answer")
-        if self._unread:
-            data, self._unread = self._unread + data, b""
-        pieces = []
-        at, length = 0, len(data)
-        while at < length:
-            # 1. What is left of a chunk.
-            if self._left:
-                end = min(at + self._left, length)
-                pieces.append(data[at:end])
-                self._left -= end - at
-                at = end
-                continue
-            # 2. What stands between chunks, or waits for its other half.
-            match = self._between.match(data, at)
-            if match is None:
-                self._unread = data[at:]
-                is_whole = b"\n" in self._unread[2:] and self._between is not _TRAILER
-                if is_whole or len(self._unread) > _LINE_BYTES:
-                    raise EngineLost("its answer is not in chunks as HTTP has them")
-                break
-            at = match.end()
-            # 3. The next chunk, or the end behind an empty one.
-            if self._between is _TRAILER:
-                if at < length:
-                    raise EngineLost("more came than its answer")
-                self.ended = True
-            else:
-                self._left = int(match[1], 16)
-                self._between = _NEXT_SIZE if self._left else _TRAILER
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.status:  # or it is a trailer
+            name = name.lower()
+            earlier = self._headers.get(name)
+            self._headers[name] = value if earlier is None else earlier + b", " + value
+
+    def on_headers_complete(self) -> None:
+        if self._parser.get_http_version() != "1.1":
+            raise EngineLost("its answer is not HTTP/1.1")
+        status, headers = self._parser.get_status_code(), self._headers
+        self._headers = {}
+        if not 100 <= status < 600 or status == 101:
+            raise EngineLost(f"its answer is not HTTP/1.1: it has the status {status}")
+        if status < 200:  # it says that the answer is yet to come
+            return
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None and coding.lower() != b"chunked":
+            raise EngineLost("its answer has a transfer coding other than chunked")
+        if status not in (204, 304) and coding is None and b"content-length" not in headers:
+            raise EngineLost("its answer does not tell its length")
+        self.status = status
+        self.content_type = headers.get(b"content-type", b"").decode("latin-1")
+
+    def on_body(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        if self.status:
+            self.ended = True
+            self.keeps_alive = self._parser.should_keep_alive()
 
 
 class Answer:
     """An engine's answer: its head, and its body as it comes."""
 
-    def __init__(self, status: int, headers: dict[bytes, bytes], connection: "_Connection"):
+    def __init__(self, status: int, content_type: str, connection: "_Connection"):
         self.status = status
-        self.content_type = headers.get(b"content-type", b"").decode("latin-1")
+        self.content_type = content_type
         self._connection = connection
 
     @property
@@ -222,14 +244,13 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._idle: list[_Connection] | None = None  # those that it rests among
         self._error: EngineLost | None = None
+        self._reader = _Reader()
         self._begin()
 
     def _begin(self) -> None:
         """Forget the last answer."""
-        self._head = b""  # what there is of it
-        self._body: _Sized | _Chunked | None = None
+        self._reader.begin()
         self._answer: Answer | None = None
-        self._keeps_alive = False
         self._unread: list[bytes] = []  # pieces of the body that no sink has taken
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -250,24 +271,23 @@ class _Connection(asyncio.Protocol):
 
     async def pass_on(self, sink: Sink) -> bool:
         """See `Answer.pass_on`."""
-        assert self._body is not None
         # 1. What came while nobody took it.
         if self._unread:
             data = b"".join(self._unread)
             self._unread.clear()
-            if sink(data) and not self._body.ended:
+            if sink(data) and not self._reader.ended:
                 return False
         # 2. What comes, straight from `data_received`.
-        if not self._body.ended and self._error is None:
+        if not self._reader.ended and self._error is None:
             self._sink = sink
             self._transport.resume_reading()
             try:
                 await self._wait()
             finally:
                 self._sink = None
-        if self._error is not None and not self._body.ended:
+        if self._error is not None and not self._reader.ended:
             raise self._error
-        return self._body.ended
+        return self._reader.ended
 
     @property
     def is_closing(self) -> bool:
@@ -278,10 +298,8 @@ class _Connection(asyncio.Protocol):
     def is_reusable(self) -> bool:
         """Its answer has ended, the request was read, and the engine keeps it open."""
         return (
-            self._keeps_alive
+            self._reader.keeps_alive
             and self._error is None
-            and self._body is not None
-            and self._body.ended
             and not self._transport.is_closing()
             and not self._transport.get_write_buffer_size()
         )
@@ -312,14 +330,14 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._body is None:
-                data = self._read_head(data)
-                if self._body is None:
-                    return
-            piece = self._body.feed(data) if data else b""
+            piece = self._reader.feed(data)
+            if self._answer is None and self._reader.status:
+                reader = self._reader
+                self._answer = Answer(reader.status, reader.content_type, self)
+                self._wake()
             if self._sink is None:
                 self._hold(piece)
-            elif (piece and self._sink(piece)) or self._body.ended:
+            elif (piece and self._sink(piece)) or self._reader.ended:
                 self._pause()
         except EngineLost as error:
             self._fail(error)
@@ -330,39 +348,17 @@ class _Connection(asyncio.Protocol):
         where = "before its answer" if self._answer is None else "in the middle of its answer"
         self._fail(EngineLost(str(exc) if exc is not None else f"it was closed {where}"))
 
-    def _read_head(self, data: bytes) -> bytes:
-        """Read a head; returns what follows it."""
-        data, status = self._head + data, 100
-        while status < 200:  # below, it says that the answer is yet to come
-            head, end, data = data.partition(b"\r\n\r\n")
-            if not end:
-                if len(head) > _HEAD_BYTES:
-                    raise EngineLost("its answer's head is too long")
-                self._head = head
-                return b""
-            lines = head.split(b"\r\n")
-            match = _STATUS.fullmatch(lines[0])
-            if match is None:
-                raise EngineLost("its answer is not HTTP/1.1")
-            status = int(match[1])
-        headers = _headers(lines[1:])
-        self._body = _body(status, headers)
-        self._keeps_alive = b"close" not in headers.get(b"connection", b"").lower()
-        self._answer = Answer(status, headers, self)
-        self._wake()
-        return data
-
     def _hold(self, piece: bytes) -> None:
         """Keep what nobody takes yet, and soon read no further."""
         if piece:
             self._unread.append(piece)
-            if len(self._unread) > 1 and self._body is not None and not self._body.ended:
+            if len(self._unread) > 1 and not self._reader.ended:
                 self._transport.pause_reading()
 
     def _pause(self, error: Exception | None = None) -> None:
         """Wake who waits: the body has ended, the sink wants no more, or it raised this."""
         self._sink = None
-        if self._body is not None and not self._body.ended:
+        if not self._reader.ended:
             self._transport.pause_reading()
         self._wake(error)
 
@@ -387,30 +383,3 @@ class _Connection(asyncio.Protocol):
         if self._idle is not None:
             self._idle.remove(self)
             self._idle = None
-
-
-def _headers(lines: list[bytes]) -> dict[bytes, bytes]:
-    headers: dict[bytes, bytes] = {}
-    for line in lines:
-        match = _HEADER.fullmatch(line)
-        if match is None:
-            raise EngineLost("a header of its answer is not HTTP")
-        name, value = match[1].lower(), match[2]
-        if name == b"content-length" and headers.get(name, value) != value:
-            raise EngineLost("its answer has two lengths")
-        headers[name] = value
-    return headers
-
-
-def _body(status: int, headers: dict[bytes, bytes]) -> _Sized | _Chunked:
-    """Say how the body of an answer ends."""
-    coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
-    if status in (204, 304):
-        return _Sized(0)
-    if coding is not None:
-        if coding.lower() != b"chunked" or length is not None:
-            raise EngineLost("its answer has a transfer coding other than chunked, or a length too")
-        return _Chunked()
-    if length is None or not _LENGTH.fullmatch(length):
-        raise EngineLost("its answer does not tell its length")
-    return _Sized(int(length))
