@@ -157,13 +157,13 @@ def _episodes(progress: Progress, now_s: float) -> Doing:
     # Episodes that were committed before the stage began say nothing of its speed.
     elapsed_s = now_s - progress.episodes_began_s
     ended_episodes = progress.episodes_done - progress.episodes_before
-    rest = max(progress.episodes_total - progress.episodes_done, 0)
+    open_episodes = max(progress.episodes_total - progress.episodes_done, 0)
     is_known = ended_episodes > 0 and elapsed_s > 0
     # Those in flight are half played: the first that end would else speak for too few.
-    half = min(progress.episodes_in_flight, rest) / 2
-    left_s = elapsed_s / (ended_episodes + half) * (rest - half) if is_known else None
+    half = min(progress.episodes_in_flight, open_episodes) / 2
+    left_s = elapsed_s / (ended_episodes + half) * (open_episodes - half) if is_known else None
     # As long as most are at play, the answers that came say more: half may be far from it.
-    by_turns_s = _left_by_turns(progress, ended_episodes, rest, elapsed_s)
+    by_turns_s = _left_by_turns(progress, ended_episodes, open_episodes, elapsed_s)
     if by_turns_s is not None and ended_episodes < max(progress.episodes_in_flight, 1):
         left_s = by_turns_s
     tokens = progress.completion_tokens - progress.tokens_before
@@ -173,16 +173,16 @@ def _episodes(progress: Progress, now_s: float) -> Doing:
         EPISODES,
         progress.episodes_done,
         progress.episodes_total,
-        per_s=ended_episodes / elapsed_s if is_known and rest else None,
+        per_s=ended_episodes / elapsed_s if is_known and open_episodes else None,
         left_s=left_s,
-        tokens_per_s=tokens / elapsed_s if is_known and rest else None,
+        tokens_per_s=tokens / elapsed_s if is_known and open_episodes else None,
     )
 
 
 def _left_by_turns(
-    progress: Progress, ended_episodes: int, rest: int, elapsed_s: float
+    progress: Progress, ended_episodes: int, open_episodes: int, elapsed_s: float
 ) -> float | None:
-    """Estimate the seconds for `rest` episodes by the valid answers so far; None without any."""
+    """Estimate the seconds for so many episodes by the valid answers so far; None without any."""
     turns, expected = progress.turns - progress.turns_before, progress.turns_per_episode
     # The first answers wait for many prompts to be read, and would tell of too slow a server.
     has_some = turns > 0 and 2 * turns >= progress.traffic.in_flight
@@ -190,7 +190,7 @@ def _left_by_turns(
         return None
     # Of episodes at play some turns are over; each that is left has one to come at least.
     at_play = max(turns - ended_episodes * expected, 0.0)
-    return elapsed_s / turns * max(rest * expected - at_play, rest)
+    return elapsed_s / turns * max(open_episodes * expected - at_play, open_episodes)
 
 
 def _of_activity(activity: Activity, now_s: float, progress: Progress) -> Doing:

@@ -255,8 +255,8 @@ class VerdictReader:
 
     def is_exactly(self, text: str) -> bool:
         """Tell whether the text is an answer and nothing else, marks aside."""
-        rest = self.behind(text)
-        return rest is not None and not rest.strip(_CLOSING + ".,;!")
+        remainder = self.behind(text)
+        return remainder is not None and not remainder.strip(_CLOSING + ".,;!")
 
     def read(self, text: str) -> str:
         """Read the answer at the beginning of the text.
@@ -373,23 +373,23 @@ class VerdictReader:
         letters = re.sub(r"[\W_]", "", text.lower()).replace("agreeordis", "agreenordis")
         return next(a for a in self._scale.values if a.replace(" ", "") == letters)
 
-    def _problem(self, answer: str, rest: str) -> str | None:
-        """Return what in the rest of the line forbids to take the answer, if anything."""
+    def _problem(self, answer: str, remainder: str) -> str | None:
+        """Return what in the `remainder` of the line forbids to take the answer, if anything."""
         # 1. Signs that may stand nowhere behind it.
         anywhere = (
-            ("a question mark", _ASKED.match(rest)),
-            ("a second answer", self._names_another(answer, rest)),
-            ("its contrary", self._is_contradicted(answer, rest)),
-            ("a negation", self._is_negated(_WORD.findall(rest.lower()), answer)),
-            ("a doubt", _DOUBTED.search(rest) or _HEDGE.search(rest)),
-            ("a compound", _COMPOUND.match(rest)),
-            ("a call", rest.startswith("(") and not self.is_numeric),
+            ("a question mark", _ASKED.match(remainder)),
+            ("a second answer", self._names_another(answer, remainder)),
+            ("its contrary", self._is_contradicted(answer, remainder)),
+            ("a negation", self._is_negated(_WORD.findall(remainder.lower()), answer)),
+            ("a doubt", _DOUBTED.search(remainder) or _HEDGE.search(remainder)),
+            ("a compound", _COMPOUND.match(remainder)),
+            ("a call", remainder.startswith("(") and not self.is_numeric),
         )
         for name, is_there in anywhere:
             if is_there:
                 return name
         # 2. A reason for it may follow, and the object that is accepted.
-        tail = rest.lstrip(_CLOSING)
+        tail = remainder.lstrip(_CLOSING)
         if about := self._object.match(tail):
             tail = tail[about.end() :].lstrip(_CLOSING)
         if not tail or self._reason_follows.match(tail):
@@ -406,19 +406,20 @@ class VerdictReader:
         )
         return next((name for name, is_there in at_start if is_there), None)
 
-    def _names_another(self, answer: str, rest: str) -> bool:
+    def _names_another(self, answer: str, remainder: str) -> bool:
         if self.is_numeric:
-            return _OTHER_NUMBER.search(rest) is not None
-        if not self.accepts and _DEGREES.search(rest):
+            return _OTHER_NUMBER.search(remainder) is not None
+        if not self.accepts and _DEGREES.search(remainder):
             return True
         # A denial of the other one says the same again.
-        may_deny = self.accepts and "?" not in rest
+        may_deny = self.accepts and "?" not in remainder
         return any(
             self._canonical(mention["answer"]) != answer
             and not (
-                may_deny and _DENIED.search(rest[max(0, mention.start() - 40) : mention.start()])
+                may_deny
+                and _DENIED.search(remainder[max(0, mention.start() - 40) : mention.start()])
             )
-            for mention in self._mention.finditer(rest)
+            for mention in self._mention.finditer(remainder)
         )
 
 

@@ -246,10 +246,10 @@ def _bare(answer: Answer) -> Iterator[Claim]:
 
 def _stands_alone(reader: VerdictReader, text: str) -> bool:
     """Say whether a line begins with a verdict alone, no word of a sentence, or its negation."""
-    rest = reader.behind(text)
-    if rest is None:
+    remainder = reader.behind(text)
+    if remainder is None:
         return reader.begins(text) and len(text.split()) < 4
-    return not re.match(r"[-']?\w|[ *_]+(?!or\b)\w", rest)
+    return not re.match(r"[-']?\w|[ *_]+(?!or\b)\w", remainder)
 
 
 def _declared(answer: Answer) -> Iterator[Claim]:

@@ -228,8 +228,8 @@ def _without_asides(line: str) -> str:
     decided = _DECIDED.match(line)
     if decided is None:
         return line
-    verdict, rest = decided["verdict"].lower(), line[decided.end() :]
-    parts = [part for part in re.split(r"(?<=[.;!,]) ", rest) if not _is_aside(part, verdict)]
+    verdict, remainder = decided["verdict"].lower(), line[decided.end() :]
+    parts = [part for part in re.split(r"(?<=[.;!,]) ", remainder) if not _is_aside(part, verdict)]
     return line[: decided.end()] + " ".join(parts)
 
 
