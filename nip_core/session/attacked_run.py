@@ -59,7 +59,7 @@ def describe_attack(parameters: HyperParameters, episodes: int) -> Iterator[str]
     elif episodes:
         yield f"{amount(episodes, 'problem')} on which the verifier is attacked"
     reach = plan_reach(parameters)
-    yield SCRIPT_REACH if reach is None else reach_words(reach, planned=True)
+    yield SCRIPT_REACH if reach is None else reach_words(reach, is_planned=True)
 
 
 def name_attack(parameters: HyperParameters, estimate: Estimate | None) -> str:

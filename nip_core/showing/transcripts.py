@@ -230,7 +230,7 @@ def _chosen(
 ) -> list[Transcript]:
     tables = rollouts.episodes, rollouts.generations
     return transcripts_from_tables(
-        *tables, limit, 0, worth_reading=worth_reading, most=most, game=game
+        *tables, limit, 0, worth_reading=worth_reading, max_special=most, game=game
     )
 
 
