@@ -48,9 +48,9 @@ from doc_blocks import Block, blocks, make_script  # noqa: E402 - a file of this
 
 ROOT_NAME = "nip-loop"
 LARGEST = 1_000_000
-"""Bytes of a wheel."""
-LARGEST_ROOT = 10_000_000
-"""Bytes of the root's wheel, which has the models; see docs/decisions/0031."""
+"""Bytes of a wheel without a model."""
+LARGEST_WITH_MODELS = {ROOT_NAME: 10_000_000, "nip-lm-server": 5_000_000}
+"""See docs/decisions/0031-commands-and-wheel.md."""
 TOOLS = ("build==1.6.1", "twine==7.0.0")
 BLOCK_S = 900
 TRAIN = "train deterministic --json --set rl.num_iterations=1 --set rl.rollouts_per_iteration=40"
@@ -80,9 +80,11 @@ for file in metadata.distribution(name).files or ():
     module = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
     try:
         importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        is_ours = (error.name or "nip_").startswith("nip_")
-        (failed if is_ours else lacking).append(f"{module}: {error}")
+    except ImportError as error:
+        # An error of ours that says how to install stands behind that of Python.
+        cause = error.__cause__ or error
+        is_foreign = isinstance(cause, ModuleNotFoundError) and not cause.name.startswith("nip_")
+        (lacking if is_foreign else failed).append(f"{module}: {error}")
     except Exception as error:
         failed.append(f"{module}: {type(error).__name__}: {error}")
 print(json.dumps({"sizes": sizes, "failed": failed, "lacking": lacking}))
@@ -231,7 +233,7 @@ def file_problems(place: Path, built: Sequence[Built]) -> list[str]:
     if done.returncode:
         problems.append(f"twine check: {done.stdout.strip()}")
     for each in built:
-        most = LARGEST_ROOT if each.name == ROOT_NAME else LARGEST
+        most = LARGEST_WITH_MODELS.get(each.name, LARGEST)
         if (size := each.wheel.stat().st_size) > most:
             problems.append(f"{each.wheel.name}: {size:,} bytes, more than {most:,}")
         inside, direct = names(each.wheel), names(place / "direct" / each.wheel.name)

@@ -23,7 +23,10 @@ BROUGHT = {
     "yaml": "pyyaml",
 }
 # These programs import us, in the environments of scripts/build_art.sh and build_nat.sh.
-FOREIGN = {"nip-by-hand": {"openpipe-art", "nvidia-nat-core"}}
+FOREIGN = {
+    "nip-by-hand": {"openpipe-art", "nvidia-nat-core"},
+    "nip-lm-server": {"pytest"},  # its fixture, for the tests of other people
+}
 # Bounds for a package that another one of the list needs; and parts that bring commands.
 NOT_IMPORTED = {
     "nip-loop": {"fastapi", "sqlalchemy"} | {*DISTRIBUTIONS},

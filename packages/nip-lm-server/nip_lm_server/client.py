@@ -4,7 +4,7 @@ launching    start_or_attach, is_running, stop, of a ServerHandle
 engines      find_capabilities of any, one's own too
 a server's files   StateDirectory: where its parts lie, and what is in them (State, Examined);
              lay_out_adapter, for one from elsewhere
-models       TINY, the bundled one; convert_gguf, of a published one; public_probe, of an adapter
+models       convert_gguf, of a published one; public_probe, of an adapter
 secrets      is_secret_name, of environment variables
 vLLM         describe_vllm, find_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
              LARGEST_LORA_RANK
@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nip_lm_server.auth import is_secret_name
-    from nip_lm_server.bundled import TINY
     from nip_lm_server.engines.own_engines import find_capabilities
     from nip_lm_server.engines.vllm.options import (
         DEFAULT_LORA_RANK,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_LORA_RANK",
     "LARGEST_LORA_RANK",
-    "TINY",
     "ConvertedModel",
     "Examined",
     "LaidOut",
@@ -76,7 +74,6 @@ __all__ = [
 
 _WHERE: dict[str, tuple[str, ...]] = {
     "nip_lm_server.auth": ("is_secret_name",),
-    "nip_lm_server.bundled": ("TINY",),
     "nip_lm_server.engines.own_engines": ("find_capabilities",),
     "nip_lm_server.engines.vllm.options": (
         "DEFAULT_LORA_RANK",
