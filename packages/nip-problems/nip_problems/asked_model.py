@@ -87,8 +87,8 @@ def refuse_unpriced(parameters: HyperParameters, option: str) -> None:
     """Raise SettingsError if calls are paid for and a price is missing."""
     if missing_prices := find_missing_prices(parameters):
         raise SettingsError(
-            f"{option}: {missing_prices[0]} is paid for, and its price is not known; give US dollars "
-            f"for a million prompt and a million generated tokens, as {option} 0.15,0.60"
+            f"{option}: {missing_prices[0]} is paid for, and its price is not known; give US "
+            f"dollars for a million prompt and a million generated tokens, as {option} 0.15,0.60"
         )
 
 
