@@ -251,7 +251,8 @@ def _check_made_of(options: BuildOptions, source_data: Source, source: Path) -> 
         earlier_source = f"what can't be read ({type(error.__cause__).__name__} in {SHEET})"
     raise SettingsError(
         f"--out {options.out}: holds a dataset made of {earlier_source}, and {source} is not "
-        f"the same (SHA-256 {source_data.sha256:.12}); give another directory, or --replace to replace it"
+        f"the same (SHA-256 {source_data.sha256:.12}); "
+        "give another directory, or --replace to replace it"
     )
 
 
