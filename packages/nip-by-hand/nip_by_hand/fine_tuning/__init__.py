@@ -13,7 +13,7 @@ submissions     the jobs of a program without a run, each recorded and created o
 
 The adapters know the ledger by way of `submissions`; nothing here knows a run, Prefect or a trainer
 of `nip_core.trainers`. Importing this package loads nothing of it: an
-exported name is imported when it is asked for, so that neither `openai` nor `art` is loaded in vain.
+exported name is imported on demand, so that neither `openai` nor `art` is loaded in vain.
 """
 
 from importlib import import_module

@@ -58,7 +58,7 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
     reward_threshold: FiniteFloat | None = None
     """For supervised: trajectories with a smaller reward are not imitated. None: all are."""
     train_from: Literal["last_model", "model"] = "last_model"
-    """Where a later submission of a run id starts: "last_model", with the model of the last successful
+    """Where a later submission of a run id starts: "last_model", with that of the last successful
     one, or "model", with `model` each time."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of every job."""

@@ -40,7 +40,7 @@ _OF_TRAINING = (
 """Settings that have their defaults where the attack sets none."""
 _DEFAULT = "agents._default"
 ATTACKER = "attacker"
-"""The group of attacking provers that shared a model with somebody who does not attack."""
+"""The group of attacking provers that shared a model with an agent that does not attack."""
 
 
 def attack_settings(
@@ -57,12 +57,12 @@ def attack_settings(
 
     `attack` has settings of the block of that name but `run`; without an `iteration`, the newest
     models are attacked. An attack by training takes at most so many `steps`, each an iteration, and
-    tests `every` so many. `overrides` are laid over what follows from the attacked run.
+    tests `every` so many. `overrides` are laid over the settings derived from the attacked run.
 
-    Raises SettingsError for what is not there, and for another game than the attacked run's.
+    Raises SettingsError for a missing run or iteration, and for another game than the run's.
     """
     source = RunStore(_open_store(run_store), run)
-    attacked = _read_attacked(source)
+    attacked_run = _read_attacked(source)
     iteration = attack.get("iteration")
     if iteration is None:
         iteration = source.finished_iterations()
@@ -71,14 +71,16 @@ def attack_settings(
                 f"run {run!r} has finished no iteration, so its verifier was never trained; to "
                 "attack the model that it began with, give --iteration 0"
             )
-    chosen = {**attack, "run": run, "iteration": iteration}
-    parameters = _lay_over(attacked, chosen, run_store, steps, every, name, overrides)
+    attack_settings_given = {**attack, "run": run, "iteration": iteration}
+    parameters = _lay_over(
+        attacked_run, attack_settings_given, run_store, steps, every, name, overrides
+    )
     check_attacked(parameters, source)
     return parameters
 
 
 def derive_attack(
-    attacked: HyperParameters,
+    attacked_parameters: HyperParameters,
     attack: PlainMapping,
     *,
     steps: int | None,
@@ -86,21 +88,21 @@ def derive_attack(
     name: str,
     overrides: Sequence[str] = (),
 ) -> HyperParameters:
-    """Make the settings of an attack on a planned run with the settings `attacked`.
+    """Make the settings of an attack on a planned run with the settings `attacked_parameters`.
 
     `attack` names the run and the iteration. Neither its models nor its game are looked at. Raises
     SettingsError for settings that can't be an attack's.
     """
-    run = _Attacked(attacked.to_dict())
-    return _lay_over(run, attack, attacked.run_store, steps, every, name, overrides)
+    run = _Attacked(attacked_parameters.to_dict())
+    return _lay_over(run, attack, attacked_parameters.run_store, steps, every, name, overrides)
 
 
-def refuse_default(overrides: Sequence[str], of: str) -> None:
+def refuse_default(overrides: Sequence[str], noun: str) -> None:
     """Raise SettingsError for a setting of all agents: each has all of its own from a run."""
     for_all = [o for o in overrides if o.startswith(_DEFAULT)]
     if for_all:
         raise SettingsError(
-            f"--set {for_all[0].partition('=')[0]}: every agent has the settings of {of}; set "
+            f"--set {for_all[0].partition('=')[0]}: every agent has the settings of {noun}; set "
             "those of one agent (agents.prover...)"
         )
 
@@ -109,23 +111,23 @@ def _plan(
     kind: type[Attack], attack: PlainMapping, test_split: str, steps: int | None, every: int
 ) -> AttackPlan:
     """Have an attack planned by its class. Raises SettingsError for a mistake in one's own."""
-    by = str(attack["by"])
+    way = str(attack["by"])
     try:
         plan = kind.plan(attack, test_split, steps, every)
     except NipError:
         raise
     except Exception as error:  # whatever a user's class raises
-        line = find_line(error, by.rpartition(":")[0])
+        line = find_line(error, way.rpartition(":")[0])
         raise SettingsError(
-            f"--by: {by}: plan raised {type(error).__name__}: {error}{line}; mend it"
+            f"--by: {way}: plan raised {type(error).__name__}: {error}{line}; mend it"
         ) from error
     if not isinstance(plan, AttackPlan):
-        raise SettingsError(f"--by: {by}: plan has to return an AttackPlan (got {plan!r:.200})")
+        raise SettingsError(f"--by: {way}: plan has to return an AttackPlan (got {plan!r:.200})")
     return plan
 
 
 def _lay_over(
-    attacked: "_Attacked",
+    attacked_run: "_Attacked",
     attack: PlainMapping,
     run_store: str,
     steps: int | None,
@@ -133,14 +135,14 @@ def _lay_over(
     name: str | None,
     overrides: Sequence[str],
 ) -> HyperParameters:
-    """Lay what an attack changes over the settings of the attacked run, and check them."""
+    """Lay an attack's changes over the settings of the attacked run, and check them."""
     refuse_default(overrides, "the attacked run")
     kind = find_way(str(attack["by"]))
-    plan = _plan(kind, attack, str(attacked.stored["test_dataset_split"]), steps, every)
-    stored = attacked.stored
-    common = stored["protocol_common"]
+    plan = _plan(kind, attack, str(attacked_run.stored["test_dataset_split"]), steps, every)
+    stored_settings = attacked_run.stored
+    common = stored_settings["protocol_common"]
     values = {
-        **{key: value for key, value in stored.items() if key not in _OF_TRAINING},
+        **{key: value for key, value in stored_settings.items() if key not in _OF_TRAINING},
         "run_name": _default_name(attack) if name is None else name,
         "run_store": run_store,
         "attack": {**plan.attack, **attack},
@@ -151,7 +153,7 @@ def _lay_over(
             "randomize_prover_stance": False,
             "shared_reward": False,
         },
-        **attacked.lay_under(plan),
+        **attacked_run.lay_under(plan),
     }
     return load_parameters(values, overrides)
 
@@ -165,26 +167,26 @@ class _Attacked:
 
     @cached_property
     def attackers(self) -> tuple[str, ...]:
-        """Return the provers with a choice of what they say."""
+        """Return the provers with a choice of their messages."""
         return find_attackers(read_settings(self.stored))
 
     def lay_under(self, plan: AttackPlan) -> PlainDict:
-        """Lay what an attack plans over the blocks of settings that it keeps; everyone is frozen.
+        """Lay an attack's plan over the blocks of settings that it keeps; all agents are frozen.
 
-        Attackers may have a group without anybody else.
+        Attackers may have a group of their own.
         """
         agents = self._agents(plan.provers)
-        apart = {_group(agents, name) for name in agents if name not in self.attackers}
+        honest_groups = {_group(agents, name) for name in agents if name not in self.attackers}
         for name in self.attackers if plan.has_own_group else ():
-            if _group(agents, name) in apart:
+            if _group(agents, name) in honest_groups:
                 agents[name]["shared_model_group"] = ATTACKER
-        changed = {
+        changed_agents = {
             name: {**self.stored[name], **value}
             if isinstance(value, Mapping) and name not in _OF_TRAINING
             else value
             for name, value in plan.run.items()
         }
-        return {"agents": {**agents}, **changed}
+        return {"agents": {**agents}, **changed_agents}
 
     def _agents(self, changes: PlainMapping) -> dict[str, PlainDict]:
         """Return by name the agents' settings: all frozen, attackers with `changes` on top."""
@@ -207,18 +209,18 @@ def _group(agents: Mapping[str, PlainMapping], name: str) -> str:
     return str(agents[name].get("shared_model_group") or name)
 
 
-def find_way(by: str, setting: str = "attack.by") -> type[Attack]:
+def find_way(way: str, setting: str = "attack.by") -> type[Attack]:
     """Find an attack. Raises SettingsError where there is none."""
     try:
-        return find_attack(by)
+        return find_attack(way)
     except ValueError as error:
         raise SettingsError(f"{setting}: {error}") from None
 
 
-def name_way(by: str, script: str) -> str:
+def name_way(way: str, script: str) -> str:
     """Name a way of attacking as a part of a run's name: a script, or a class, by its own."""
-    called = (script or by).rpartition(":")[2]
-    return "-".join(re.findall(r"[a-z0-9]+", called.lower())) if script or ":" in by else by
+    name = (script or way).rpartition(":")[2]
+    return "-".join(re.findall(r"[a-z0-9]+", name.lower())) if script or ":" in way else way
 
 
 def _default_name(attack: PlainMapping) -> str:
@@ -226,8 +228,8 @@ def _default_name(attack: PlainMapping) -> str:
 
     Raises SettingsError where that is too long.
     """
-    by = name_way(str(attack["by"]), str(attack.get("script") or ""))
-    name = f"{attack['run']}-{by}-{attack['iteration']}"
+    way = name_way(str(attack["by"]), str(attack.get("script") or ""))
+    name = f"{attack['run']}-{way}-{attack['iteration']}"
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(f"the attack would be called {name!r}, which is too long; give --name")
     return name
@@ -244,7 +246,7 @@ def _read_attacked(source: RunStore) -> _Attacked:
     try:
         return _Attacked(complete_settings(source.open().parameters))
     except MissingFileError:
-        there = ", ".join(list_runs(source.store)) or "none"
+        run_names = ", ".join(list_runs(source.store)) or "none"
         raise SettingsError(
-            f"run {source.name!r} is not in {source.store.url}; there are {there}"
+            f"run {source.name!r} is not in {source.store.url}; there are {run_names}"
         ) from None
