@@ -26,7 +26,7 @@ def read_course(run: RunStore, iteration: int) -> CourseEnd | None:
 
 
 def read_moved(run: RunStore, parameters: HyperParameters, step: int) -> float | None:
-    """Read how far training has moved the provers that play a step.
+    """Read the distance of a step's provers from their start, by training.
 
     None where that is not known, and after an imitation, which moves them before any training.
     """
@@ -51,7 +51,7 @@ def find_moved(provers: Iterable[ServedModel]) -> float | None:
 
 
 def find_early_end(run: RunStore) -> int | None:
-    """Find the iteration with which the course ended early; None where it has not."""
+    """Find the last iteration of a course with an early end; None without one."""
     names = run.store.list(f"{run.root}/iterations")
     numbers = sorted(int(name[:-1]) for name in names if name[:-1].isdigit())
     # Results after the last test would be in a later iteration, and a rewind leaves directories.

@@ -64,7 +64,7 @@ ModelsOf = Callable[[int], Mapping[str, ServedModel]]
 
 
 def describe_start(run: RunStore, parameters: HyperParameters) -> dict[str, Any]:
-    """Name the chats that the provers imitated at first, and their number; {} without any."""
+    """Name the first imitated chats of the provers, and their number; {} without any."""
     if not parameters.imitates(0):
         return {}
     places = (run.dataset(0, group) for group in parameters.trainable_groups)

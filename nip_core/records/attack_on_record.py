@@ -11,7 +11,7 @@ from nip_core.records.iterations import Records
 
 
 def count_attack_training(records: Records) -> TrainedSteps | None:
-    """Count the steps that trained a prover; None for an attack without training."""
+    """Count the steps with a trained prover; None for an attack without training."""
     # The last iteration has nothing but a test, so there is no step in it.
     steps = [record for record in records.all() if record.iteration < records.shown.last]
     if not steps:
