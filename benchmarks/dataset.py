@@ -43,8 +43,9 @@ from measured_commit import describe_commit
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
+from nip_core.rollouts.storage.row_tables import build_tables
 from nip_core.rollouts.storage.table_rows import Episode, Generation
-from nip_core.rollouts.storage.tables import StoredRollouts, build_tables, commit_shard, join_shards
+from nip_core.rollouts.storage.tables import StoredRollouts, commit_shard, join_shards
 from nip_core.run_store.local_store import LocalStore
 from nip_core.scenarios.datasets import load_problems
 from nip_core.trainers import chooser

@@ -2,7 +2,7 @@
 
     python benchmarks/hosts.py --out docs/results/hosts.json [--only WORDS] [--speed ROUNDS]
 
-For root on Linux; needs PostgreSQL's programs and `pip install -e ".[local,dev,cluster]"`. Plays a
+For root on Linux; needs PostgreSQL's programs and `scripts/install.py local,dev,cluster`. Plays a
 run on the hosts for every fault, while it happens, and compares its digests with those of the same
 run on one machine. With --speed, plays runs on one host and on two instead, in turns, and compares
 their time. Writes the file and the page beside it; a fault that is in the file already is not

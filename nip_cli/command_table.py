@@ -61,8 +61,6 @@ PANELS: dict[str, tuple[Line, ...]] = {
             "nip_cli.serving.models",
             "Bring a published model here, without a hub; list them.",
         ),
-        ("serve", "nip_cli.serving.serve", "Run an OpenAI-compatible server of models and jobs."),
-        ("prove", "nip_cli.serving.prove", "Say which weights answer under a name, at a server."),
         ("up", "nip_cli.machine.up", "Start PostgreSQL, Prefect and workers; Ctrl-C ends them."),
     ),
 }

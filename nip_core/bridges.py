@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from nip_core.distribution import how_to_install_packages
+from nip_core.distribution import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.importing import load_bridge
 
@@ -99,4 +99,4 @@ def check_trackers(trackers: "Sequence[TrackerParameters]", environment: Mapping
 
 
 def _say_how(target: str) -> str:
-    return f"{target} needs the package {DISTRIBUTION}: {how_to_install_packages(DISTRIBUTION)}"
+    return f"{target} needs the package {DISTRIBUTION}: {how_to_install(name=DISTRIBUTION)}"

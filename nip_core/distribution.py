@@ -1,4 +1,4 @@
-"""The distribution for pip: its name, its version, and the command to install it.
+"""The distribution for pip: its name, its version, and the command to install it or a part of nip.
 
 A module of its own, since the package `nip_core` also names what reads runs, which lies above
 everything that asks for a version here.
@@ -22,21 +22,29 @@ DISTRIBUTION = "nip-loop"
 """What pip installs; the name `nip` on the package index belongs to another tool."""
 
 
-def how_to_install(extra: str = "") -> str:
+def how_to_install(extra: str = "", name: str = DISTRIBUTION) -> str:
     """Give the command to install nip, with one of its extras, from where this nip is from.
 
     That is the checkout, the wheel or the address that pip noted when it installed it (PEP 610);
-    the name for a package index where it noted none. Where the wheel is gone, the command installs
-    what the extra needs. It is for the interpreter that runs.
+    the name for a package index where it noted none. A checkout's script installs all its
+    distributions in place, and the others of a wheel lie beside it. Where the wheel is gone, the
+    command installs the packages of the extra. It is for the interpreter that runs. `name` is
+    another distribution of nip's repository.
     """
     source, extras = _find_source(), f"[{extra}]" if extra else ""
     if source is None:
-        return how_to_install_packages(f"{DISTRIBUTION}{extras}")
+        return how_to_install_packages(f"{name}{extras}")
     if source.is_gone:
-        return how_to_install_packages(*(_list_requirements(extra) or [DISTRIBUTION]))
+        return how_to_install_packages(*(_list_requirements(name, extra) or [name]))
+    if source.is_in_place:
+        script = str(Path(source.place) / "scripts" / "install.py")
+        return shlex.join([sys.executable or "python3", script, *filter(None, [extra])])
+    part = "" if name == DISTRIBUTION else f"packages/{name}"
     if "://" in source.place:
-        return how_to_install_packages(f"{DISTRIBUTION}{extras} @ {source.place}")
-    return how_to_install_packages(*source.options, f"{source.place}{extras}")
+        return how_to_install_packages(f"{name}{extras}{_say_address(source.place, part)}")
+    if Path(source.place).is_dir():
+        return how_to_install_packages(f"{Path(source.place) / part}{extras}")
+    return how_to_install_packages("--find-links", str(Path(source.place).parent), name + extras)
 
 
 def how_to_install_packages(*packages: str) -> str:
@@ -50,8 +58,8 @@ class _Source:
     """A path or an address that this nip was installed from."""
 
     place: str
-    options: tuple[str, ...] = ()
-    """Of pip, before it: those of a checkout in place."""
+    is_in_place: bool = False
+    """It is a checkout that Python imports as it stands."""
     is_gone: bool = False
 
 
@@ -65,7 +73,7 @@ def _find_source() -> _Source | None:
     if parts.scheme == "file":
         path, directory = Path(unquote(parts.path)), noted.get("dir_info")
         in_place = isinstance(directory, dict) and directory.get("editable") is True
-        return _Source(str(path), ("-e",) if in_place else (), is_gone=not path.exists())
+        return _Source(str(path), in_place, is_gone=not path.exists())
     # An address with a password in it is no text for a message.
     if parts.scheme not in ("http", "https") or parts.username is not None:
         return None
@@ -93,18 +101,34 @@ def _find_checkout() -> _Source | None:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     except (OSError, ValueError, KeyError):
         return None
-    return _Source(str(root), ("-e",)) if project.get("name") == DISTRIBUTION else None
+    return _Source(str(root), is_in_place=True) if project.get("name") == DISTRIBUTION else None
 
 
-def _list_requirements(extra: str) -> list[str]:
-    """List what an extra needs beside nip itself."""
+def _say_address(address: str, part: str) -> str:
+    """Return the address of a part of nip as pip takes it behind a name.
+
+    A wheel has no other parts: "" for these, so that the name stands alone.
+    """
+    if not part:
+        return f" @ {address}"
+    return f" @ {address}#subdirectory={part}" if "+" in urlsplit(address).scheme else ""
+
+
+def _list_requirements(name: str, extra: str) -> list[str]:
+    """List the packages that an extra needs; an extra of another part of nip stands for its own."""
     try:
-        needed = importlib.metadata.requires(DISTRIBUTION) or []
+        needed = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:
         return []
     belongs = re.compile(rf"extra\s*==\s*['\"]{re.escape(extra)}['\"]")
-    parts = [line.partition(";") for line in needed]
-    return [what.strip() for what, _, marker in parts if belongs.search(marker)]
+    packages: list[str] = []
+    for line in needed:
+        package, _, marker = line.partition(";")
+        if not belongs.search(marker):
+            continue
+        part = re.match(r"(nip-[a-z-]+)\[([a-z-]+)\]", package)
+        packages += _list_requirements(part[1], part[2]) if part else [package.strip()]
+    return packages
 
 
 def _find_installer() -> tuple[str, list[str]]:

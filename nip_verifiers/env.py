@@ -17,13 +17,11 @@ from pydantic import create_model, model_validator
 from verifiers.v1.configs.agent import agent_config_fields
 
 from nip_core.errors import NipError, ServerError
-from nip_core.parameters import HyperParameters, RandomAgentParameters
-from nip_core.progress.board import Progress
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.library.played_games import make_context
+from nip_core.parameters import HyperParameters
+from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.episode import play_episode
-from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
-from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.table_rows import stored_row
 from nip_verifiers.scoring import record
 from nip_verifiers.seats import SeatCalls
@@ -51,7 +49,7 @@ class ProtocolConfig(vf.EnvConfig):
     def _check(self) -> "ProtocolConfig":
         if not isinstance(self.taskset, GameConfig):
             return self  # an id is missing, or another one's; ProtocolEnv refuses it
-        parameters = self.taskset.plan.game.parameters
+        parameters = self.taskset.game.parameters
         seats = agent_config_fields(self)
         for name, seat in seats.items():
             _check_seat(name, seat, parameters)
@@ -127,10 +125,10 @@ class ProtocolEnv(vf.Env[ProtocolConfig]):
                 f"env.taskset.id: {NAME} plays problems of its own (got {config.taskset.id!r}); "
                 f"set {NAME}"
             )
-        plan = config.taskset.plan
-        super().__init__(_add_seats(config, list(plan.game.parameters.model_agents)))
-        self._game, self._split = plan.game, plan.split
-        self._problems = {spec.problem.id: spec.problem for spec in plan.specs}
+        taskset = config.taskset
+        super().__init__(_add_seats(config, list(taskset.game.parameters.model_agents)))
+        self._game, self._split = taskset.game, taskset.split
+        self._problems = {spec.problem.id: spec.problem for spec in taskset.specs}
         self._group_of = {
             agent: group
             for group, agents in self._game.parameters.groups.items()
@@ -203,13 +201,8 @@ class ProtocolEnv(vf.Env[ProtocolConfig]):
                 seats[name] = await stack.enter_async_context(seat)
             # 2. The episode, as nip plays it.
             calls = SeatCalls(client, seats, self.config.taskset.send_seeds)
-            players = {
-                name: Player(name, RANDOM_MODEL, None, agent)
-                if isinstance(agent, RandomAgentParameters)
-                else Player(name, getattr(agents, name).ctx.model, Endpoint(name, ""), agent)
-                for name, agent in parameters.agents.items()
-            }
-            context = ShardContext(self._game, players, calls, log, {}, Progress())
+            models = {name: getattr(agents, name).ctx.model for name in parameters.model_agents}
+            context = make_context(self._game, models, calls, log)
             try:
                 [row] = (await play_episode(spec, context)).episodes
             except ServerError as error:

@@ -19,12 +19,8 @@ import verifiers.v1 as vf
 from pydantic import ConfigDict, Field
 
 from nip_core.errors import NipError, ServerError, StageError
-from nip_core.rollouts.client.chat_client import (
-    ChatAnswer,
-    ChatClient,
-    Endpoint,
-    RequestRefusedError,
-)
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import ChatAnswer, Endpoint, RequestRefusedError
 
 _SEEDS = ("seed", "random_seed")  # as dialects call it
 

@@ -12,9 +12,15 @@ import verifiers.v1 as vf
 from pydantic import Field, PrivateAttr, model_validator
 
 from nip_core.errors import NipError
+from nip_core.game.render import Game
+from nip_core.library.games import (
+    PlayableGame,
+    join_problem_text,
+    make_game_parameters,
+    open_game,
+)
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.scenarios import NO_LABEL
-from nip_core.session.outside_game import Plan, join_problem_text, list_plan, make_game_parameters
 from nip_verifiers.seats import SeatState
 
 PROGRAM = "verifiers"
@@ -49,7 +55,8 @@ class GameConfig(vf.TasksetConfig):
     """Whether each call has its seed, so that an episode can be had again. With False, rollouts of
     a task differ."""
 
-    _plan: Plan = PrivateAttr()
+    _playable: PlayableGame = PrivateAttr()
+    _specs: tuple[EpisodeSpec, ...] = PrivateAttr()
 
     @model_validator(mode="before")
     @classmethod
@@ -79,15 +86,21 @@ class GameConfig(vf.TasksetConfig):
                 self.seed,
                 lines,
             )
-            self._plan = list_plan(parameters.to_dict(), self.split)
+            self._playable = open_game(parameters.to_dict())
+            self._specs = self._playable.plan(self.split)
         except NipError as error:
             raise ValueError(str(error)) from None
         return self
 
     @property
-    def plan(self) -> Plan:
-        """The game and the episodes of the split."""
-        return self._plan
+    def game(self) -> Game:
+        """The game that is played."""
+        return self._playable.game
+
+    @property
+    def specs(self) -> tuple[EpisodeSpec, ...]:
+        """The episodes of the split, in the order of play."""
+        return self._specs
 
 
 class EpisodeData(vf.TaskData):
@@ -117,18 +130,17 @@ class ProblemTaskset(vf.Taskset[EpisodeTask, GameConfig]):
 
     def load(self) -> Iterable[EpisodeTask]:
         """A task for each episode."""
-        plan = self.config.plan
-        for spec in plan.specs:
-            yield EpisodeTask(data_of(plan, spec), self.config.task)
+        for spec in self.config.specs:
+            yield EpisodeTask(data_of(self.config.game, spec), self.config.task)
 
 
-def data_of(plan: Plan, spec: EpisodeSpec) -> EpisodeData:
+def data_of(game: Game, spec: EpisodeSpec) -> EpisodeData:
     """Say of an episode what its task tells."""
     problem = spec.problem
     return EpisodeData(
         id=f"{problem.id}.{spec.sample}",
         name=problem.id,
-        description=join_problem_text(plan.game, problem.texts),
+        description=join_problem_text(game, problem.texts),
         split=spec.split,
         problem=problem.id,
         sample=spec.sample,

@@ -27,7 +27,7 @@ pip_install -c "$CONSTRAINTS" "openpipe-art==$ART_VERSION" \
 # NeMo Agent Toolkit's data models, for tests with its own objects; they need nothing more.
 pip_install --no-deps "nvidia-nat-core==$NAT_VERSION" "nvidia-nat-openpipe-art==$NAT_VERSION"
 echo "nip ..."
-install_nip --no-deps -e "$ROOT"
+install_nip "" --no-deps
 LITELLM_LOCAL_MODEL_COST_MAP=True "$DIR/bin/python" - <<'EOF'
 from importlib.metadata import version
 

@@ -17,7 +17,7 @@ set -euo pipefail
 use_environment .docs-env docs_constraints.txt "$@"
 make_environment
 echo "zensical, nbclient, nip and what they require ..."
-install_nip -c "$CONSTRAINTS" -e "$ROOT" zensical mkdocstrings-python ruff \
+install_nip figures -c "$CONSTRAINTS" zensical mkdocstrings-python ruff \
     nbclient ipykernel pandas polars pytest pytest-timeout certifi hypothesis
 "$DIR/bin/python" -m pip check
 mkdir -p "$DIR/vendored"

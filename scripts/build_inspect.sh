@@ -18,7 +18,7 @@ set -euo pipefail
 use_environment .inspect-env inspect_constraints.txt "$@"
 make_environment
 echo "inspect-ai, nip and what they require ..."
-install_nip -c "$CONSTRAINTS" -e "$ROOT[inspect,graphs]" \
+install_nip inspect,graphs,figures -c "$CONSTRAINTS" \
     pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis certifi playwright
 "$DIR/bin/python" -m pip check
 "$DIR/bin/python" - <<'EOF'

@@ -30,7 +30,7 @@ pip_install -c "$CONSTRAINTS" "openpipe-art==$ART_VERSION" \
 pip_install --no-deps \
     "nvidia-nat-langchain==$NAT_VERSION" "nvidia-nat-profiler==$NAT_VERSION"
 echo "nip and its example ..."
-install_nip --no-deps -e "$ROOT" -e "$ROOT/docs/examples/nemo"
+install_nip "" --no-deps -e "$ROOT/docs/examples/nemo"
 LITELLM_LOCAL_MODEL_COST_MAP=True "$DIR/bin/python" - <<'EOF'
 from importlib.metadata import version
 

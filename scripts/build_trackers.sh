@@ -17,7 +17,7 @@ set -euo pipefail
 use_environment .trackers-env trackers_constraints.txt "$@"
 make_environment
 echo "nip with trackio, wandb, mlflow and tensorboard ..."
-install_nip -c "$CONSTRAINTS" -e "$ROOT[trackio,wandb,mlflow,tensorboard]" \
+install_nip trackio,wandb,mlflow,tensorboard,figures -c "$CONSTRAINTS" \
     tensorboard pytest pytest-asyncio pytest-timeout hypothesis
 "$DIR/bin/python" - <<'PY'
 from importlib.metadata import version

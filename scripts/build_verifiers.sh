@@ -19,7 +19,7 @@ use_environment .verifiers-env verifiers_constraints.txt "$@"
 make_environment
 echo "verifiers, nip and what they require ..."
 pip_install -c "$CONSTRAINTS" hatchling
-install_nip -c "$CONSTRAINTS" -e "$ROOT[graphs]" -e "$ROOT/nip_verifiers" \
+install_nip graphs,figures -c "$CONSTRAINTS" -e "$ROOT/nip_verifiers" \
     pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis certifi
 "$DIR/bin/python" -m pip check
 "$DIR/bin/python" - <<'EOF'

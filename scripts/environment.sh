@@ -5,6 +5,8 @@
 #                                               if DIR is up to date
 #   make_environment    an empty one at DIR
 #   pip_install ...     into it; PIP_OPTIONS is meant to be split into words
+#   install_nip EXTRAS ...   all distributions of the repository in place, and more arguments for pip;
+#                       EXTRAS of nip-loop, "" for none
 #   note_environment    it is whole now
 
 PYTHON="${PYTHON:-python3}"
@@ -40,14 +42,16 @@ pip_install() {
         $PIP_OPTIONS "$@"
 }
 
-# Every distribution of this checkout in place; arguments are more for pip, the root with its extras.
 install_nip() {
-    local places=()
-    for project in "$ROOT"/packages/*/pyproject.toml; do
-        places+=(-e "$(dirname "$project")")
+    local extras="$1" parts=() folder
+    shift
+    for folder in "$ROOT"/packages/*/pyproject.toml; do
+        parts+=(-e "${folder%/pyproject.toml}")
     done
+    # Without build isolation: pip would make an environment for each of them. The root comes first:
+    # behind a part that needs it, pip would look on an index for the root without extras.
     pip_install "setuptools>=77"
-    pip_install --no-build-isolation "${places[@]}" "$@"
+    pip_install --no-build-isolation -e "$ROOT${extras:+[$extras]}" "${parts[@]}" "$@"
 }
 
 note_environment() {

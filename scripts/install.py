@@ -1,12 +1,16 @@
 """Install nip and its extras beside this interpreter: `make install`, `make quickstart`.
 
-On Linux, where no NVIDIA GPU is seen and TORCH_INDEX has it, torch is the build without CUDA
-(0.2 GB to download, not 3). TORCH_INDEX is asked once, for at most `ANSWER_S`. Else torch is what
-pip finds.
+All distributions of this checkout are installed in place, as one of them alone would look for the
+others on an index. Without pip in the environment uv does it, which makes environments without.
+
+With the extra `local` torch is installed first. On Linux, where no NVIDIA GPU is seen and
+TORCH_INDEX has it, that is the build without CUDA (0.2 GB to download, not 3). TORCH_INDEX is asked
+once, for at most `ANSWER_S`. Else torch is what pip finds.
 Where pip is told where packages come from, by its configuration or by PIP_OPTIONS, that holds and
 nobody else is asked. An index that PIP_OPTIONS adds and that does not answer is left out: pip would
 ask it again and again for every package, for 20 minutes in all.
 
+    python scripts/install.py                       nip without extras, and without torch
     python scripts/install.py [--quiet] local,dev
 
 TORCH_INDEX   where the build without CUDA is looked for; empty: nowhere
@@ -16,6 +20,7 @@ PIP_OPTIONS   more options for pip, as a shell writes them
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shlex
@@ -70,8 +75,27 @@ def has_nvidia(root: Path = Path("/")) -> bool:
     return any((root / file).exists() for file in _NVIDIA) or bool(shutil.which("nvidia-smi"))
 
 
+def find_installer() -> list[str]:
+    """Return the words that install packages. Ends this program where nothing can."""
+    if has_pip():
+        # It compiles one file after the other; `compile_all` does it on all cores.
+        pip_words = [sys.executable, "-m", "pip", "install", "--no-compile"]
+        return [*pip_words, "--disable-pip-version-check"]
+    if (uv := shutil.which("uv")) is not None:
+        return [uv, "pip", "install", "--python", sys.executable]
+    raise SystemExit(f"nip: {sys.executable} has no pip: {sys.executable} -m ensurepip")
+
+
+def has_pip() -> bool:
+    """Say whether pip is beside this interpreter; uv makes environments without."""
+    return importlib.util.find_spec("pip") is not None
+
+
 def pip_configuration() -> dict[str, str]:
-    """What files and the environment tell pip, by option; the later of two holds."""
+    """What files and the environment tell pip or uv, by option; the later of two holds."""
+    if not has_pip():
+        index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
+        return {"index-url": index} if index else {}
     command = [sys.executable, "-m", "pip", "config", "list"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     pairs = (line.partition("=") for line in lines)
@@ -130,7 +154,8 @@ def install_torch(index: str, options: Sequence[str], quiet: bool, has_gpu: bool
     if why is None:
         say(f"1 of 3, torch without CUDA, from {index}: 0.2 GB to download")
         # Nothing else from there, and nothing asked twice: it has just answered.
-        only = ["--index-url", index, "--no-deps", "--retries", "0", "--timeout", "15"]
+        once = ["--retries", "0", "--timeout", "15"] if has_pip() else []
+        only = ["--index-url", index, "--no-deps", *once]
         if pip([*only, *options], [torch], quiet) == 0:
             return
         why = f"pip got none from {index}"
@@ -140,9 +165,8 @@ def install_torch(index: str, options: Sequence[str], quiet: bool, has_gpu: bool
 
 def pip(options: Sequence[str], what: Sequence[str], quiet: bool) -> int:
     """Install what is named, and return pip's exit status."""
-    command = [sys.executable, "-m", "pip", "install", *(["--quiet"] if quiet else [])]
-    # It compiles one file after the other; `compile_all` does it on all cores.
-    command += ["--disable-pip-version-check", "--no-compile", *options, "-c", str(CONSTRAINTS)]
+    command = [*find_installer(), *(["--quiet"] if quiet else [])]
+    command += [*options, "-c", str(CONSTRAINTS)]
     return subprocess.run([*command, *what], check=False).returncode
 
 
@@ -153,10 +177,13 @@ def check_pip(options: Sequence[str], what: Sequence[str], quiet: bool) -> None:
 
 
 def list_editable(extras: str) -> list[str]:
-    """List the checkout's distributions as pip's arguments, the root with its extras last."""
+    """List the checkout's distributions as pip's arguments, the root with its extras first.
+
+    Behind a part that needs the root, pip would look on an index for the root without extras.
+    """
     folders = [*sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))]
     root = f"{ROOT}[{extras}]" if extras else str(ROOT)
-    return [word for place in (*map(str, folders), root) for word in ("-e", place)]
+    return [word for place in (root, *map(str, folders)) for word in ("-e", place)]
 
 
 def compile_all() -> None:
@@ -188,28 +215,29 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    """Install torch, then the rest, then compile it all."""
+    """Install torch where it is wanted, then the rest, then compile it all."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("extras", nargs="?", default="", help="of nip, as local,dev")
     parser.add_argument("--quiet", action="store_true", help="pip says nothing but errors")
     arguments = parser.parse_args()
     options = without_silent(shlex.split(os.environ.get("PIP_OPTIONS", "")))
-    install_torch(
-        os.environ.get("TORCH_INDEX", TORCH_INDEX), options, arguments.quiet, has_nvidia()
-    )
-    say("2 of 3, all else that nip uses: some 130 packages, 0.2 GB to download")
+    steps = 2
+    if "local" in arguments.extras.split(","):
+        steps = 3
+        index = os.environ.get("TORCH_INDEX", TORCH_INDEX)
+        install_torch(index, options, arguments.quiet, has_nvidia())
+    say(f"{steps - 1} of {steps}, all else that nip uses: some 130 packages, 0.2 GB to download")
     check_pip([*options, "--no-deps"], [BACKEND], arguments.quiet)
     # Without build isolation: pip would make an environment for each of the distributions.
     check_pip([*options, "--no-build-isolation"], list_editable(arguments.extras), arguments.quiet)
-    say("3 of 3, compiling, for up to a minute")
+    say(f"{steps} of {steps}, compiling, for up to a minute")
     compile_all()
     taken = dict(sizes())
     cuda = sum(size for name, size in taken.items() if name.startswith(("nvidia-", "triton")))
-    what = f"and {cuda / _GB:.1f} GB of CUDA" if cuda else "without CUDA"
-    say(
-        f"torch {installed('torch')}, {taken.get('torch', 0) / _GB:.1f} GB on disk, {what}; "
-        f"{sum(taken.values()) / _GB:.1f} GB in all in {sys.prefix}, before compiling"
-    )
+    if torch := installed("torch"):
+        what = f"and {cuda / _GB:.1f} GB of CUDA" if cuda else "without CUDA"
+        say(f"torch {torch}, {taken['torch'] / _GB:.1f} GB on disk, {what}")
+    say(f"{sum(taken.values()) / _GB:.1f} GB in all in {sys.prefix}, before compiling")
 
 
 if __name__ == "__main__":

@@ -106,10 +106,10 @@ def servers(asked: Model, place: Path, size: Size, say: Any) -> Iterator[dict[st
         precision: list[str] = []
 
         def over_vllm() -> Server:
-            from nip_lm_server.client import import_models
+            from nip_lm_server.client import StateDirectory
 
             target = place / "over"
-            import_models(state, target, dict.fromkeys(names))
+            StateDirectory(target).import_models(state, dict.fromkeys(names))
             handle = stack.enter_context(serving.server("vllm", target, vllm, model, most))
             status, answer = serving.call(f"{handle.url}/nip/status", handle.api_key)
             if status == 200:

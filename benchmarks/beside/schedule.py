@@ -58,7 +58,8 @@ async def play_barely(url: str, games: int, in_flight: int) -> None:
     sys.path.insert(0, str(Path(__file__).parent / "peers"))
     from game_texts import SYSTEM, problem
 
-    from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+    from nip_core.rollouts.client.chat_client import ChatClient
+    from nip_core.rollouts.client.completions import Endpoint
 
     endpoint, numbers = Endpoint(f"{url}/v1", "key"), iter(range(games))
 

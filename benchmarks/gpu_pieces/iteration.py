@@ -28,7 +28,8 @@ from gpu_pieces.results import Piece, Row
 from gpu_pieces.serving import Served, engine_names
 from gpu_pieces.sizes import Session, Shape
 from nip_base.machine.devices import compile_caches
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
 
 AGENTS = 2
 BATCH_SIZE = 8

@@ -59,6 +59,7 @@ def examine() -> list[Finding]:
     local = [_package(name, how_to_install("local")) for name in _LOCAL]
     findings += local
     findings.append(_package("gguf", how_to_install("local")))
+    findings.append(_package("matplotlib", how_to_install("figures")))
     findings.append(Finding("engine deterministic", True, "needs nothing more"))
     findings.append(_embedded(all(f.ok for f in local)))
     findings.append(_vllm())

@@ -40,8 +40,8 @@ from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.spread import Asked, find_questions
 from nip_core.rollouts.acceptance import find_acceptance
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.table_rows import read_rows
-from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.rollouts.trees import Leaf, generation_numbers, parse_path
 from nip_core.scenarios.scripts import OF_SCRIPT
 

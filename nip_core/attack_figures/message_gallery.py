@@ -19,7 +19,7 @@ from nip_core.attack_figures.metrics_document import FoolingMessage, MessageGall
 from nip_core.errors import NipError
 from nip_core.game.render import Game, InvalidResponse, parse_columns
 from nip_core.protocols import ACCEPT
-from nip_core.rollouts.storage.tables import RolloutTables
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.trees import parse_path
 from nip_core.scenarios.checked import call_for_text, draw_columns
 

@@ -24,8 +24,8 @@ from nip_core.game.answer_rows import place_of, take_moves
 from nip_core.game.render import Game, Situation, parse_columns
 from nip_core.hashing import derive_key
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION, REJECT, Move, Protocol, Turn
+from nip_core.rollouts.storage.row_tables import agent_order
 from nip_core.rollouts.storage.table_rows import Episode, Generation, read_rows, row_columns
-from nip_core.rollouts.storage.tables import agent_order
 from nip_core.rollouts.trees import Leaf, generations_by_episode, tree_of
 from nip_core.scenarios import NO_LABEL, Scenario
 from nip_core.scenarios.checked import call_for_text, draw_columns

@@ -47,7 +47,7 @@ from nip_core.jobs.services import open_backend
 from nip_core.jobs.uploads import SENDS, ensure_file
 from nip_core.jobs.waiting import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pauses, Waiting
 from nip_core.parameters.services.providers import Provider
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 

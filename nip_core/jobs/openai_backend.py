@@ -31,7 +31,7 @@ from nip_core.jobs.job import (
 from nip_core.jobs.server_calls import LmServer
 from nip_core.proxies import http_client
 from nip_core.redaction import redact, redact_all
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.run_store.documents import first_fault
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from nip_base.version import SERVER_VERSION, compatible
 from nip_core.errors import ServerError
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 
 EngineAction = Literal["start", "stop", "sleep", "wake"]
 

@@ -15,7 +15,7 @@ from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
 from nip_core.jobs.own_backend import OwnBackend
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.services.providers import Provider, TrainingService
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 
 _OURS: dict[str, type[OpenAIBackend]] = {"openai": OpenAIBackend, "nip": NipBackend}
 _WORDS = ("n_epochs", "batch_size", "beta", "advantage", "clip_low", "clip_high", "kl_penalty")

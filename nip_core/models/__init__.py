@@ -1,6 +1,6 @@
 """Models by name: those in the package, and published ones that were added. Nothing loads torch.
 
-BUNDLED         the models in the package
+BUNDLED         the models that come with nip; "tiny" comes with the server
 KNOWN           published models that `nip models add` brings to this machine
 resolve_model   the directory of one by its name, if it is here and whole
 locate_model    the same for whom it need not be here
@@ -12,15 +12,27 @@ was made by ``factory/tiny/build.py``.
 """
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from nip_core.errors import SettingsError
 from nip_core.models.known_models import KNOWN as KNOWN
 from nip_core.models.known_models import models_directory
 
+
+def _find_in_server(name: str) -> Path:
+    """Find a model that comes with the server, without importing the server.
+
+    A game that is played by another program's loop needs its name, and no server.
+    """
+    spec = find_spec("nip_lm_server")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return Path(next(iter(folders), "nip_lm_server")) / "bundled" / name
+
+
 _HERE = Path(__file__).parent
 BUNDLED: dict[str, Path] = {
-    "tiny": _HERE / "tiny",
+    "tiny": _find_in_server("tiny"),
     "tiny-arithmetic": _HERE / "tiny_arithmetic",
     "tiny-arithmetic-turns": _HERE / "tiny_arithmetic_turns",
     "tiny-reading": _HERE / "tiny_reading",

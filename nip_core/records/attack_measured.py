@@ -48,8 +48,9 @@ from nip_core.records.models import ServedModel
 from nip_core.records.spending import STAGE_BY_SPLIT, Spent, add_up
 from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.schema import EPISODES
-from nip_core.rollouts.storage.tables import RolloutTables, StoredRollouts, read_rollouts
+from nip_core.rollouts.storage.tables import StoredRollouts, read_rollouts
 from nip_core.run_store.facts import DatasetFacts, read_split_digest
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RunStore

@@ -30,7 +30,7 @@ from nip_core.scenarios import find_scenario, make_scenario
 if TYPE_CHECKING:  # Arrow and NumPy: a run that has its documents is shown without them
     import pyarrow as pa
 
-    from nip_core.rollouts.storage.tables import RolloutTables
+    from nip_core.rollouts.storage.row_tables import RolloutTables
 
 
 def read_shown_metrics(

@@ -34,7 +34,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, list_files
 
 if TYPE_CHECKING:
-    from nip_core.rollouts.client.chat_client import Endpoint
+    from nip_core.rollouts.client.completions import Endpoint
 
 Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

@@ -24,9 +24,9 @@ from nip_core.jobs.job import JobRecord
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.prices import price_calls, price_training
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
-from nip_core.rollouts.storage.journal import Record
 from nip_core.rollouts.storage.journal_segments import read_journal
 from nip_core.rollouts.storage.shard_manifests import committed_shards
+from nip_core.rollouts.storage.table_rows import Record
 from nip_core.run_store.facts import DatasetFacts, ShardFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore

@@ -2,7 +2,7 @@
 
 learning_curve_svg   an SVG that follows the reader's light or dark scheme
 arms_svg             the same for the arms of a sweep
-svg_element          whatever else is drawn, as such an SVG
+svg_element          whatever else is drawn, as such an SVG; without matplotlib a line in its place
 draw_frame           what stands around it, alike in all figures
 escape_mathtext      names as they are, not as formulas
 
@@ -11,6 +11,7 @@ through its objects, without pyplot and without a display. Colours keep apart fo
 readers (after Okabe and Ito) and each line also has its own marker and dash.
 """
 
+import importlib.util
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,10 @@ _SVG_STYLE = (
     "@media screen and (prefers-color-scheme:dark){{#{id}{{color:#d7dce2}}}}</style>"
 )
 _FONTS = ["DejaVu Sans", "Arial", "Helvetica", "sans-serif"]
+_POINTS_PER_INCH = 72
+_NOT_DRAWN = (
+    "Not drawn: matplotlib is not installed. nip doctor has the command; then make this again."
+)
 
 
 def learning_curve_svg(points: MetricsByIteration) -> str:
@@ -108,8 +113,11 @@ def svg_element(
     """Return an SVG element of what `draw` puts on a figure of so many inches.
 
     What is drawn in `INK` takes the colour of the reader's scheme. `ident` is the element's id,
-    `label` says what it shows to who can't see it.
+    `label` says what it shows to who can't see it. Without matplotlib, an extra of nip, the element
+    has a line that says so.
     """
+    if importlib.util.find_spec("matplotlib") is None:
+        return _say_not_drawn(size[0] * _POINTS_PER_INCH, ident, label)
     svg = _render(draw, size, ident)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -119,6 +127,16 @@ def svg_element(
     opening, rest = svg.split(">", 1)
     style = _SVG_STYLE.format(id=ident)
     return f'{opening} role="img" aria-label="{label}">{style}{rest}'
+
+
+def _say_not_drawn(width: float, ident: str, label: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" id="{ident}" width="{width:g}pt" height="40pt" '
+        f'viewBox="0 0 {width:g} 40" role="img" aria-label="{label}; {_NOT_DRAWN}">'
+        f"{_SVG_STYLE.format(id=ident)}"
+        f'<text x="4" y="24" font-family="sans-serif" font-size="11" fill="currentColor">'
+        f"{_NOT_DRAWN}</text></svg>"
+    )
 
 
 def draw_frame(axes: Any, values: str) -> None:

@@ -1,7 +1,6 @@
 """Plays shards: many episodes at once over one client and one journal.
 
 play_episodes many episodes, as many at a time as there are places
-make_places    how many episodes at a time
 PlayedShard   what comes of it
 
 Every episode is a coroutine (see `episode`), with no barrier between the turns of different ones.
@@ -15,8 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from nip_core.concurrency import gather_or_cancel
-from nip_core.rollouts.client.call_limit import Places
-from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import EpisodeSpec
@@ -30,7 +27,8 @@ from nip_core.rollouts.storage.table_rows import (
 )
 from nip_core.rollouts.turns import Played
 
-_EPISODES_PER_CALL = 2  # in flight
+EPISODES_PER_CALL = 2
+"""At play for each call in flight."""
 PlaySpec = Callable[[EpisodeSpec, ShardContext], Awaitable[Played]]
 """Plays one episode, or a tree of them."""
 
@@ -49,15 +47,6 @@ class PlayedShard:
     """Of an attack."""
 
 
-def make_places(client: ChatClient) -> Places:
-    """Make a place for each episode at a time: as many as always have a call to make.
-
-    Not more: episodes are begun in the order of the plan, so the shards before are soon committed,
-    and neither memory nor a run that goes on after a kill has to do with all of them.
-    """
-    return client.make_places(_EPISODES_PER_CALL)
-
-
 async def play_episodes(
     specs: Sequence[EpisodeSpec], context: ShardContext, play_spec: PlaySpec = play_episode
 ) -> PlayedShard:
@@ -71,7 +60,7 @@ async def play_episodes(
     parameters, progress = context.game.parameters, context.progress
     failures = context.failures or Failures(len(specs))
     places = context.places or asyncio.Semaphore(
-        _EPISODES_PER_CALL * parameters.rollouts.concurrency
+        EPISODES_PER_CALL * parameters.rollouts.concurrency
     )
     shard, done = PlayedShard([], [], []), 0
 

@@ -31,10 +31,7 @@ from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import ChatMessage, columns_json, make_situation
 from nip_core.parameters import RandomAgentParameters
 from nip_core.protocols import NO_DECISION, Exchange, Move, Turn
-from nip_core.rollouts.client.chat_client import (
-    ContextLengthError,
-    RequestRefusedError,
-)
+from nip_core.rollouts.client.completions import ContextLengthError, RequestRefusedError
 from nip_core.rollouts.labels import make_objection, take_solution
 from nip_core.rollouts.model_call import Call, ask, read_again
 from nip_core.rollouts.payment import add_up_rewards, pay_episode

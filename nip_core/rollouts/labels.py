@@ -2,15 +2,13 @@
 
 make_objection      why a move can't be the solution, so that the prover is asked again
 take_solution  an episode with what was written and its label in the place of the problem's
-count_labels   what the labels of a shard were, and what they took; add_counts: of several
 
 A label that the journal has is not made again. Only `y` and `mutation` stand in the tables; what
 making it took stands in the manifest of the shard.
 """
 
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any, Protocol
 
 from nip_core.errors import SettingsError, StageError
@@ -18,13 +16,11 @@ from nip_core.game.render import Game
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.storage.table_rows import LabelRow
-from nip_core.run_store.facts import LabelCounts
 from nip_core.scenarios import NO_LABEL, Problem
 from nip_core.scenarios.checked import find_solution, label_solution
 
 NO_ANSWER = "no answer"
 """The kind of mistake of a prover that was silent where it should have written the solution."""
-RIGHT, WRONG = "right", "wrong"
 
 
 class Context(Protocol):
@@ -95,30 +91,3 @@ async def take_solution(
 
 def _join_message(move: Move) -> str:
     return "\n".join(move.messages.values())
-
-
-def count_labels(rows: Iterable[LabelRow]) -> LabelCounts:
-    """Count the labelled solutions, those of each kind, and the seconds of labelling."""
-    # In the order of keys, so that the rounded sum does not depend on who was labelled first.
-    ordered = sorted(rows, key=lambda row: str(row.key))
-    counted = (
-        LabelCounts(
-            solutions=1,
-            seconds=row.seconds,
-            slowest_s=row.seconds,
-            kinds={row.mutation or (RIGHT if row.y else WRONG): 1},
-        )
-        for row in ordered
-    )
-    return reduce(add_counts, counted, LabelCounts())
-
-
-def add_counts(a: LabelCounts, b: LabelCounts) -> LabelCounts:
-    """Add up two counts."""
-    kinds = {*a.kinds, *b.kinds}
-    return LabelCounts(
-        solutions=a.solutions + b.solutions,
-        seconds=round(a.seconds + b.seconds, 3),
-        slowest_s=round(max(a.slowest_s, b.slowest_s), 3),
-        kinds={kind: a.kinds.get(kind, 0) + b.kinds.get(kind, 0) for kind in sorted(kinds)},
-    )

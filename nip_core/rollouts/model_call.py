@@ -28,7 +28,7 @@ from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.parameters.services.dialects import find_dialect
 from nip_core.protocols import Move
 from nip_core.rollouts.acceptance import LIKELIEST, can_be_estimated, estimate_acceptance
-from nip_core.rollouts.client.chat_client import ChatAnswer, ChatCompletions, Endpoint
+from nip_core.rollouts.client.completions import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.storage.table_rows import CallRecord, Generation, Timing
 from nip_core.scenarios.scripts import LoadedScript

@@ -114,6 +114,11 @@ def plan_episodes(
     ]
 
 
+def list_splits(parameters: HyperParameters) -> tuple[str, ...]:
+    """List the splits that are played with the models at hand, without any training."""
+    return SPLITS if parameters.target_run is None else (*SPLITS, ATTACK)
+
+
 def find_played_problems(
     parameters: HyperParameters, problems: Mapping[str, Sequence[Problem]], split: str
 ) -> Sequence[Problem]:

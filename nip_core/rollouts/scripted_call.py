@@ -27,7 +27,7 @@ from nip_core.game.render import ChatMessage, Game, Situation, make_situation
 from nip_core.parameters.blocks.opponents import OpponentRun
 from nip_core.parameters.checks import list_scripted
 from nip_core.rollouts.branching import make_child
-from nip_core.rollouts.client.chat_client import ChatAnswer
+from nip_core.rollouts.client.completions import ChatAnswer
 from nip_core.rollouts.model_call import Call, Player, judge_answer
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.scenarios.scripts import (

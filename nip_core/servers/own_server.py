@@ -24,7 +24,7 @@ from nip_core.parameters.derived.hosting import find_host, list_loaded
 from nip_core.parameters.derived.model_names import base_name
 from nip_core.progress.board import Progress
 from nip_core.proxies import restore_proxies
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.run_store.run import RunStore
 from nip_core.servers.engine_sizes import check_ranks, choose_vllm_sizes
 from nip_lm_server.client import OwnerError, ServerHandle, is_running, start_or_attach, stop

@@ -16,7 +16,7 @@ from nip_core.concurrency import gather_or_cancel
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.shutdowns import is_at_openai, list_shutdown_warnings
 from nip_core.proxies import proxy_for
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.servers.endpoints import Endpoints
 
 _log = logging.getLogger(__name__)

@@ -8,5 +8,4 @@ opening           the lease, the server, the clients
 server_checks     what only a server can say; prompt_checks: whether it takes the game's chats
                   guide_checks: and holds answers to their form, where it must
 session           what all stages of a run share in one process
-outside_game      a game whose models another program asks
 """

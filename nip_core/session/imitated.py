@@ -24,7 +24,8 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import complete_settings
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN
-from nip_core.rollouts.storage.tables import RolloutTables, StoredRollouts, read_rollouts
+from nip_core.rollouts.storage.row_tables import RolloutTables
+from nip_core.rollouts.storage.tables import StoredRollouts, read_rollouts
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.manifest import is_committed, read_manifest
 from nip_core.run_store.run import RUN_NAME, RunStore, list_runs

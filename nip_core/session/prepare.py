@@ -15,25 +15,18 @@ from nip_core.costs.caps import check_budget
 from nip_core.costs.estimate import Estimate, estimate_run
 from nip_core.costs.taken import find_experience
 from nip_core.errors import SettingsError
-from nip_core.game.render import Game, make_situation
+from nip_core.game.function_checks import check_functions, check_system
+from nip_core.game.render import Game
 from nip_core.jobs.services import check_services
 from nip_core.parameters import DATA_NEUTRAL, HyperParameters
 from nip_core.parameters.derived.model_names import check_named
 from nip_core.records.left_out import drop_left_out, read_left_out_by_settings
 from nip_core.records.rewinds import finish_rewinds
-from nip_core.rollouts.plan import SPLITS
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import Identity, RunRecord, RunStore
 from nip_core.run_store.run_documents import DECLARATION, DeclaredBefore
 from nip_core.run_store.store import MissingFileError, is_missing, list_files, open_store
-from nip_core.scenarios import Problem, Scenario, find_scenario
-from nip_core.scenarios.checked import (
-    call_for_text,
-    describe_raised,
-    draw_columns,
-    draw_columns_again,
-    find_solution,
-)
+from nip_core.scenarios import Problem, find_scenario
 from nip_core.servers.endpoints import Endpoints, find_remote_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.missing_packages import check_packages
@@ -53,8 +46,6 @@ from nip_core.session.problems_of_run import load_all_problems
 from nip_core.session.tried_rewards import try_reward_function
 from nip_core.session.user_files import digest_user_files, find_user_files
 
-_TRIED = 8  # problems of a split, about, and what a prover might write about them
-_MESSAGE = "The answer is in the first line."
 # What the forked run's own server makes anew; everything else of its state is the models.
 _OWN_TO_EACH = (
     "lm_server/api_key",
@@ -137,59 +128,6 @@ def _find_declaration(game: Game, environment: Mapping[str, str]) -> DeclaredBef
     if not sha256:
         return None
     return DeclaredBefore(sha256=sha256, files=digest_user_files(find_user_files(game)))
-
-
-def check_system(game: Game) -> None:
-    """Raise SettingsError if this system can't play the scenario."""
-    try:
-        game.scenario.check_system()
-    except ValueError as error:
-        raise SettingsError(f"scenario {game.parameters.scenario}: {error}") from None
-    except Exception as error:  # whatever a user's class raises
-        raise describe_raised(game.scenario, "check_system", error) from error
-
-
-def check_functions(game: Game, problems: Mapping[str, list[Problem]]) -> None:
-    """Try what episodes will call of the scenario on some problems of each split.
-
-    Raises SettingsError for what a user's class raises or returns wrongly. What labels a solution
-    takes its time, so that is not tried.
-    """
-    scenario, randomize = game.scenario, game.parameters.protocol_common.randomize_prover_stance
-    for stance in (0, 1) if randomize else (None,):
-        for split in SPLITS:
-            for problem in problems[split][:: max(1, len(problems[split]) // _TRIED)]:
-                rounds = range(game.protocol.max_message_rounds if game.announces else 1)
-                for agent in game.parameters.model_agents:
-                    for round_ in rounds:
-                        game.told(agent, make_situation(problem, stance, 0), (), round_)
-                texts = {**problem.texts, **_drawn_twice(scenario, problem)}
-                draw_columns_again(scenario, texts, 0)
-                for function in ("as_read", "remark", "kind_of_message"):
-                    call_for_text(scenario, function, _MESSAGE, texts)
-                if scenario.labels_in_play:
-                    _try_written(scenario, problem)
-
-
-def _drawn_twice(scenario: Scenario, problem: Problem) -> Mapping[str, str]:
-    """Return what is drawn for an episode. Raises SettingsError if it is not the same twice."""
-    first, second = (draw_columns(scenario, problem.texts, 0) for _ in range(2))
-    if first != second:
-        name = next(name for name in first if first[name] != second[name])
-        raise SettingsError(
-            f"scenario {scenario.name}: draw gave two texts for {name} with one problem and one "
-            f"seed ({first[name]!r:.60}, {second[name]!r:.60}); make it of its arguments alone"
-        )
-    return first
-
-
-def _try_written(scenario: Scenario, problem: Problem) -> None:
-    try:
-        find_solution(scenario, _MESSAGE, problem.texts)
-    except SettingsError:
-        raise
-    except ValueError:
-        pass  # no solution stands in the message, so that another one would be asked for
 
 
 def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Origin]:

@@ -16,7 +16,7 @@ from typing import Any
 from nip_core.costs.estimate import Estimate
 from nip_core.parameters.derived.hosting import find_host
 from nip_core.rollouts.client.call_limit import start_with
-from nip_core.rollouts.client.chat_client import ContextLengthError, Endpoint, RequestRefusedError
+from nip_core.rollouts.client.completions import ContextLengthError, Endpoint, RequestRefusedError
 from nip_core.session.session import Session
 
 _WORDS = ("one", "two", "red", "blue", "tree", "house", "river", "stone", "light", "garden")

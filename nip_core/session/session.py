@@ -19,7 +19,7 @@ from nip_core.records.left_out import LeftOut
 from nip_core.records.models import ServedModel
 from nip_core.rollouts.client.call_limit import Places
 from nip_core.rollouts.client.chat_client import ChatClient
-from nip_core.rollouts.engine import make_places
+from nip_core.rollouts.engine import EPISODES_PER_CALL
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore
 from nip_core.scenarios import Problem
@@ -62,8 +62,13 @@ class Session:
 
     @cached_property
     def places(self) -> Places:
-        """Limit the episodes at play at a time, over all shards."""
-        return make_places(self.client)
+        """Limit the episodes at play at a time, over all shards.
+
+        Not more than always have a call to make: episodes are begun in the order of the plan, so
+        the shards before are soon committed, and neither memory nor a run that goes on after a kill
+        has to do with all of them.
+        """
+        return self.client.make_places(EPISODES_PER_CALL)
 
     @cached_property
     def records(self) -> Records:

@@ -38,7 +38,8 @@ from nip_core.rollouts.plan import (
     VALIDATION,
     may_choose,
 )
-from nip_core.rollouts.storage.tables import RolloutTables, StoredRollouts, read_rollouts
+from nip_core.rollouts.storage.row_tables import RolloutTables
+from nip_core.rollouts.storage.tables import StoredRollouts, read_rollouts
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunRecord, RunStore
 from nip_core.session.contents import digest_templates

@@ -43,11 +43,11 @@ from nip_core.records.attack_measured import (
 )
 from nip_core.records.intervals import combine_metrics, measure_baselines, measure_intervals
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_file
-from nip_core.rollouts.labels import add_counts
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION, name_played_problems
 from nip_core.rollouts.scripted_call import find_attack_script
-from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
-from nip_core.rollouts.storage.tables import RolloutTables, read_rollouts
+from nip_core.rollouts.storage.row_tables import RolloutTables
+from nip_core.rollouts.storage.shard_manifests import add_counts, shard_manifest, shards_of
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import LabelCounts, ShardFacts, read_split_digest
 from nip_core.run_store.manifest import read_manifest

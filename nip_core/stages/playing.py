@@ -31,7 +31,6 @@ from nip_core.rollouts.branching import Branch, Branching, no_branching
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
 from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.failures import Failures
-from nip_core.rollouts.labels import count_labels
 from nip_core.rollouts.league import draw_opponents
 from nip_core.rollouts.message_choice import judges_by_tokens, make_choice_play
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
@@ -57,9 +56,14 @@ from nip_core.rollouts.scripted_call import (
 from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.journal import GroupCommits
 from nip_core.rollouts.storage.journal_segments import open_journal, remove_journal
-from nip_core.rollouts.storage.shard_manifests import shard_is_committed, shard_manifest
+from nip_core.rollouts.storage.row_tables import build_tables
+from nip_core.rollouts.storage.shard_manifests import (
+    count_labels,
+    shard_is_committed,
+    shard_manifest,
+)
 from nip_core.rollouts.storage.table_rows import CallRecord, recorded_calls, recorded_labels
-from nip_core.rollouts.storage.tables import SHARED_PROMPTS, build_tables, commit_shard, join_shards
+from nip_core.rollouts.storage.tables import SHARED_PROMPTS, commit_shard, join_shards
 from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts

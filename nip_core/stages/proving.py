@@ -18,7 +18,8 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.hosting import takes_turns
 from nip_core.parameters.services.dialects import find_dialect
 from nip_core.records.models import ServedModel
-from nip_core.rollouts.client.chat_client import ChatClient, RequestRefusedError
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import RequestRefusedError
 from nip_core.servers.endpoints import Endpoints
 from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_new_models, find_opponents

@@ -24,7 +24,7 @@ from nip_core.game.render import Game
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.progress.board import Progress
 from nip_core.records.left_out import drop_left_out, read_left_out
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.rollouts.storage.shard_manifests import shard_is_committed
 from nip_core.run_store.lease import LeaseDocument, borrow
 from nip_core.run_store.run import RunStore
@@ -36,7 +36,7 @@ from nip_core.session.origin import Origin
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.session.session import Session
 from nip_core.stages.playing import split_play
-from nip_lm_server.client import KEY_FILE
+from nip_lm_server.client import StateDirectory
 
 T = TypeVar("T")
 _COUNT_EVERY_S = 5.0  # each look lists the shards of a split in the store
@@ -56,7 +56,10 @@ def make_ticket(session: Session) -> Ticket:
         "origin": Origin(session.origin).facts(),
         "own_server": None
         if server is None
-        else {"url": server.endpoint.base_url, "key_file": str(server.directory / KEY_FILE)},
+        else {
+            "url": server.endpoint.base_url,
+            "key_file": str(StateDirectory(server.directory).key_file),
+        },
     }
 
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from nip_core.game.render import ChatMessage, Game
 from nip_core.parameters import Method
-from nip_core.rollouts.storage.tables import RolloutTables
+from nip_core.rollouts.storage.row_tables import RolloutTables
 
 
 class Rollouts(Protocol):

@@ -33,8 +33,8 @@ from nip_core.hashing import derive_key
 from nip_core.parameters import HyperParameters, PureTextGrpoParameters
 from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.plan import group_size
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.table_rows import read_rows
-from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.trainers.base import Choice, Rollouts, TokenTurn, Trajectory
 
 

@@ -20,7 +20,7 @@ from nip_core.evaluation.spread import find_questions
 from nip_core.game.render import ChatMessage, Game
 from nip_core.hashing import derive_key, digest
 from nip_core.protocols import ACCEPT
-from nip_core.rollouts.storage.tables import RolloutTables
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.trainers.base import Choice, Example, Rollouts
 from nip_core.trainers.conversations import make_conversations
 from nip_core.trainers.episodes import PlayedEpisode, read_played

@@ -32,8 +32,8 @@ from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.protocols.reward_function import bound_reward, halve_reward
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.table_rows import read_rows, row_columns
-from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.rollouts.trees import (
     Path,
     Tree,

@@ -28,7 +28,7 @@ from nip_core.run_store.manifest import MANIFEST_NAME, is_committed, read_manife
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import list_files
 from nip_core.servers.kept_models import ADAPTERS
-from nip_lm_server.client import DATABASE, State, StateError, StateInUseError, read_state, remove
+from nip_lm_server.client import State, StateDirectory, StateError
 
 Kind = Literal["leftover", "data", "journal", "kept model", "model", "upload"]
 
@@ -85,8 +85,8 @@ def remove_unused(run: RunStore, state_dir: Path, unused: Sequence[Unused]) -> N
     files = [thing.name for thing in unused if thing.kind == "upload"]
     if models or files:
         try:
-            remove(state_dir, models, files)
-        except (StateInUseError, StateError, OSError) as error:
+            StateDirectory(state_dir).remove(models, files)
+        except (StateError, OSError) as error:
             raise StoreError(f"the state of the run's own server: {error}") from error
 
 
@@ -148,11 +148,12 @@ def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
     """List models and uploads of the run's jobs without a mention in its documents."""
     # 1. Needed is what documents name, what their jobs have made, and what that stands on.
     named = _named_in_documents(run)
+    server = StateDirectory(state_dir)
     try:
-        state = read_state(state_dir)
+        state = server.read()
     except (sqlite3.Error, ValueError) as error:
         raise CorruptionError(
-            f"{state_dir / DATABASE}: the database of the run's own server can't be read: {error}"
+            f"{server.database}: the database of the run's own server can't be read: {error}"
         ) from error
     # A job that has ended since its record was written has a model that the record lacks.
     made = {state.made_by[name] for name in named if name in state.made_by}

@@ -21,7 +21,7 @@ from nip_core.servers.endpoints import find_group_endpoints
 from nip_core.servers.kept_models import ADAPTERS
 from nip_core.servers.own_server import find_server_directory
 from nip_core.upkeep.file_checks import Check
-from nip_lm_server.client import DATABASE, FILES, MODELS, Examined, examine
+from nip_lm_server.client import Examined, StateDirectory
 
 Jobs = Sequence[tuple[str, JobRecord]]
 """Jobs on record, each with the path of its document."""
@@ -47,21 +47,24 @@ def _check_own_server(check: Check, parameters: HyperParameters, jobs: Jobs) -> 
     """Check the state directory and the kept models against the names in the run."""
     run, directory = check.run, find_server_directory(check.run)
     in_run = run.store.local_path(run.root) is not None
-    state = examine(directory)
+    server = StateDirectory(directory)
+    state = server.examine()
     shown = f"{run.root}/lm_server" if in_run else str(directory)
     for damage in state.damages:
         relative = damage.path.relative_to(directory).as_posix()
         remedy = _NOT_AGAIN
-        if relative.startswith(f"{FILES}/"):
+        if damage.path.is_relative_to(server.files):
             remedy = "restore the file from a copy; only a job that is to train on it needs it"
         check.add(f"{shown}/{relative}", damage.what, damage.expected, damage.got, remedy)
     check.unknown += [f"{shown}/{path.relative_to(directory).as_posix()}" for path in state.unknown]
     # Whatever machine has trained them, the models on record must be there or be kept.
     digests = {**_kept_models(check), **state.models}
     own_groups = {group for group in parameters.groups if uses_own(parameters, group)}
-    folder = f"{shown}/{MODELS}" if in_run else f"{run.root}/{ADAPTERS}"
+    folder = f"{shown}/{server.models.name}" if in_run else f"{run.root}/{ADAPTERS}"
+    database = f"/{server.database.name}"
+    place = shown + database
     for path, group, model in _models_on_record(check):
-        if group in own_groups and not any(p.endswith(f"/{DATABASE}") for p in check.problems):
+        if group in own_groups and not any(p.endswith(database) for p in check.problems):
             name, content = model["model"], model.get("digest")
             place = f"{folder}/{name.rpartition(':')[2]}/{MANIFEST}"
             if name not in digests:
@@ -69,7 +72,6 @@ def _check_own_server(check: Check, parameters: HyperParameters, jobs: Jobs) -> 
             elif content is not None:
                 what = f"not the model that {path} names"
                 check.compare(place, what, content, digests[name], _NOT_AGAIN)
-    place = f"{shown}/{DATABASE}"
     if in_run and place not in check.problems:
         for path, job in jobs:
             if job.group in own_groups and job.id is not None:

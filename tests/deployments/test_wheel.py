@@ -1,4 +1,4 @@
-"""What pip installs: the wheel, as a user has it who has no checkout."""
+"""What pip installs: the wheels, as a user has them who has no checkout."""
 
 import os
 import shlex
@@ -13,31 +13,39 @@ import pytest
 from nip_core import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("nip_core", "nip_inspect", "nip_cli", "nip_prefect", "nip_lm_server")
+PACKAGES = ("nip_core", "nip_cli", "nip_prefect")
 SOURCES = (*PACKAGES, "flows", "tasks", "deployments", "scripts")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "prefect.yaml")
+SERVER = "packages/nip-lm-server"
+BUILD = "from setuptools.build_meta import build_wheel; build_wheel({!r})"
+"""In the folder of a distribution: without isolation, as setuptools is here."""
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder with the contents of the wheel, built from a copy of the sources."""
+    """A folder with the contents of the wheels of nip-loop and of the server, built from a copy of
+    the sources. The other distributions are those of this environment."""
     folder = tmp_path_factory.mktemp("wheel")
     sources = folder / "sources"
     no_caches = shutil.ignore_patterns("__pycache__")
     for name in SOURCES:
         shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=no_caches)
+    no_build = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests")
+    shutil.copytree(ROOT / SERVER, sources / SERVER, symlinks=True, ignore=no_build)
     for name in FILES:
         shutil.copy(ROOT / name, sources / name)
-    subprocess.run(
-        [sys.executable, "-c", "from setuptools.build_meta import build_wheel; build_wheel('..')"],
-        cwd=sources,
-        check=True,
-        capture_output=True,
-        timeout=240,
-    )
+    for place in (sources, sources / SERVER):
+        subprocess.run(
+            [sys.executable, "-c", BUILD.format(str(folder))],
+            cwd=place,
+            check=True,
+            capture_output=True,
+            timeout=240,
+        )
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder / "site")
     [wheel] = folder.glob("nip_loop-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
     (folder / "size").write_text(str(wheel.stat().st_size))
     return folder / "site"
 
@@ -59,7 +67,7 @@ def test_it_has_at_most_10_megabytes(installed):
 
 
 def test_its_metadata_is_whole_and_names_no_address_that_is_not_there(installed):
-    [info] = installed.glob("*.dist-info")
+    [info] = installed.glob("nip_loop-*.dist-info")
     metadata = (info / "METADATA").read_text()
     for field in ("Author", "License-Expression", "Keywords", "Requires-Python", "Summary"):
         assert f"\n{field}: " in metadata, field
@@ -91,13 +99,13 @@ def test_a_model_that_is_in_the_repository_alone_is_named(
     assert done.returncode == 2 and "comes with nip's repository" in done.stderr, done.stderr
 
 
-def test_it_installs_four_packages_that_no_module_of_a_users_is_called_like(installed):
+def test_it_installs_packages_that_no_module_of_a_users_is_called_like(installed):
     names = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
-    assert names == {*PACKAGES}
+    assert names == {*PACKAGES, "nip_lm_server"}
 
 
 def test_the_distribution_is_named_in_the_messages_as_it_is_built(installed):
-    [info] = installed.glob("*.dist-info")
+    [info] = installed.glob("nip_loop-*.dist-info")
     metadata = (info / "METADATA").read_text().splitlines()
     assert f"Name: {DISTRIBUTION}" in metadata
 

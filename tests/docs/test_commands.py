@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from doc_blocks import ROOT, Block, blocks, pages
+from doc_blocks import ROOT, Block, blocks, make_script, pages
 
 SMALL = (
     "lm_server.engine=deterministic",
@@ -39,11 +39,15 @@ from nip_core.loop import train
 from nip_core.parameters import load_parameters
 asyncio.run(train(load_parameters("quickstart", sys.argv[1:])))
 """  # without Prefect, which takes longer to start than such a run
-UNTIL_S = 240
 PAGE_S = 1500
 
 RUN = {page: [b for b in blocks(page) if b.mark == "run"] for page in pages()}
-RUN = {page: marked for page, marked in RUN.items() if marked}
+# What needs an extra is run in its own environment, by scripts/release.py.
+RUN = {
+    page: marked
+    for page, marked in RUN.items()
+    if marked and not any("extra" in block.options for block in marked)
+}
 AT_PORT_8000 = pytest.mark.xdist_group("port 8000")  # servers, as the pages start them
 PAGES = [
     pytest.param(
@@ -62,48 +66,19 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     bin_ = Path(sys.executable).parent
-    for command in ("nip", "python", "prefect", "transformers"):
+    for command in ("nip", "nip-grade", "nip-lm-server", "python", "prefect", "transformers"):
         (tmp_path / ".venv/bin" / command).write_text(f'#!/bin/sh\nexec {bin_}/{command} "$@"\n')
         (tmp_path / ".venv/bin" / command).chmod(0o755)
     return tmp_path
 
 
 def script(marked: list[Block], folder: Path) -> str:
-    """The blocks of a page as a shell script."""
-    lines = ["set -euo pipefail", f'export PATH="{folder}/.venv/bin:$PATH"']
+    """The blocks of a page as a shell script, with the runs that they begin with."""
+    begin = [f'export PATH="{folder}/.venv/bin:$PATH"']
     for name in sorted({b.options["with"] for b in marked if "with" in b.options}):
         (folder / ".prepare.py").write_text(PREPARE)
-        lines.append(shlex.join(["python", ".prepare.py", *BEFORE[name]]))
-    for number, block in enumerate(marked):
-        lines.append(f"echo '== {block}' >&2")
-        if "file" in block.options:
-            (folder / f".block{number}").write_text(block.text)
-            lines.append(f"cp .block{number} {block.options['file']}")
-            continue
-        text = block.text
-        if block.language == "python":
-            (folder / f".block{number}.py").write_text(text)
-            text = f"python .block{number}.py\n"
-        if "until" in block.options:
-            lines += _until(text, block.options["until"], number)
-        elif "exit" in block.options:
-            code = block.options["exit"]
-            lines += ["set +e", f"(\n{text})", "code=$?", "set -e", f"[ $code = {code} ]"]
-        else:
-            lines.append(text)
-    return "\n".join(lines) + "\n"
-
-
-def _until(text: str, said: str, number: int) -> list[str]:
-    """Exports first, in this shell; then the block beside it, until it has said something."""
-    exports = [line for line in text.splitlines() if line.startswith("export ")]
-    others = [line for line in text.splitlines() if not line.startswith(("export ", "make "))]
-    return [
-        *exports,
-        "(\n" + "\n".join(others) + f"\n) > .log{number} 2>&1 &",
-        f"for i in $(seq {UNTIL_S}); do grep -q '{said}' .log{number} && break; sleep 1; done",
-        f"grep -q '{said}' .log{number} || {{ cat .log{number} >&2; exit 1; }}",
-    ]
+        begin.append(shlex.join(["python", ".prepare.py", *BEFORE[name]]))
+    return make_script(marked, folder, begin)
 
 
 @pytest.mark.timeout(PAGE_S + 60)

@@ -67,3 +67,12 @@ def test_importing_the_evaluation_does_not_import_matplotlib() -> None:
         "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_without_matplotlib_a_line_stands_in_its_place_and_names_the_command(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for svg in (learning_curve_svg(POINTS), arms_svg([])):
+        root = ET.fromstring(svg)
+        [line] = ["".join(node.itertext()) for node in root.iter(f"{SVG}text")]
+        assert line.startswith("Not drawn: matplotlib is not installed. nip doctor")
+        assert line in root.attrib["aria-label"] and "currentColor" in svg

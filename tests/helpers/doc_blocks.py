@@ -6,6 +6,7 @@ A comment stands in the line above a block of sh, bash, python or sql:
 <!-- run: exit=2 -->       ... which ends with this exit code
 <!-- run: until="text" --> ... beside what follows, which begins when it has printed the text
 <!-- run: file=name.py --> ... is written to a file, not run (blocks of any language)
+<!-- run: extra=NAME -->   ... which needs an extra (READMEs of packages/, see scripts/release.py)
 <!-- tested: PATH -->      the test at PATH runs it, and names the page; or `make TARGET` does
 <!-- not run: REASON -->   no test runs it, for one of `REASONS`
 """
@@ -13,6 +14,7 @@ A comment stands in the line above a block of sh, bash, python or sql:
 import re
 import shlex
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +28,7 @@ REASONS = {
     "long": "takes longer than a test may; a benchmark or another tier measures it",
     "excerpt": "a part of something that is tested as a whole, or with names to be filled in",
 }
+UNTIL_S = 240
 MARKED = ("sh", "bash", "console", "python", "sql")
 _FENCE = re.compile(r"^([ \t]*)(`{3,})(\w*)[ \t]*$")
 _MARK = re.compile(r"^[ \t]*<!-- (run|tested|not run)(?:: (.*?))? -->[ \t]*$")
@@ -53,7 +56,8 @@ def pages() -> list[Path]:
     top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
     folders = (ROOT / "docs", ROOT / "docs/howto", ROOT / "docs/games")
     docs = [page for folder in folders for page in folder.glob("*.md")]
-    return sorted(path for path in (*top, *docs) if path.exists())
+    parts = (ROOT / "packages").glob("*/README.md")
+    return sorted(path for path in (*top, *docs, *parts) if path.exists())
 
 
 def blocks(page: Path) -> list[Block]:
@@ -101,3 +105,38 @@ def commands(block: Block) -> list[list[str]]:
             else:
                 command.append(word)
     return result
+
+
+def make_script(marked: Sequence[Block], folder: Path, begin: Sequence[str] = ()) -> str:
+    """The blocks of a page that are to be run as a shell script, behind the lines `begin`."""
+    lines = ["set -euo pipefail", *begin]
+    for number, block in enumerate(marked):
+        lines.append(f"echo '== {block}' >&2")
+        if "file" in block.options:
+            (folder / f".block{number}").write_text(block.text)
+            lines.append(f"cp .block{number} {block.options['file']}")
+            continue
+        text = block.text
+        if block.language == "python":
+            (folder / f".block{number}.py").write_text(text)
+            text = f"python .block{number}.py\n"
+        if "until" in block.options:
+            lines += _until(text, block.options["until"], number)
+        elif "exit" in block.options:
+            code = block.options["exit"]
+            lines += ["set +e", f"(\n{text})", "code=$?", "set -e", f"[ $code = {code} ]"]
+        else:
+            lines.append(text)
+    return "\n".join(lines) + "\n"
+
+
+def _until(text: str, said: str, number: int) -> list[str]:
+    """Exports first, in this shell; then the block beside it, until it has said something."""
+    exports = [line for line in text.splitlines() if line.startswith("export ")]
+    others = [line for line in text.splitlines() if not line.startswith(("export ", "make "))]
+    return [
+        *exports,
+        "(\n" + "\n".join(others) + f"\n) > .log{number} 2>&1 &",
+        f"for i in $(seq {UNTIL_S}); do grep -q '{said}' .log{number} && break; sleep 1; done",
+        f"grep -q '{said}' .log{number} || {{ cat .log{number} >&2; exit 1; }}",
+    ]

@@ -7,8 +7,8 @@ from in_memory import InMemory
 
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.trainers.expert_iteration import choose_examples
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"

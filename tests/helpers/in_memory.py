@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from nip_core.rollouts.storage.tables import RolloutTables
+from nip_core.rollouts.storage.row_tables import RolloutTables
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ from nip_core.game.render import Game
 from nip_core.parameters import RandomAgentParameters
 from nip_core.progress.board import Progress
 from nip_core.rollouts.branching import no_branching
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import cut_into_shards, plan_episodes
 from nip_core.rollouts.shard_context import ShardContext
+from nip_core.rollouts.storage.row_tables import build_tables
 from nip_core.rollouts.storage.table_rows import Generation, recorded_calls, recorded_labels
-from nip_core.rollouts.storage.tables import build_tables
 from nip_core.scenarios import Problem
 
 

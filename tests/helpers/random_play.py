@@ -17,8 +17,8 @@ from nip_core.hashing import derive_key
 from nip_core.parameters import load_parameters
 from nip_core.protocols import NO_DECISION, Move, Turn
 from nip_core.rollouts.model_call import random_answer
+from nip_core.rollouts.storage.row_tables import Tables, build_tables
 from nip_core.rollouts.storage.table_rows import Episode, Generation, RoundReward, Timing
-from nip_core.rollouts.storage.tables import Tables, build_tables
 
 PROMPT = Path(__file__).with_name("bare_prompt.txt")
 

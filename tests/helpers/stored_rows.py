@@ -8,6 +8,7 @@ typed_generations   such rows of generations, typed
 
 from dataclasses import replace
 
+from nip_core.rollouts.storage.row_tables import build_tables
 from nip_core.rollouts.storage.table_rows import (
     Episode,
     Generation,
@@ -16,7 +17,6 @@ from nip_core.rollouts.storage.table_rows import (
     read_rows,
     stored_row,
 )
-from nip_core.rollouts.storage.tables import build_tables
 from nip_core.rollouts.trees import generations_by_episode
 
 

@@ -28,6 +28,11 @@ BROKEN = {
         ("nip_core/tolerance.py", "prefect"),
         ("nip_base/version.py", "prefect"),
     ),
+    "The library door": (
+        ("nip_core/library/games.py", "nip_core.session.prepare"),
+        ("nip_core/rollouts/storage/table_rows.py", "nip_core.run_store.store"),
+        ("nip_core/rollouts/client/completions.py", "aiohttp"),
+    ),
     "factory makes what is shipped": (
         ("nip_core/tolerance.py", "factory.tiny.cases"),
         ("flows/form.py", "factory.tiny.cases"),

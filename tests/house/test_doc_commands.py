@@ -22,6 +22,7 @@ COMMANDS = {name: load_command(name) for name in NAMES}
 PAGES = pages()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+OPTIONS = {"exit", "until", "file", "with", "extra"}
 HOW = "mark it in the line above, as tests/helpers/doc_blocks.py says"
 
 
@@ -128,7 +129,7 @@ def _problem(block: Block) -> str | None:
     if block.mark == "not run":
         return None if block.about in REASONS else f"{block.about!r} is no reason: {[*REASONS]}"
     if block.mark == "run":
-        return None if set(block.options) <= {"exit", "until", "file", "with"} else "unknown option"
+        return None if set(block.options) <= OPTIONS else "unknown option"
     if block.about.startswith("make "):
         return None if block.about.removeprefix("make ") in TARGETS else "no such target"
     test = ROOT / block.about

@@ -5,8 +5,9 @@ import re
 
 from houses import SERVER
 
-MAY_NAME = {"placement.py"}
-"""The file with the way in which each engine is made; `nip_base.spec` has their table."""
+MAY_NAME = {"placement.py", "testing.py"}
+"""The file with the way in which each engine is made, and one that orders a server for tests;
+`nip_base.spec` has their table."""
 NAME = re.compile(r"\bembedded\b")
 
 

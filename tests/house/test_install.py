@@ -132,6 +132,42 @@ def test_make_installs_by_the_script_and_hands_it_what_it_was_given():
         assert called in done.stdout and "pip install" not in done.stdout
 
 
+def test_all_distributions_are_installed_in_place_and_the_root_first(install):
+    first, *parts = install.list_editable("local,dev")[1::2]
+    assert first == f"{ROOT}[local,dev]" and install.list_editable("")[1] == str(ROOT)
+    assert {*parts} == {str(path.parent) for path in ROOT.glob("packages/*/pyproject.toml")}
+    assert {*install.list_editable("local,dev")[::2]} == {"-e"}
+
+
+def test_torch_is_installed_for_the_extra_that_needs_it_alone(install, monkeypatch):
+    calls = []
+    monkeypatch.setattr(install, "install_torch", lambda *_: calls.append("torch"))
+    monkeypatch.setattr(install, "check_pip", lambda options, what, quiet: calls.append(what))
+    monkeypatch.setattr(install, "compile_all", lambda: None)
+    for extras in ("wandb,figures", ""):
+        monkeypatch.setattr(sys, "argv", ["install.py", *filter(None, [extras])])
+        install.main()
+        assert calls == [[install.BACKEND], install.list_editable(extras)]
+        calls.clear()
+    monkeypatch.setattr(sys, "argv", ["install.py", "local,dev"])
+    install.main()
+    assert calls[0] == "torch" and calls[2] == install.list_editable("local,dev")
+
+
+def test_without_pip_in_the_environment_uv_installs(install, monkeypatch, tmp_path):
+    assert install.find_installer()[:4] == [sys.executable, "-m", "pip", "install"]
+    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"has no pip: .* -m ensurepip"):
+        install.find_installer()
+    uv = tmp_path / "uv"
+    uv.touch(mode=0o755)
+    assert install.find_installer() == [str(uv), "pip", "install", "--python", sys.executable]
+    # Its configuration counts as pip's does.
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://mirror/simple")
+    assert install.pip_configuration() == {"index-url": "https://mirror/simple"}
+
+
 def test_a_driver_of_nvidia_is_seen(install, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not install.has_nvidia(tmp_path)

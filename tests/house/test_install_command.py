@@ -18,13 +18,19 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def noted(tmp_path, monkeypatch):
     """What pip has written down of where nip is from, in place of what it wrote here."""
-    info = tmp_path / "site" / "nip_loop-0.1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.4\nName: nip-loop\nVersion: 0.1.0\nRequires-Dist: aiohttp<4\n"
-        'Requires-Dist: networkx>=3.4; extra == "graphs"\n'
-        'Requires-Dist: scipy>=1; extra == "dev"\n'
-    )
+    for name, lines in {
+        "nip-bridges": ('sqlalchemy<3; extra == "mlflow"', 'mlflow-skinny<4; extra == "mlflow"'),
+        "nip-loop": (
+            *("aiohttp<4", 'networkx>=3.4; extra == "graphs"', 'scipy>=1; extra == "dev"'),
+            'nip-bridges[mlflow]<0.2,>=0.1; extra == "mlflow"',
+        ),
+    }.items():
+        info = tmp_path / "site" / f"{name.replace('-', '_')}-0.1.0.dist-info"
+        info.mkdir(parents=True)
+        needed = "".join(f"Requires-Dist: {line}\n" for line in lines)
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.4\nName: {name}\nVersion: 0.1.0\n{needed}"
+        )
     monkeypatch.syspath_prepend(info.parent)
 
     def note(**of):
@@ -44,32 +50,49 @@ def test_a_checkout_and_a_wheel_are_named_by_their_paths(noted, tmp_path):
     checkout.mkdir()
     wheel.write_bytes(b"")
     noted(url=checkout.as_uri(), dir_info={"editable": True})
-    assert words(how_to_install("local")) == ["-e", f"{checkout}[local]"]
+    script = [sys.executable, f"{checkout}/scripts/install.py"]
+    assert shlex.split(how_to_install("local")) == [*script, "local"]
+    # It installs all parts.
+    assert (
+        shlex.split(how_to_install()) == shlex.split(how_to_install(name="nip-bridges")) == script
+    )
     noted(url=checkout.as_uri(), dir_info={})
     assert words(how_to_install("local")) == [f"{checkout}[local]"]
+    assert words(how_to_install(name="nip-bridges")) == [f"{checkout}/packages/nip-bridges"]
     noted(url=wheel.as_uri(), archive_info={})
-    assert words(how_to_install("graphs")) == [f"{wheel}[graphs]"]
-    assert words(how_to_install()) == [str(wheel)]
+    # Those that it needs lie beside it.
+    beside = ["--find-links", str(tmp_path)]
+    assert words(how_to_install("graphs")) == [*beside, "nip-loop[graphs]"]
+    assert words(how_to_install()) == [*beside, "nip-loop"]
+    assert words(how_to_install(name="nip-bridges")) == [*beside, "nip-bridges"]
 
 
 def test_of_a_wheel_that_is_gone_the_packages_of_the_extra_are_named(noted, tmp_path):
     noted(url=(tmp_path / "gone.whl").as_uri(), archive_info={})
     assert words(how_to_install("graphs")) == ["networkx>=3.4"]
+    # An extra of another part is what that part says of it.
+    assert words(how_to_install("mlflow")) == ["sqlalchemy<3", "mlflow-skinny<4"]
+    assert words(how_to_install(name="nip-bridges")) == ["nip-bridges"]
 
 
 def test_an_address_is_named_but_no_password(noted):
     noted(url="https://example.org/nip.whl", archive_info={})
     assert words(how_to_install("hub")) == ["nip-loop[hub] @ https://example.org/nip.whl"]
+    assert words(how_to_install(name="nip-bridges")) == ["nip-bridges"]
     noted(url="https://example.org/nip", vcs_info={"vcs": "git", "commit_id": "abc"})
-    assert words(how_to_install()) == ["nip-loop @ git+https://example.org/nip@abc"]
+    address = "git+https://example.org/nip@abc"
+    assert words(how_to_install()) == [f"nip-loop @ {address}"]
+    part = f"{address}#subdirectory=packages/nip-bridges"
+    assert words(how_to_install(name="nip-bridges")) == [f"nip-bridges @ {part}"]
     noted(url="https://me:secret@example.org/nip.whl", archive_info={})
     assert words(how_to_install("hub")) == ["nip-loop[hub]"]
 
 
 def test_what_is_noted_wrongly_is_as_if_nothing_was(noted):
     for text in ("[]", "{", '"text"'):
-        next(Path(sys.path[0]).glob("*.dist-info")).joinpath("direct_url.json").write_text(text)
-        assert words(how_to_install("hub")) == ["-e", f"{ROOT}[hub]"]
+        Path(sys.path[0], "nip_loop-0.1.0.dist-info", "direct_url.json").write_text(text)
+        script = [sys.executable, f"{ROOT}/scripts/install.py", "hub"]
+        assert shlex.split(how_to_install("hub")) == script
 
 
 def test_it_installs_for_the_interpreter_that_runs(monkeypatch, tmp_path):

@@ -88,7 +88,13 @@ def test_a_release_is_refused_for_what_does_not_name_its_version(release, tmp_pa
     (copy / "nip_core").mkdir(parents=True)
     (copy / "scripts").mkdir()
     (copy / "scripts" / "llms_txt.py").write_text("")
-    for file in ("nip_core/distribution.py", "CITATION.cff"):
+    part = copy / "packages" / "nip-base"
+    (part / "nip_base").mkdir(parents=True)
+    for file in (
+        *("nip_core/distribution.py", "CITATION.cff", "pyproject.toml", "LICENSE"),
+        *("packages/nip-base/pyproject.toml", "packages/nip-base/LICENSE"),
+        "packages/nip-base/nip_base/version.py",
+    ):
         (copy / file).write_bytes((ROOT / file).read_bytes())
     (copy / "CHANGELOG.md").write_text(f"# Changelog\n\n## {version} (a day)\n")
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -104,9 +110,14 @@ def test_a_release_is_refused_for_what_does_not_name_its_version(release, tmp_pa
     later = release.tree_problems("9.9.9", copy)
     assert [line.partition(":")[0] for line in later[1:]] == [
         "nip_core/distribution.py",
+        "packages/nip-base/nip_base/version.py",
         "CITATION.cff",
         "CHANGELOG.md",
+        "nip-base",
+        "nip-loop",
     ]
+    (part / "LICENSE").write_text("another")
+    assert "nip-base: its LICENSE is not the root's" in release.tree_problems(version, copy)
 
 
 def test_the_recording_of_a_kill_is_small_and_moves_without_anything_from_outside():

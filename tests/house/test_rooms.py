@@ -78,6 +78,7 @@ def test_links_are_those_that_the_installed_names_need():
         for path in (folder, *folder.rglob("*"))
         if path.is_symlink()
     }
+    assert all((ROOT / link).exists() for link in links)
     assert links == {
         "nip_core/configs",
         "nip_prefect/flows",

@@ -9,7 +9,7 @@ from nip_base.importing import import_object
 from nip_core.errors import JobError
 from nip_core.jobs.job import JobSpec, Refused
 from nip_core.jobs.services import open_backend
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 
 SHOP = next(b.text for b in blocks(ROOT / "docs/services.md") if b.options.get("file") == "shop.py")
 OTHERS = """

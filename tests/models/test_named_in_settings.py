@@ -4,9 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+import typer
 from small_game import write_config
 
-from nip_cli.command_table import load_command
+from nip_cli import cli
 from nip_cli.machine import doctor_checks as doctor
 from nip_cli.printing.plans_and_runs import show_plan
 from nip_core.errors import ServerError, SettingsError
@@ -92,11 +93,15 @@ def test_a_name_that_means_no_model_ends_a_run_before_it_is_one_and_a_plan_says_
             check(never)
 
 
+def nip(*arguments):
+    typer.main.get_command(cli.app).main([*arguments], standalone_mode=False)
+
+
 def test_a_server_is_started_with_a_name_that_means_a_model_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     typed = ["--state", "state", "--model", "./absent", "--engine", "embedded"]
     with pytest.raises(SettingsError, match=r"^--model: there is no directory \./absent"):
-        load_command("serve").main(typed, standalone_mode=False)
+        nip("serve", *typed)
     assert not (tmp_path / "state").exists()
 
 
@@ -143,10 +148,8 @@ def test_a_directory_beside_the_configuration_counts_as_one(named, tmp_path):
 
 
 def test_nip_serve_takes_the_name_and_says_what_brings_it(named, tmp_path):
-    serve = load_command("serve")
-    arguments = ["--engine", "embedded", "--model", "tiny-published", "--state", "state"]
     with pytest.raises(SettingsError, match=ABSENT):
-        serve.main(arguments, standalone_mode=False)
+        nip("serve", "--engine", "embedded", "--model", "tiny-published", "--state", "state")
     assert not (tmp_path / "state").exists()
 
 

@@ -8,13 +8,8 @@ from aiohttp import web
 from scripted_server import DROP, scripted_server
 
 from nip_core.errors import NipError, StageError
-from nip_core.rollouts.client.chat_client import (
-    ChatClient,
-    ContextLengthError,
-    Endpoint,
-    RequestRefusedError,
-    TransportError,
-)
+from nip_core.rollouts.client.chat_client import ChatClient, TransportError
+from nip_core.rollouts.client.completions import ContextLengthError, Endpoint, RequestRefusedError
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -19,7 +19,7 @@ from served_here import KEY, serve
 from nip_base.spec import ServerSpec
 from nip_core.parameters import DATA_NEUTRAL, load_parameters
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.storage.tables import canonical_digest
+from nip_core.rollouts.storage.row_tables import canonical_digest
 
 HERE = Path(__file__).parent
 

@@ -25,7 +25,7 @@ from nip_core.game.render import Game
 from nip_core.hashing import derive_seed, digest
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.client.chat_client import ChatClient
-from nip_core.rollouts.engine import make_places, play_episodes
+from nip_core.rollouts.engine import EPISODES_PER_CALL, play_episodes
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import cut_into_shards, plan_episodes
 
@@ -781,7 +781,7 @@ async def test_shards_that_share_their_places_end_one_after_another():
         ChatClient(concurrency=2, timeout_s=10, retries=2) as client,
     ):
         context = make_context(game, server.url, client, MemoryLog())
-        context = replace(context, places=make_places(client))
+        context = replace(context, places=client.make_places(EPISODES_PER_CALL))
 
         async def shard(name, specs):
             await play_episodes(specs, context)

@@ -14,7 +14,7 @@ from nip_core.game.answer_rows import read_tokens
 from nip_core.parameters import load_parameters
 from nip_core.protocols.similarity import token_similarity
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.storage.tables import canonical_digest
+from nip_core.rollouts.storage.row_tables import canonical_digest
 
 MODEL = {"model_provider": "SelfHosted", "model_name": "m", "num_invalid_generation_retries": 1}
 

@@ -12,9 +12,9 @@ from nip_core.game.answer_rows import AnswerPlace, place_of
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.branching import Branching
+from nip_core.rollouts.storage.row_tables import RolloutTables, canonical_digest
 from nip_core.rollouts.storage.schema import GENERATIONS
 from nip_core.rollouts.storage.table_rows import Generation, read_rows
-from nip_core.rollouts.storage.tables import RolloutTables, canonical_digest
 from nip_core.showing.episodes.episode_rows import _render_asked
 from nip_core.trainers.conversations import make_conversations
 from nip_core.trainers.episodes import read_played

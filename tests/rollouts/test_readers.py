@@ -12,8 +12,9 @@ from random_play import game, play
 
 from nip_core.rollouts.storage import schema
 from nip_core.rollouts.storage.parquet import parquet_table
+from nip_core.rollouts.storage.row_tables import Tables
 from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS, TIMINGS
-from nip_core.rollouts.storage.tables import Tables, commit_shard, join_shards
+from nip_core.rollouts.storage.tables import commit_shard, join_shards
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit
 from nip_core.trainers import dataset

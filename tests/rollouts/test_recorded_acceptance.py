@@ -10,7 +10,7 @@ from playing import agent_of, play
 from nip_core.parameters import load_parameters
 from nip_core.protocols import ACCEPT, REJECT, TokenChoice
 from nip_core.rollouts.acceptance import estimate_acceptance
-from nip_core.rollouts.storage.tables import canonical_digest
+from nip_core.rollouts.storage.row_tables import canonical_digest
 
 RECORDS = {"record_p_accept": True}
 HOW_LIKELY = {" accept": 0.6, " Accept": 0.1, " reject": 0.2, " so": 0.1}

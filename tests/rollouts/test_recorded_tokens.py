@@ -29,7 +29,7 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.storage.tables import build_tables
+from nip_core.rollouts.storage.row_tables import build_tables
 from nip_core.scenarios.datasets import load_problems
 from nip_core.trainers.grpo import choose_trajectories
 from nip_lm_server.chats import chat_template

@@ -8,8 +8,8 @@ from random_play import PROMPT
 
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.storage.parquet import parquet_bytes
+from nip_core.rollouts.storage.row_tables import canonical_digest
 from nip_core.rollouts.storage.table_rows import Episode, RoundReward, read_rows
-from nip_core.rollouts.storage.tables import canonical_digest
 
 PROTOCOL = """
 from dataclasses import replace

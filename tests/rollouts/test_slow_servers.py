@@ -14,7 +14,8 @@ from tcp_proxy import tcp_proxy
 
 from nip_cli.cli import exit_code
 from nip_core.errors import StageError
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint, TransportError
+from nip_core.rollouts.client.chat_client import ChatClient, TransportError
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.rollouts.client.joined_calls import EngineHangsError
 
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "seed": 1}
@@ -80,7 +81,8 @@ async def test_a_connection_that_breaks_again_and_again_costs_no_token_twice(tmp
 
 ASKER = """
 import asyncio, sys
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
 
 async def main():
     async with ChatClient(concurrency=1, timeout_s=5, retries=0) as chats:

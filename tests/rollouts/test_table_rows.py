@@ -8,7 +8,7 @@ from random_play import game, play
 from stored_rows import typed_tables
 
 from nip_core.errors import CorruptionError
-from nip_core.rollouts.client.chat_client import ChatAnswer
+from nip_core.rollouts.client.completions import ChatAnswer
 from nip_core.rollouts.storage.schema import (
     CHOICES,
     EPISODES,

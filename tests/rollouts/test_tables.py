@@ -15,12 +15,11 @@ from stored_rows import typed_tables
 from nip_core.errors import CorruptionError, StageError, StoreError
 from nip_core.hashing import derive_key
 from nip_core.rollouts.storage.parquet import parquet_bytes, parquet_table
+from nip_core.rollouts.storage.row_tables import Tables, canonical_digest
 from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS, TIMINGS
 from nip_core.rollouts.storage.shard_manifests import shard_is_committed
 from nip_core.rollouts.storage.tables import (
     StoredRollouts,
-    Tables,
-    canonical_digest,
     commit_shard,
     join_shards,
     read_rollouts,

@@ -12,13 +12,8 @@ from scripted_play import bare_settings, play
 from scripted_server import scripted_server
 from stored_rows import typed_tables
 
-from nip_core.rollouts.client.chat_client import (
-    ChatAnswer,
-    ChatClient,
-    Endpoint,
-    RequestRefusedError,
-    TransportError,
-)
+from nip_core.rollouts.client.chat_client import ChatClient, TransportError
+from nip_core.rollouts.client.completions import ChatAnswer, Endpoint, RequestRefusedError
 from nip_core.rollouts.storage.schema import GENERATIONS
 
 SAID = "Decision: accept"

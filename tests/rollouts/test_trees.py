@@ -34,7 +34,7 @@ from nip_core.rollouts.branching import Branching, nodes_by_round
 from nip_core.rollouts.failures import Failures
 from nip_core.rollouts.plan import episode_spec, plan_episodes
 from nip_core.rollouts.storage.journal import Journal
-from nip_core.rollouts.storage.tables import canonical_digest
+from nip_core.rollouts.storage.row_tables import canonical_digest
 from nip_core.rollouts.trees import (
     expected_rewards,
     list_ancestors,

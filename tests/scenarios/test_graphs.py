@@ -177,7 +177,7 @@ def test_few_different_graphs_and_a_system_without_networkx_are_refused(monkeypa
     with pytest.raises(DatasetError, match=r"^scenario_settings: .* of 6 nodes .*; raise nodes"):
         problems("test", nodes=6)
     monkeypatch.setitem(sys.modules, "networkx", None)
-    with pytest.raises(SettingsError, match=r"graphs needs networkx.*pip install"):
+    with pytest.raises(SettingsError, match=r"graphs needs networkx.*install.*graphs"):
         settings()
 
 

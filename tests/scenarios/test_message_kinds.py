@@ -8,7 +8,7 @@ import pytest
 from nip_core.attack_figures.message_gallery import gallery_of_training
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
-from nip_core.rollouts.storage.tables import RolloutTables
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.scenarios.base import Scenario, ScenarioSettings
 from nip_games.arithmetic import Arithmetic, ArithmeticSettings
 from nip_games.bags import Bags, BagsSettings

@@ -16,7 +16,8 @@ from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.branching import Branching
 from nip_core.rollouts.plan import episode_spec, plan_episodes
-from nip_core.rollouts.storage.tables import canonical_digest, read_rollouts
+from nip_core.rollouts.storage.row_tables import canonical_digest
+from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios import NO_LABEL, Column, NoLabel, Problem, Scenario, Words

@@ -20,8 +20,8 @@ from nip_core.records.intervals import (
     read_shown_metrics,
 )
 from nip_core.rollouts.plan import TEST
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.schema import EPISODES
-from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios import find_scenario

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 
+from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
 from nip_core.servers.missing_packages import list_missing_packages
@@ -21,7 +22,7 @@ def lacking(*packages: str, config: str = "quickstart", **settings: str) -> list
 def test_the_embedded_engine_needs_torch_and_the_command_is_told():
     [line] = lacking("torch", "peft")
     assert line.startswith("lm_server.engine: embedded needs torch, peft to play and to train,")
-    assert "pip install" in line
+    assert how_to_install("local") in line
     assert lacking() == []
 
 
@@ -47,6 +48,6 @@ def test_a_run_is_not_begun_without_them_and_nothing_of_it_is_there(tmp_path, mo
         importlib.util, "find_spec", lambda name, *of: None if name == "torch" else find(name, *of)
     )
     parameters = load_parameters("quickstart", [f"run_store={tmp_path / 'runs'}"])
-    with pytest.raises(SettingsError, match=r"embedded needs torch.*not installed.*pip install"):
+    with pytest.raises(SettingsError, match=r"embedded needs torch.*not installed.*install"):
         prepare(parameters)
     assert not (tmp_path / "runs" / "quickstart").exists()

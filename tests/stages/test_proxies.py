@@ -21,7 +21,8 @@ from nip_core.proxies import (
     restore_proxies,
     spare_this_machine,
 )
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.run_store.store import open_store
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -11,7 +11,7 @@ from in_memory import InMemory
 from stored_rows import typed_tables
 
 from nip_core.parameters import CurriculumParameters, load_parameters
-from nip_core.rollouts.storage.tables import RolloutTables
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.trainers.curriculum import admit, percentile
 
 LAWS = settings(max_examples=60, deadline=None)

@@ -13,7 +13,7 @@ from stored_rows import typed_tables
 from nip_core.errors import StageError
 from nip_core.game.render import Game
 from nip_core.parameters import PureTextGrpoParameters, load_parameters
-from nip_core.rollouts.storage.tables import RolloutTables
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.trainers.base import OfProblems
 from nip_core.trainers.grpo import choose_trajectories, compute_advantages
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from in_memory import InMemory
 
 from nip_core.errors import StageError
-from nip_core.rollouts.storage.tables import RolloutTables
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.trainers.base import OfProblems
 from nip_core.trainers.dataset import to_table, write_examples
 from nip_core.trainers.expert_iteration import choose_examples

@@ -17,8 +17,8 @@ from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
 from nip_core.rollouts.branching import Branching
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
-from nip_core.rollouts.storage.tables import RolloutTables
 from nip_core.rollouts.trees import list_ancestors, parse_path
 from nip_core.trainers.expert_iteration import choose_examples
 from nip_core.trainers.malt import choose_pairs

@@ -1,13 +1,13 @@
 """Settings of the loop: iterations, selection of training data, jobs, rollouts, server."""
 
-from typing import Annotated, Any, Literal, Self
+from importlib import import_module
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from nip_base.spec import Capabilities, check_engine_name
+from nip_base.spec import ENGINES, Capabilities, check_engine_name
 from nip_core.parameters.basis.addresses import Address
 from nip_core.parameters.basis.base import Parameters
-from nip_lm_server.client import find_capabilities
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -297,8 +297,17 @@ def _yes_or_no(value: Any) -> Any:
 
 def _check_engine(engine: str) -> str:
     # One of a user's own is imported here, so that each command says what is wrong with it.
-    find_capabilities(check_engine_name(engine))
+    _find_capabilities(check_engine_name(engine))
     return engine
+
+
+def _find_capabilities(engine: str) -> Capabilities:
+    """Find the abilities of an engine; the server is loaded to check one of a user's own."""
+    if engine in ENGINES:
+        return ENGINES[engine]
+    # By its name, as settings have no need of a server: whoever has such an engine has one.
+    server = import_module("nip_lm_server.client")
+    return cast(Capabilities, server.find_capabilities(engine))
 
 
 class LmServerParameters(Parameters):
@@ -326,7 +335,7 @@ class LmServerParameters(Parameters):
     @property
     def capabilities(self) -> Capabilities:
         """Return the abilities of the engine, before it is started."""
-        return find_capabilities(self.engine)
+        return _find_capabilities(self.engine)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,5 +1,6 @@
 """The parts of a provider's answer, read strictly.
 
+read_answers        all choices of a response
 split_count         a count of all choices over them
 refuse_other_model  an answer of another model than the one asked for
 make_storable       a text as it can be stored
@@ -11,8 +12,56 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from nip_base.formats.bounds import parse_json
 from nip_core.game.answer_rows import RecordedToken, TokenLogprob
-from nip_core.rollouts.client.thoughts import MalformedAnswer
+from nip_core.rollouts.client.completions import ChatAnswer
+from nip_core.rollouts.client.thoughts import MalformedAnswer, read_message, read_usage
+
+
+def read_answers(
+    raw: bytes, names: Sequence[str] | None, attempt: int, latency_s: float
+) -> list[ChatAnswer]:
+    """Read the choices of a response, in the order of their indices.
+
+    `names` are the model asked for and its aliases; None: any model may answer.
+
+    Raises MalformedAnswer for what is no answer of that model.
+    """
+    try:
+        answer = parse_json(raw, max_depth=None)
+        choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index") or 0))
+        served = str(answer["model"])
+        if names is not None:
+            refuse_other_model(names, served)
+        if not choices:
+            raise MalformedAnswer("malformed answer (no choices)")
+        usage = read_usage(answer.get("usage") or {})
+        # Servers count all choices together, and each is a row: so that rows sum up to the bill.
+        completion = split_count(usage.completion_tokens, len(choices))
+        thought = split_count(usage.reasoning_tokens, len(choices))
+        contents = [read_message(choice["message"]) for choice in choices]
+        return [
+            ChatAnswer(
+                text=None if text is None else make_storable(text),
+                finish_reason=make_storable(choice.get("finish_reason") or "unknown"),
+                model=served,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=completion[number] or 0,
+                transport_retries=attempt,
+                latency_s=latency_s,
+                tokens=read_logprobs(choice.get("logprobs")),
+                # OpenAI has no words for these; the names are vLLM's.
+                prompt_token_ids=read_ids(answer.get("prompt_token_ids")),
+                token_ids=read_ids(choice.get("token_ids")),
+                reasoning=None if reasoning is None else make_storable(reasoning),
+                reasoning_tokens=thought[number],
+            )
+            for number, (choice, (text, reasoning)) in enumerate(
+                zip(choices, contents, strict=True)
+            )
+        ]
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
 
 
 def split_count(total: int | None, parts: int) -> Sequence[int | None]:

@@ -16,109 +16,38 @@ import contextlib
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import aiohttp
 
 from nip_base.formats.bounds import parse_json
 from nip_base.wire import JOIN_HEADER
-from nip_core.errors import NipError, ServerError, StageError
-from nip_core.game.answer_rows import RecordedToken
+from nip_core.errors import ServerError, StageError
 from nip_core.progress.traffic import Traffic
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
-from nip_core.rollouts.client.answer_parts import (
-    make_storable,
-    read_ids,
-    read_logprobs,
-    refuse_other_model,
-    split_count,
-)
+from nip_core.rollouts.client.answer_parts import make_storable, read_answers
 from nip_core.rollouts.client.call_limit import CallLimit, Places
-from nip_core.rollouts.client.joined_calls import JoinedCall
-from nip_core.rollouts.client.thoughts import (
-    MalformedAnswer,
-    read_message,
-    read_usage,
-    says_thoughts_took_all,
+from nip_core.rollouts.client.completions import (
+    ChatAnswer,
+    ChatBody,
+    ContextLengthError,
+    Endpoint,
+    RequestRefusedError,
 )
-
-ChatBody = Mapping[str, Any]
-"""The JSON of a chat completion's request. Dialects of OpenAI's protocol have further fields."""
+from nip_core.rollouts.client.joined_calls import JoinedCall
+from nip_core.rollouts.client.thoughts import MalformedAnswer, says_thoughts_took_all
 
 _RETRIED = frozenset({408, 409, 425, 429})
 _FATAL = frozenset({401, 402, 403, 404})
 _LONGEST_PAUSE_S = 60.0
 
 
-class RequestRefusedError(NipError, ValueError):
-    """The server refuses this one request (HTTP 400, 413, 422): other episodes can go on."""
-
-
-class ContextLengthError(RequestRefusedError):
-    """The conversation has outgrown the model's context."""
-
-
 class TransportError(ServerError):
     """No answer after all retries."""
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a provider answers. The key never appears in `repr`."""
-
-    base_url: str  # with /v1
-    api_key: str
-    served_as: tuple[str, ...] | None = ()
-    """Names beside the one asked for that its answers may have; None: whatever they have."""
-    headers: tuple[tuple[str, str], ...] = ()
-    """Further headers of every request."""
-    joins: bool = False
-    """It may be a server of ours, which its answers tell: there a call sent again joins what runs,
-    and has no deadline while that goes on."""
-
-    def __repr__(self) -> str:
-        return f"Endpoint({self.base_url!r})"
-
-    def accepted_names(self, model: str) -> tuple[str, ...] | None:
-        """Name what an answer of `model` may call itself; None: anything."""
-        return None if self.served_as is None else (model, *self.served_as)
-
-
-@dataclass(frozen=True)
-class ChatAnswer:
-    """One completion, with what it took to get it."""
-
-    text: str | None
-    finish_reason: str
-    model: str
-    prompt_tokens: int
-    completion_tokens: int
-    transport_retries: int
-    latency_s: float
-    tokens: list[RecordedToken] | None = None
-    """Each with the likeliest ones in its place, where asked for."""
-    prompt_token_ids: list[int] | None = None
-    """The prompt as the model read it, where ``return_token_ids`` asked for it."""
-    token_ids: list[int] | None = None
-    """The answer as it was generated, stop token included, where asked for."""
-    reasoning: str | None = None
-    """What a model that thinks thought, where the API gives it beside the text."""
-    reasoning_tokens: int | None = None
-    """How many of `completion_tokens` are thoughts, where the API counts them."""
-
-
-class ChatCompletions(Protocol):
-    """What playing needs of a client: answers to a request."""
-
-    def answers(
-        self, endpoint: Endpoint, body: ChatBody
-    ) -> contextlib.AbstractAsyncContextManager[list[ChatAnswer]]:
-        """Do as `ChatClient.answers` does."""
 
 
 class _TryAgain(Exception):
@@ -349,52 +278,6 @@ class ChatClient:
                 self._joining.add(endpoint.base_url)
                 self.limit_at(endpoint).has_no_deadline()
             return response.status, raw, response.headers.get("Retry-After")
-
-
-def read_answers(
-    raw: bytes, names: Sequence[str] | None, attempt: int, latency_s: float
-) -> list[ChatAnswer]:
-    """Read the choices of a response, in the order of their indices.
-
-    `names` are the model asked for and its aliases; None: any model may answer.
-
-    Raises MalformedAnswer for what is no answer of that model.
-    """
-    try:
-        answer = parse_json(raw, max_depth=None)
-        choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index") or 0))
-        served = str(answer["model"])
-        if names is not None:
-            refuse_other_model(names, served)
-        if not choices:
-            raise MalformedAnswer("malformed answer (no choices)")
-        usage = read_usage(answer.get("usage") or {})
-        # Servers count all choices together, and each is a row: so that rows sum up to the bill.
-        completion = split_count(usage.completion_tokens, len(choices))
-        thought = split_count(usage.reasoning_tokens, len(choices))
-        contents = [read_message(choice["message"]) for choice in choices]
-        return [
-            ChatAnswer(
-                text=None if text is None else make_storable(text),
-                finish_reason=make_storable(choice.get("finish_reason") or "unknown"),
-                model=served,
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=completion[number] or 0,
-                transport_retries=attempt,
-                latency_s=latency_s,
-                tokens=read_logprobs(choice.get("logprobs")),
-                # OpenAI has no words for these; the names are vLLM's.
-                prompt_token_ids=read_ids(answer.get("prompt_token_ids")),
-                token_ids=read_ids(choice.get("token_ids")),
-                reasoning=None if reasoning is None else make_storable(reasoning),
-                reasoning_tokens=thought[number],
-            )
-            for number, (choice, (text, reasoning)) in enumerate(
-                zip(choices, contents, strict=True)
-            )
-        ]
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise MalformedAnswer(f"malformed answer ({type(error).__name__}: {error})") from None
 
 
 def _answer_without_text(body: ChatBody, attempt: int, latency_s: float) -> ChatAnswer:

@@ -1,6 +1,5 @@
 """The journal of a shard that is still being played: what was paid for is on disk at once.
 
-Appends           what playing needs of a journal
 GroupCommits      what all journals have: appends that wait together
 Journal.replay    the records that survived, in order; call it once, before appending
 Journal.append    add a record; returns when it is on the disk. append_all: several, without asyncio
@@ -28,27 +27,18 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Self
 
 from nip_base.formats.bounds import parse_json
 from nip_core.errors import CorruptionError, NipError, StoreError
+from nip_core.rollouts.storage.table_rows import Record
 from nip_core.run_store.local_store import make_directories, sync_directory, translate_error
-
-Record = dict[str, Any]
-"""A JSON object. What stands in it is for who appends it: of play, see `table_rows`."""
 
 FILE_HEADER = b"nip-journal 1\n"
 SYNC_INTERVAL_S = 0.010
 _MAGIC = b"\xf5NJ\n"  # not valid UTF-8, so it stands in no payload
 _HEADER = struct.Struct("<4sIII")
 _HEADER_BODY = struct.Struct("<4sII")
-
-
-class Appends(Protocol):
-    """The part of a journal used by playing."""
-
-    async def append(self, record: Record) -> None:
-        """Add a record and return when it is kept."""
 
 
 class GroupCommits:

@@ -18,12 +18,12 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.rollouts.storage.journal import (
     GroupCommits,
     Journal,
-    Record,
     encode_line,
     make_journal,
     parse_begun,
     parse_whole,
 )
+from nip_core.rollouts.storage.table_rows import Record
 from nip_core.run_store.store import Store
 
 SEGMENT_INTERVAL_S = 0.5

@@ -3,6 +3,7 @@
 Episode, Generation, Timing, MessageChoice   a row of each table; what a column means stands in
                                             `nip_core.rollouts.storage.schema`
 RoundReward       what a round paid an agent
+Record, Appends   what a journal keeps, and the part of it used by playing
 CallRecord, LabelRow   what the journal has of an answer, and of a solution labelled in play
 recorded_calls, recorded_labels   these of a journal's records
 row_columns       the columns that a kind of row has
@@ -19,15 +20,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
 from nip_core.errors import CorruptionError
 from nip_core.game.answer_rows import RecordedToken
-from nip_core.rollouts.storage.journal import Record
 
 R = TypeVar("R")
+Record = dict[str, Any]
+"""A JSON object. What stands in it is for who appends it: of play, see `table_rows`."""
+
+
+class Appends(Protocol):
+    """The part of a journal used by playing."""
+
+    async def append(self, record: Record) -> None:
+        """Add a record and return when it is kept."""
 
 
 class RoundReward(NamedTuple):

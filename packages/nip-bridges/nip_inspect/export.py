@@ -45,8 +45,9 @@ from nip_core.hashing import derive_key
 from nip_core.records.intervals import find_split_columns
 from nip_core.records.iterations import Records
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
+from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.table_rows import Episode, Generation, Timing, read_rows, stored_row
-from nip_core.rollouts.storage.tables import RolloutTables, StoredRollouts
+from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.rollouts.trees import generations_by_episode
 from nip_core.run_store.facts import SplitFacts
 from nip_core.run_store.manifest import is_committed, read_manifest

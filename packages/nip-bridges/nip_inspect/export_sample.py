@@ -39,12 +39,12 @@ from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.game.answer_rows import AnswerPlace, place_of, place_of_move
 from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
+from nip_core.library.games import join_problem_text
 from nip_core.protocols import Turn
 from nip_core.rollouts.model_call import RANDOM_MODEL
+from nip_core.rollouts.storage.row_tables import agent_order
 from nip_core.rollouts.storage.table_rows import Episode, Generation, Timing, stored_row
-from nip_core.rollouts.storage.tables import agent_order
 from nip_core.scenarios import NO_LABEL
-from nip_core.session.outside_game import join_problem_text
 from nip_inspect.scoring import QUESTION, reward_score, verdict_score
 from nip_inspect.transcript import Moves, conversation, output_of, remarks
 

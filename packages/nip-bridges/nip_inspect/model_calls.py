@@ -28,7 +28,7 @@ from inspect_ai.model import (
 from inspect_ai.util import span
 
 from nip_core.game.answer_rows import RecordedToken, TokenLogprob
-from nip_core.rollouts.client.chat_client import (
+from nip_core.rollouts.client.completions import (
     ChatAnswer,
     ContextLengthError,
     Endpoint,

@@ -25,16 +25,12 @@ from nip_core.errors import NipError
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.evaluation.spread import shared_text
 from nip_core.game.answer_rows import place_of
-from nip_core.parameters import RandomAgentParameters
-from nip_core.progress.board import Progress
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.library.games import join_problem_text
+from nip_core.library.played_games import make_context
 from nip_core.rollouts.episode import play_episode
-from nip_core.rollouts.model_call import RANDOM_MODEL, Player
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.table_rows import Generation, recorded_calls, stored_row
 from nip_core.scenarios import NO_LABEL
-from nip_core.session.outside_game import join_problem_text
 from nip_inspect.model_calls import RoleModels
 from nip_inspect.scoring import EPISODE, GENERATIONS, QUESTION, rewards, verdict
 from nip_inspect.settings import Plan, game_parameters, plan_of
@@ -117,18 +113,12 @@ def plays(settings: dict[str, Any], split: str) -> Solver:
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         game, spec = plan.game, plan.spec(str(state.sample_id), state.epoch)
-        agents = game.parameters.agents
         # 1. Who plays with which model.
         models = {name: get_model(role=name) for name in game.parameters.model_agents}
-        players = {
-            name: Player(name, RANDOM_MODEL, None, agent)
-            if isinstance(agent, RandomAgentParameters)
-            else Player(name, str(models[name]), Endpoint(name, ""), agent)
-            for name, agent in agents.items()
-        }
+        names = {name: str(model) for name, model in models.items()}
         # 2. The episode, as nip plays it.
         log = SampleTranscript(plan, spec)
-        context = ShardContext(game, players, RoleModels(models), log, {}, Progress())
+        context = make_context(game, names, RoleModels(models), log)
         [row] = (await play_episode(spec, context)).episodes
         # 3. What is left of it in the sample.
         rows = log.in_order()

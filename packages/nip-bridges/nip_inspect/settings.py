@@ -12,10 +12,10 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game
+from nip_core.library.games import make_game_parameters, open_game
 from nip_core.parameters import HyperParameters
 from nip_core.rollouts.plan import EpisodeSpec, episode_spec
 from nip_core.scenarios import Problem
-from nip_core.session import outside_game as elsewhere
 
 
 def game_parameters(
@@ -26,8 +26,8 @@ def game_parameters(
     seed: int | None = None,
     settings: str | Sequence[str] | None = None,
 ) -> HyperParameters:
-    """The settings of the game, see `elsewhere.game_parameters`. Raises SettingsError."""
-    parameters = elsewhere.make_game_parameters(
+    """The settings of the game, see `nip_core.library.make_game`. Raises SettingsError."""
+    parameters = make_game_parameters(
         "Inspect", config, protocol, scenario, dataset, seed, settings
     )
     for name, agent in parameters.model_agents.items():
@@ -71,18 +71,17 @@ def plan_of(settings: Mapping[str, Any], split: str) -> Plan:
 
     Raises SettingsError or DatasetError.
     """
-    planned = elsewhere.list_plan(settings, split)
+    opened = open_game(settings)
+    specs = opened.plan(split)
     plays: dict[str, list[EpisodeSpec]] = defaultdict(list)
-    for spec in planned.specs:
+    for spec in specs:
         plays[spec.problem.id].append(spec)
     # 1. Where all problems are played alike, a play is an epoch.
     counts = {len(of_problem) for of_problem in plays.values()}
     if len(counts) == 1:
         samples = {name: Episodes(of[0].problem, 0, 1) for name, of in plays.items()}
-        return Plan(planned.game, split, samples, counts.pop())
+        return Plan(opened.game, split, samples, counts.pop())
     # 2. Else it is a sample of its own.
-    step = max(spec.sample for spec in planned.specs) + 1
-    by_play = {
-        f"{s.problem.id}.{s.sample}": Episodes(s.problem, s.sample, step) for s in planned.specs
-    }
-    return Plan(planned.game, split, by_play, 1)
+    step = max(spec.sample for spec in specs) + 1
+    by_play = {f"{s.problem.id}.{s.sample}": Episodes(s.problem, s.sample, step) for s in specs}
+    return Plan(opened.game, split, by_play, 1)

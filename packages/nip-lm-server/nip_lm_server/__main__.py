@@ -1,6 +1,7 @@
-"""``python -m nip_lm_server``: a server in this process, until SIGTERM, SIGINT or its parent's end.
+"""``nip-lm-server``: a server in this process, until a signal or its parent's end; or a proof.
 
-Programs say ``--spec JSON`` (see `spec.Start`), people what `command.serve` takes.
+Programs say ``--spec JSON`` (see `spec.Start`), people what `command.serve` takes, or ``prove`` and
+what `prove_command.prove` takes. ``python -m nip_lm_server`` is the same.
 """
 
 import sys
@@ -8,17 +9,36 @@ from collections.abc import Sequence
 
 from nip_base.spec import Start
 
+_MORE = "`nip-lm-server prove URL MODEL` says which weights answer under a name, at any server."
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a server. Returns the exit status, see `server.run`."""
+    """Run a server, or prove one. Returns the exit status, see `server.run`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["--spec"] and len(arguments) == 2:
         from nip_lm_server.server import run
 
         return run(Start.from_json(arguments[1]))
-    from nip_lm_server.command import command_line
+    return _run_command(arguments)
 
-    return command_line(arguments)
+
+def _run_command(arguments: list[str]) -> int:
+    """Do what people's arguments say; `serve` is what they mean who name no command."""
+    import typer
+
+    from nip_lm_server.command import serve
+    from nip_lm_server.prove_command import prove
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command("serve", epilog=_MORE)(serve)
+    app.command("prove")(prove)
+    if arguments[:1] not in (["serve"], ["prove"]):
+        arguments = ["serve", *arguments]
+    try:
+        app(arguments, prog_name="nip-lm-server")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
 
 
 if __name__ == "__main__":

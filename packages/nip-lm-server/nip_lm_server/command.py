@@ -1,13 +1,15 @@
-"""The command to run a server, shared by ``python -m nip_lm_server`` and `nip serve`.
+"""The command to run a server: `nip-lm-server`, ``python -m nip_lm_server``, `nip serve`.
 
-serve           the command's options -> `spec.Start` -> the server
-command_line    a list of arguments -> exit status
+serve   the command's options -> `spec.Start` -> the server
+
+The context's `obj` is of a program that has names of models of its own: a function of model and
+engine that says where the model lies. `prove_command.prove` calls it with the model alone.
 """
 
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from nip_base.spec import ENGINES, EngineSpec, ServerSpec, Start, check_engine_name
+from nip_lm_server.bundled import find_bundled
 from nip_lm_server.terminal import say
 
 _Spec = TypeVar("_Spec", bound=EngineSpec)
@@ -125,7 +128,7 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     # 2. Where the models lie.
-    path_of: Callable[[str, str], str] = context.obj or (lambda model, engine: model)
+    path_of: Callable[[str, str], str] = context.obj or find_bundled
     more = [_with_path(another, path_of) for another in more]
     start = Start(
         spec=replace(_with_path(spec, path_of), more_engines=tuple(more)),
@@ -140,17 +143,6 @@ def serve(
     from nip_lm_server.server import run
 
     raise typer.Exit(run(start))
-
-
-def command_line(arguments: Sequence[str]) -> int:
-    """Do what `arguments` say. Returns the exit status."""
-    app = typer.Typer(add_completion=False)
-    app.command()(serve)
-    try:
-        app(list(arguments), prog_name="python -m nip_lm_server")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
 
 
 def _engine_option(text: str) -> tuple[str, Any]:

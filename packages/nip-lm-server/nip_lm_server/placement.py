@@ -98,7 +98,8 @@ def _make_with_model(
         from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
     except ImportError as error:
         raise ValueError(
-            "the embedded engine needs the extra 'local' (`nip doctor` says how to install it): "
+            "the embedded engine needs the extra 'local' (pip install 'nip-lm-server[local]'; of "
+            f"all of nip `nip doctor` says how to install it): "
             f"{error}"
         ) from error
     _check_options(EmbeddedOptions, spec)

@@ -14,9 +14,9 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _UNPLAIN = re.compile(r"[^\n\t -~]")
 
 
-def say(text: object, *, file: TextIO | None = None) -> None:
+def say(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
     """Print a text, with what is not seen but line ends and tabs as JSON escapes it."""
-    print(_printable(str(text)), file=file)
+    print(_printable(str(text)), file=file, flush=flush)
 
 
 def log_here() -> None:

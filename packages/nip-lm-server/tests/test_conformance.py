@@ -188,6 +188,12 @@ def witness(description: Description) -> Witness:
 
 
 @pytest.fixture(scope="module")
+def server(fresh_server):
+    """A server whose lists are empty at first."""
+    return fresh_server
+
+
+@pytest.fixture(scope="module")
 def client(server, witness: Witness) -> Iterator[openai.OpenAI]:
     """The stock client; the witness hears what it hears."""
     http = openai.DefaultHttpxClient(event_hooks={"response": [witness]})

@@ -485,7 +485,7 @@ def kill(server) -> None:
 
 
 def test_a_killed_server_finishes_the_same_job_once(make_server) -> None:
-    server = make_server(SLOW)
+    server = make_server(SLOW, is_apart=True)
     file_id = server.upload()
     job = server.create(file_id, metadata={"key": "k"}, **keyed("k"))
     later = server.create(file_id, **keyed("later"))
@@ -515,7 +515,7 @@ def test_a_stopped_server_keeps_its_job_for_the_next(make_server) -> None:
 
 
 def test_a_kill_between_commit_and_success_uses_what_was_committed(make_server) -> None:
-    server = make_server()
+    server = make_server(is_apart=True)
     job = server.train()
     name, digest = job.fine_tuned_model, job.fine_tuned_model[-12:]
     manifest = (server.state_dir / "models" / digest / "manifest.json").read_text()
@@ -531,7 +531,7 @@ def test_a_kill_between_commit_and_success_uses_what_was_committed(make_server) 
 
 
 def test_adapters_are_served_and_proved_again_after_a_restart(make_server) -> None:
-    server = make_server()
+    server = make_server(is_apart=True)
     names = [server.train().fine_tuned_model for _ in range(2)]
     messages = [{"role": "user", "content": "hi"}]
     ask = lambda: [  # noqa: E731
@@ -566,13 +566,13 @@ def test_a_damaged_adapter_is_not_served_and_says_so(make_server) -> None:
 
 @pytest.mark.long
 def test_another_base_model_leaves_old_jobs_and_adapters_alone(make_server) -> None:
-    server = make_server(SLOW)
+    server = make_server(SLOW, is_apart=True)
     old = server.train().fine_tuned_model
     file_id = server.upload()
     waiting, unwanted = (server.create(file_id, **keyed(key)) for key in ("waits", "unwanted"))
     server.wait(waiting.id, "running")
     server.stop()
-    other = make_server(SLOW, model="other")
+    other = make_server(SLOW, model="other", is_apart=True)
     assert [m.id for m in other.client.models.list()] == ["other"]
     job = other.wait(waiting.id, "queued")
     beside = other.train(model="other")  # it holds up no other

@@ -20,7 +20,8 @@ from nip_core.parameters import HyperParameters, PureTextAgentParameters, load_p
 from nip_core.parameters.derived.model_names import base_name
 from nip_core.parameters.derived.prices import find_missing_prices, price_calls
 from nip_core.progress.board import Progress
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.servers.endpoints import find_remote_endpoints
 from nip_core.servers.own_server import OwnServer, check_server, make_server_spec
 from nip_core.session.named_models import check_models

@@ -20,7 +20,7 @@ from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import StageError
 from nip_core.hashing import derive_key, derive_seed
 from nip_core.parameters import HyperParameters
-from nip_core.rollouts.client.chat_client import ChatAnswer, RequestRefusedError
+from nip_core.rollouts.client.completions import ChatAnswer, RequestRefusedError
 from nip_core.rollouts.model_call import request_body
 from nip_core.rollouts.storage.journal import GroupCommits
 from nip_problems.asked_model import OpenModel, find_agent

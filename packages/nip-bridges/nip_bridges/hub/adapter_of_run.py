@@ -52,7 +52,7 @@ from nip_core.rollouts.plan import TEST
 from nip_core.run_store.documents import first_fault
 from nip_core.run_store.run import RunRecord, RunStore, read_document
 from nip_core.servers.kept_models import fetch_model, is_kept
-from nip_lm_server.client import find_model
+from nip_lm_server.client import StateDirectory
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE_FOLDER = "base"
@@ -303,13 +303,13 @@ def _find_files(chosen: ChosenModel) -> Iterator[Path]:
     """Give the directory of the model: at the run's own server, or fetched from its bucket."""
     run, name = chosen.run, chosen.model.model
     state = run.store.local_path(f"{run.root}/lm_server")
-    if state is not None and (path := find_model(state, name)) is not None:
+    if state is not None and (path := StateDirectory(state).find_model(name)) is not None:
         yield path
         return
     if state is None and is_kept(run, name):
         with held_folder("nip-model-") as folder:
             fetch_model(run, name, folder)
-            path = find_model(folder, name)
+            path = StateDirectory(folder).find_model(name)
             assert path is not None  # it was just put there
             yield path
             return
@@ -333,13 +333,16 @@ def _check_is_adapter(chosen: ChosenModel, source: Path, manifest: ModelManifest
 
 
 def _write_probe(chosen: ChosenModel, source: Path, part: Path) -> None:
-    from nip_lm_server.client import AdapterError, TorchMissingError, public_probe
+    from nip_lm_server.client import ModelError, public_probe
 
     try:
         probe = public_probe(resolve_model(chosen.base), source)
-    except TorchMissingError as error:
-        raise SettingsError(f"the probe that goes with a published adapter: {error}") from None
-    except AdapterError as error:
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "the probe that goes with a published adapter: it is computed with the package "
+            f"{error.name}"
+        ) from None
+    except ModelError as error:
         raise SettingsError(
             f"the probe that goes with a published adapter: {' '.join(str(error).split())}; it is "
             "computed over the base model: bring that back, or write the adapter without a probe "

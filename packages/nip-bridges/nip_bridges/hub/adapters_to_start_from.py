@@ -28,7 +28,7 @@ from nip_core.parameters.derived.model_names import base_name
 from nip_core.parameters.services.published import Reference
 from nip_core.records.models import ServedModel
 from nip_core.run_store.documents import first_fault
-from nip_lm_server.client import AdapterError, LaidOut, import_models, lay_out_adapter
+from nip_lm_server.client import LaidOut, ModelError, StateDirectory, lay_out_adapter
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PublishedModel:
                 key=str(self.reference),
                 facts=self.facts,
             )
-        except AdapterError as error:
+        except ModelError as error:
             raise SettingsError(f"{self.reference}: {error}") from None
 
     def model(self) -> ServedModel:
@@ -124,8 +124,10 @@ def bring_published(models: Iterable[PublishedModel], state_dir: Path) -> None:
             state_dir.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
                 laid_out = published.lay_out(Path(folder))
-                import_models(Path(folder), state_dir, {laid_out.name: laid_out.digest})
-        except AdapterError as error:
+                StateDirectory(state_dir).import_models(
+                    Path(folder), {laid_out.name: laid_out.digest}
+                )
+        except ModelError as error:
             raise CorruptionError(f"{published.reference}: {error}") from error
         except OSError as error:
             if isinstance(error, StoreError):

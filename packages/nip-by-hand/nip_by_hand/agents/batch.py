@@ -134,7 +134,7 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
 
     Read from the keys under "episode" and "generation" (and "round"), which say everything.
     Episodes keep their order; generations are in that of
-    `nip_core.rollouts.storage.tables.build_tables`.
+    `nip_core.rollouts.storage.row_tables.build_tables`.
     A part of the episodes gives these episodes, a part of the rounds only their generations.
 
     Raises ValueError for a batch of another size.

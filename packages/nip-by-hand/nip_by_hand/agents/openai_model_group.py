@@ -30,7 +30,7 @@ from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.proxies import http_client
 from nip_core.redaction import redact
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.trainers.group_job import Parent
 
 if TYPE_CHECKING:

@@ -40,7 +40,8 @@ from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.derived.model_names import base_name
 from nip_core.proxies import blocking_http_client
-from nip_core.rollouts.client.chat_client import ChatAnswer, ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import ChatAnswer, Endpoint
 from nip_core.rollouts.model_call import judge_answer, random_answer, request_body
 from nip_core.servers.endpoints import Endpoints, find_group_endpoints
 

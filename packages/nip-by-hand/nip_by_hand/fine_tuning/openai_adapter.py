@@ -37,7 +37,7 @@ from nip_core.jobs.server_calls import LmServer, version_problem
 from nip_core.jobs.services import open_backend
 from nip_core.jobs.steps import look_for_steps
 from nip_core.parameters.services.providers import OpenAI, SelfHosted
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 
 __all__ = ["BACKEND", "OpenAITrainerAdapter", "OpenAITrainerAdapterConfig"]
 

@@ -22,12 +22,13 @@ from nip_core.hashing import derive_seed
 from nip_core.parameters import load_parameters
 from nip_core.progress.board import Progress
 from nip_core.protocols import protocol_names
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.model_call import Player
 from nip_core.rollouts.plan import plan_episodes
 from nip_core.rollouts.shard_context import ShardContext
-from nip_core.rollouts.storage.tables import build_tables
+from nip_core.rollouts.storage.row_tables import build_tables
 from nip_core.scenarios import Problem
 
 GAMES = {

@@ -33,7 +33,7 @@ from nip_by_hand.agents import (
 )
 from nip_core.errors import DatasetError, JobError, RunConflictError, SettingsError, StageError
 from nip_core.parameters import HyperParameters, load_parameters
-from nip_core.rollouts.client.chat_client import Endpoint
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.scenarios import Problem
 
 NOWHERE = "http://127.0.0.1:1"

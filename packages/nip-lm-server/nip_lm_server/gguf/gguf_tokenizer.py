@@ -15,6 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nip_lm_server.errors import ModelError
+
 _CUTS = ("smollm", "gpt-2", "default")
 """Ways to cut a text into words before its tokens, as llama.cpp names them."""
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens in GGUF
@@ -22,7 +24,7 @@ _PROBE = "Is 1024 > 99?\n\n  Decision: accept\n\ttwo  spaces, naïve – Ω 漢�
 """A text with what tokenizers differ in: spaces, digits, lines, letters of several bytes."""
 
 
-class GgufError(Exception):
+class GgufError(ModelError):
     """A file that the packages here can't read as a model."""
 
 

@@ -2,6 +2,7 @@
 
 Stranger     asks it, over a new connection each time
 ServedName   a model that it lists
+without_key  a text of its, before it is shown
 
 Whoever balances the load between replicas may do it by connection: one that is kept would always
 lead to the same; and so would a cookie, so none is kept. A redirect is not followed, as it would
@@ -50,6 +51,15 @@ class RefusedError(Exception):
     def __init__(self, status: int, message: str):
         super().__init__(message)
         self.status = status
+
+
+def without_key(words: str, key: str) -> str:
+    """Replace a key in a text by ``***``."""
+    if not key:
+        return words
+    # A short key may be part of a harmless word, and counts as a whole word only.
+    around = ("", "") if len(key) >= _SHORT else (r"(?<![\w-])", r"(?![\w-])")
+    return re.sub(re.escape(key).join(around), "***", words)
 
 
 @dataclass(frozen=True)
@@ -137,11 +147,7 @@ class Stranger:
 
     def shorten(self, words: str) -> str:
         """Take the key out of the server's words, then cut them."""
-        if self._key:
-            # A short key may be part of a harmless word, and counts as a whole word only.
-            around = ("", "") if len(self._key) >= _SHORT else (r"(?<![\w-])", r"(?![\w-])")
-            words = re.sub(re.escape(self._key).join(around), "***", words)
-        return " ".join(words.split())[:_MOST_WORDS]
+        return " ".join(without_key(words, self._key).split())[:_MOST_WORDS]
 
     async def ask(self, path: str, body: Any = None, rank: int | None = None) -> Any:
         """Ask, and read the JSON of the answer.

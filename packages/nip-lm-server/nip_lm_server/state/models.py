@@ -29,6 +29,7 @@ from nip_base.manifest import (
     seal_manifest,
 )
 from nip_base.proof import Proof
+from nip_lm_server.errors import ModelError
 from nip_lm_server.state.database import UNFINISHED, Database, dump
 from nip_lm_server.state.files import SET_ASIDE
 from nip_lm_server.state.rows import ModelRow, read_row
@@ -37,7 +38,7 @@ DIGEST_CHARACTERS = 12
 _DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 
 
-class AdapterError(Exception):
+class AdapterError(ModelError):
     """A model on disk is damaged, or the engine doesn't answer with its weights."""
 
 

@@ -53,6 +53,10 @@ class DeterministicTrainer:
     """Trains nothing and says so: the model is a digest of what it would be trained on."""
 
     def __init__(self, replies: ReplyFile):
+        self.follow(replies)
+
+    def follow(self, replies: ReplyFile) -> None:
+        """Train by these rules from here on."""
         self._rules = replies.training
 
     async def train(

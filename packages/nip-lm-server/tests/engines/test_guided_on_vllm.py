@@ -9,7 +9,7 @@ from nip_core.parameters import load_parameters
 from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.engine import play_episodes
 from nip_core.rollouts.plan import plan_episodes
-from nip_core.rollouts.storage.tables import build_tables
+from nip_core.rollouts.storage.row_tables import build_tables
 from nip_core.scenarios.datasets import load_problems
 
 EPISODES = 6

@@ -48,10 +48,11 @@ def read_peak(group: Path) -> int | None:
 
 async def ask_all(chats: int, tokens: int, cache_bytes: int | None) -> tuple[int, int]:
     """Ask for so many answers, 64 at a time; return the answers and the bytes that are kept."""
+    from nip_lm_server.bundled import TINY
     from nip_lm_server.engines.base import GenerationRequest
     from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
-    model = Path(__file__).resolve().parents[4] / "nip_core/models/tiny"
+    model = TINY
     engine = EmbeddedEngine(str(model), threads=1, cache_bytes=cache_bytes)
     await engine.start()
     answered = 0

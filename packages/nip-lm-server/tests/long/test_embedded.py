@@ -16,7 +16,8 @@ pytest.importorskip("peft")
 from served_here import KEY, serve
 from tiny_model import TEMPLATE, make_adapter, make_model, make_tokenizer, peft_logprobs
 
-from nip_core.rollouts.client.chat_client import ChatClient, Endpoint
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
 from nip_core.rollouts.client.joined_calls import EngineHangsError
 from nip_lm_server.engines.base import EngineError, EngineRequestError, GenerationRequest
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine

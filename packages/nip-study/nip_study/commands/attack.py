@@ -68,8 +68,9 @@ def attack(
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
     from nip_core.attacks import list_options_of_others
     from nip_core.attacks.course import TESTED_EVERY
+    from nip_core.parameters.attack_settings import find_way
     from nip_core.records.named_run import name_place
-    from nip_study.plan.attack_run import attack_settings, find_way
+    from nip_study.plan.attack_run import attack_settings
 
     kind = find_way(by, "--by")
     way_options = {"n": n, "steps": steps, "every": every, "until": until, "script": script}

@@ -96,8 +96,8 @@ class AttackFacts(Part):
     is_apart: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether it plays other problems than the run's own tests."""
     way: str | None = Field(default=None, exclude_if=is_none)
-    """The same for the same attack on the untrained models (`digest_way`); None in facts of an earlier
-    version."""
+    """The same for the same attack on the untrained models (`digest_way`); None in facts of an
+    earlier version."""
     script: str | None = Field(default=None, exclude_if=is_none)
     """Which of the scenario's scripts writes the messages; None of any other attack, and of earlier
     versions."""

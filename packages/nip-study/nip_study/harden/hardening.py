@@ -18,6 +18,7 @@ from nip_core.attacks import ATTACKS, Attack
 from nip_core.attacks.course import TESTED_EVERY
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.parameters.attack_settings import derive_attack, find_way, name_way, refuse_default
 from nip_core.parameters.basis.plain import PlainDict, PlainMapping
 from nip_core.parameters.blocks.opponents import RUNS, WRONG
 from nip_core.parameters.checks import find_attackers
@@ -28,7 +29,6 @@ from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, is_missing, open_store
 from nip_core.scenarios import make_scenario
 from nip_core.tolerance import at_least
-from nip_study.plan.attack_run import derive_attack, find_way, name_way, refuse_default
 
 MOST_ROUNDS = 50
 EVERY_PROBLEM = "all"

@@ -23,12 +23,12 @@ from nip_core.attacks.base import CHATS
 from nip_core.attacks.course import TEST, TESTED_EVERY, VALIDATION
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
+from nip_core.parameters.attack_settings import derive_attack, find_way
 from nip_core.parameters.basis.plain import PlainDict, PlainMapping
 from nip_core.parameters.named_files import find_in_sweep
 from nip_core.run_store.run import RUN_NAME
 from nip_core.session.imitated import check_start_file
 from nip_core.session.origin import check_game
-from nip_study.plan.attack_run import derive_attack, find_way
 
 Value = str | int | float | bool | None
 Count = Annotated[int, Field(ge=1)]

@@ -109,14 +109,18 @@ class DeterministicEngine(Engine):
     def __init__(self, base_model: str, replies: ReplyFile, path: Path | None = None):
         self.base_model = base_model
         self._path = path
-        self._replies = replies
-        self._rules = (*replies.rules, Rule(replies=replies.default))
-        self._faulty_text = replies.faults.any_in_text
-        self._seed = str(replies.seed).encode()
+        self.follow(replies)
         self._base: _Weights | None = None
         self._adapters: dict[str, _Weights] = {}
         self._tries: OrderedDict[bytes, int] = OrderedDict()
         self._requests = 0
+
+    def follow(self, replies: ReplyFile) -> None:
+        """Answer by these replies from here on."""
+        self._replies = replies
+        self._rules = (*replies.rules, Rule(replies=replies.default))
+        self._faulty_text = replies.faults.any_in_text
+        self._seed = str(replies.seed).encode()
 
     # Life
 

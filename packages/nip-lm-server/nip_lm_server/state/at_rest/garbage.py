@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nip_lm_server.state.at_rest.examine import files_under, open_to_read
 from nip_lm_server.state.database import UNFINISHED, Database, load
-from nip_lm_server.state.directory import DATABASE, FILES, LOCK, MODELS, try_lock
+from nip_lm_server.state.directory import DATABASE, FILES, LOCK, MODELS, StateError, try_lock
 from nip_lm_server.state.files import FileStore
 from nip_lm_server.state.models import ModelStore
 
@@ -93,11 +93,11 @@ def read_state(state_dir: Path) -> State:
 def remove(state_dir: Path, models: Collection[str], files: Collection[str]) -> None:
     """Remove models by name and files by id.
 
-    Raises StateInUseError while a server runs there, StateError if its database is lost or damaged.
+    Raises StateError if its database is lost or damaged, and while a server runs there.
     """
     lock = try_lock(state_dir / LOCK)
     if lock is None:
-        raise StateInUseError(f"{state_dir}: a server runs there; stop it and try again")
+        raise StateError(f"{state_dir}: a server runs there; stop it and try again")
     try:
         with closing(Database(state_dir / DATABASE)) as database:
             store = ModelStore(state_dir / MODELS, database)
@@ -112,7 +112,3 @@ def remove(state_dir: Path, models: Collection[str], files: Collection[str]) -> 
                 uploads.delete(id)
     finally:
         os.close(lock)
-
-
-class StateInUseError(Exception):
-    """A server runs in the state directory."""

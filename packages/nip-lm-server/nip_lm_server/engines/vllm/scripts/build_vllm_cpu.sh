@@ -1,1 +1,1 @@
-../../../../scripts/build_vllm_cpu.sh
+../../../../../../scripts/build_vllm_cpu.sh

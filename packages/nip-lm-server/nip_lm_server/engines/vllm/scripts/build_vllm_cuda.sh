@@ -1,1 +1,1 @@
-../../../../scripts/build_vllm_cuda.sh
+../../../../../../scripts/build_vllm_cuda.sh

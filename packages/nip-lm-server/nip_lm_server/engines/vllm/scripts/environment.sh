@@ -1,1 +1,1 @@
-../../../../scripts/environment.sh
+../../../../../../scripts/environment.sh

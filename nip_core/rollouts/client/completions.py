@@ -1,0 +1,82 @@
+"""Chat completions as playing asks for them, whoever sends them.
+
+ChatCompletions   answers to a request, the part of a client used by playing
+ChatBody          a request; ChatAnswer: one of its answers
+Endpoint          where a provider answers
+RequestRefusedError, ContextLengthError   a refusal of this one request
+
+`chat_client` sends them over HTTP; `nip_core.library`, Inspect and verifiers by models of theirs.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nip_core.errors import NipError
+from nip_core.game.answer_rows import RecordedToken
+
+ChatBody = Mapping[str, Any]
+"""The JSON of a chat completion's request. Dialects of OpenAI's protocol have further fields."""
+
+
+class RequestRefusedError(NipError, ValueError):
+    """The server refuses this one request (HTTP 400, 413, 422): other episodes can go on."""
+
+
+class ContextLengthError(RequestRefusedError):
+    """The conversation has outgrown the model's context."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a provider answers. The key never appears in `repr`."""
+
+    base_url: str  # with /v1
+    api_key: str
+    served_as: tuple[str, ...] | None = ()
+    """Names beside the one asked for that its answers may have; None: whatever they have."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Further headers of every request."""
+    joins: bool = False
+    """It may be a server of ours, which its answers tell: there a call sent again joins what runs,
+    and has no deadline while that goes on."""
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.base_url!r})"
+
+    def accepted_names(self, model: str) -> tuple[str, ...] | None:
+        """Name what an answer of `model` may call itself; None: anything."""
+        return None if self.served_as is None else (model, *self.served_as)
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """One completion, with what it took to get it."""
+
+    text: str | None
+    finish_reason: str
+    model: str
+    prompt_tokens: int
+    completion_tokens: int
+    transport_retries: int
+    latency_s: float
+    tokens: list[RecordedToken] | None = None
+    """Each with the likeliest ones in its place, where asked for."""
+    prompt_token_ids: list[int] | None = None
+    """The prompt as the model read it, where ``return_token_ids`` asked for it."""
+    token_ids: list[int] | None = None
+    """The answer as it was generated, stop token included, where asked for."""
+    reasoning: str | None = None
+    """What a model that thinks thought, where the API gives it beside the text."""
+    reasoning_tokens: int | None = None
+    """How many of `completion_tokens` are thoughts, where the API counts them."""
+
+
+class ChatCompletions(Protocol):
+    """What playing needs of a client: answers to a request."""
+
+    def answers(
+        self, endpoint: Endpoint, body: ChatBody
+    ) -> AbstractAsyncContextManager[list[ChatAnswer]]:
+        """Do as `ChatClient.answers` does."""
