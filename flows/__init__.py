@@ -1,1 +1,1 @@
-"""Prefect flows: what happens, in which order."""
+"""Prefect flows: the steps of a run, in their order."""

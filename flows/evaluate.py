@@ -50,6 +50,6 @@ async def evaluate(
     async with open_run(parameters) as session:
         newest = session.run.finished_iterations()
         steps = Steps()
-        proved = await steps(prove_serving, session, newest)
-        metrics = await play_and_measure(session, newest, TEST, steps, After(proved))
+        proof = await steps(prove_serving, session, newest)
+        metrics = await play_and_measure(session, newest, TEST, steps, After(proof))
     return {"run": session.run.name, "iteration": newest, "test": metrics.as_json()}

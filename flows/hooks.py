@@ -85,7 +85,7 @@ async def _cancel(mark: Mark) -> list[str]:
     if parameters.fine_tuning.on_cancel == "keep":
         return []
     endpoints = find_remote_endpoints(parameters, await environment_for(parameters))
-    reachable = {group: at.control for group, at in endpoints.items()}
+    reachable = {group: endpoint.control for group, endpoint in endpoints.items()}
     return await cancel_jobs(run, parameters, reachable)
 
 

@@ -28,7 +28,7 @@ from nip_prefect.tasks.runtime import find_last_step, limit_by_tag, session_of
 
 @flow(name="iteration", persist_result=False, result_serializer="json")
 async def iteration(run: str, iteration: int, prove: bool = False) -> loop.IterationEnd:
-    """Play and train once; what is committed is skipped.
+    """Play and train once; committed steps are skipped.
 
     `prove`: prove first that the models which are to play answer; a swap just before has done so.
     """
@@ -60,19 +60,19 @@ class Steps:
     ) -> Any:
         """Run a step, with those that it needs as its inputs; return what the function does."""
         values, results = separate(arguments)
-        after: list[Any] = [opaque(result) for result in results]
+        awaited_results: list[Any] = [opaque(result) for result in results]
         if function in (loop.iterate, loop.retest):
             kind = iteration if function is loop.iterate else retest
-            result = await _run_iteration(kind, session.run.name, values[:-1], after)
+            result = await _run_iteration(kind, session.run.name, values[:-1], awaited_results)
         elif function is play_shards:
             result = await self._play(session, *values[:-1])
         else:
             task = TASKS[function]
             if not self._results:
-                after += await find_last_step()
+                awaited_results += await find_last_step()
             if function is submit_job:
                 task = await limit_by_tag(task, "nip-fine-tune")
-            result = await task(session.run.name, *map(quote, values), wait_for=after)
+            result = await task(session.run.name, *map(quote, values), wait_for=awaited_results)
         self._results.append(result)
         return result
 
@@ -90,10 +90,12 @@ class Steps:
         return await play_shards(session, number, split, shards, play)
 
 
-async def _run_iteration(kind: Any, run: str, place: Sequence[Any], after: Sequence[Any]) -> Any:
-    named = kind.with_options(flow_run_name=name_flow_run(kind.name, run, place[0]))
+async def _run_iteration(
+    kind: Any, run: str, place: Sequence[Any], awaited_results: Sequence[Any]
+) -> Any:
+    named_flow = kind.with_options(flow_run_name=name_flow_run(kind.name, run, place[0]))
     with with_tags(tag_run(run)):
-        end = await named(run, *place, wait_for=after)
+        end = await named_flow(run, *place, wait_for=awaited_results)
     # Prefect matches subflows of a retried run by order of call, not by parameters.
     if end.iteration != place[0]:
         raise StageError(f"iteration {place[0]} returned the result of {end.iteration}")

@@ -37,7 +37,7 @@ async def reconcile(
 
     A worker or machine that dies leaves its flow runs as Running for ever. Here a run's own lease
     decides whether its process is alive. Run it on a schedule, every few minutes. Its flow run is
-    named by what it did, and of those with nothing to do only the newest is kept.
+    named by its work, and of those with nothing to do only the newest is kept.
 
     Args:
         silent_after_s: Seconds without a sign of life after which a flow run counts as dead that
@@ -69,23 +69,23 @@ async def reconcile(
                 if buried.state.is_cancelled() and stopped.name != "evaluate":
                     await cancel_remote_jobs(None, buried, buried.state)
                 await tell(stopped.name, buried, buried.state)
-        again = await list_restartable(
+        restartable = await list_restartable(
             client,
             older_than_s=restart_after_s,
             not_older_than_s=give_up_after_s,
             max_attempts=max_attempts,
             ahead=ahead,
         )
-        for flow_run in again:
+        for flow_run in restartable:
             attempt = await restart(client, flow_run, max_attempts)
             log.info("%s (%s): started again, %s", flow_run.name, flow_run.id, attempt)
             flow_run_logger(flow_run).info("Started again by reconcile: %s.", attempt)
-        await _leave_a_trace(client, len(dead), len(again))
-    return _names(dead=dead, restarted=again)
+        await _leave_a_trace(client, len(dead), len(restartable))
+    return _names(dead=dead, restarted=restartable)
 
 
-def _names(**found: list[Any]) -> dict[str, list[str]]:
-    return {what: [flow_run.name for flow_run in runs] for what, runs in found.items()}
+def _names(**flow_runs: list[Any]) -> dict[str, list[str]]:
+    return {group: [flow_run.name for flow_run in runs] for group, runs in flow_runs.items()}
 
 
 async def _leave_a_trace(client: PrefectClient, dead: int, restarted: int) -> None:

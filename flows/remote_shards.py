@@ -26,11 +26,15 @@ _OF_SO_MANY: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 async def play_remotely(
-    session: Session, iteration: int, split: str, shards: Sequence[str], after: Sequence[Any]
+    session: Session,
+    iteration: int,
+    split: str,
+    shards: Sequence[str],
+    awaited_results: Sequence[Any],
 ) -> list[dict[str, Any]]:
     """Play the shards where `rollouts.task_runner` says, and count what is committed meanwhile.
 
-    The flow run comes `after` what Prefect knows by these results. Raises what a failed shard
+    The flow run waits for `awaited_results`, as Prefect knows them. Raises what a failed shard
     raised.
     """
     if not shards:
@@ -43,10 +47,10 @@ async def play_remotely(
 
     async def play() -> list[dict[str, Any]]:
         with with_tags(tag_run(run)):
-            played: list[dict[str, Any]] = await on_cluster(
-                run, iteration, split, shards, wait_for=after
+            rows: list[dict[str, Any]] = await on_cluster(
+                run, iteration, split, shards, wait_for=awaited_results
             )
-        return played
+        return rows
 
     return await session.with_server(lambda: count_while(session, iteration, split, play))
 
@@ -61,8 +65,8 @@ async def play_shards(
         futures = play_shard_remotely.map(
             unmapped(ticket), unmapped(iteration), unmapped(split), shards, wait_for=[ticket]
         )
-    played: list[Any] = await asyncio.to_thread(futures.result)
-    return played
+    results: list[Any] = await asyncio.to_thread(futures.result)
+    return results
 
 
 def task_runner(
@@ -79,11 +83,11 @@ def task_runner(
     if processes is not None and settings.task_runner_address is None:
         options |= _OF_SO_MANY[settings.task_runner](processes)
     try:
-        made: TaskRunner[Any] = getattr(__import__(module), name)(**options)
+        runner: TaskRunner[Any] = getattr(__import__(module), name)(**options)
     except ImportError as error:
         package = module.replace("_", "-")
         raise SettingsError(
             f"{setting}: {settings.task_runner} needs {package}, which is not installed "
             f"({error}); {how_to_install_packages(package)}, or set it to local"
         ) from None
-    return made
+    return runner

@@ -81,7 +81,7 @@ async def train(
         retry_failed_jobs: Submit fine-tune jobs that are on record as failed once more.
         run_name: The name of nip's run, instead of the configuration's. A name means one
             configuration; a run of that name that was stopped goes on. The flow run is called
-            after it, whatever name was typed above.
+            after it, not by the name typed above.
         num_iterations: How many iterations instead of the configuration's. More of them extend a
             finished run; with as many as it has nothing is trained.
         more_iterations: How many iterations to add to those that the run has finished; it is
@@ -89,9 +89,9 @@ async def train(
             without it once the run is finished. A flow run that is retried adds them once.
         rollouts_per_iteration: How many training episodes per iteration instead of the
             configuration's.
-        rerun_from_iteration: Do this iteration and all later ones anew. What they have so far is
+        rerun_from_iteration: Do this iteration and all later ones anew. Their files so far are
             set aside in the run's directory superseded, not deleted.
-        rerun_from_stage: The stage of that iteration to begin with; what comes before it is kept.
+        rerun_from_stage: The stage of that iteration to begin with; earlier stages are kept.
         config_file: Path of a YAML configuration on the worker, instead of a bundled one.
 
     Returns:
@@ -141,9 +141,9 @@ async def continue_run(
         retry_failed_jobs: Submit fine-tune jobs that are on record as failed once more.
         num_iterations: How many iterations instead of those on record. More of them extend a
             finished run.
-        rerun_from_iteration: Do this iteration and all later ones anew. What they have so far is
+        rerun_from_iteration: Do this iteration and all later ones anew. Their files so far are
             set aside in the run's directory superseded, not deleted.
-        rerun_from_stage: The stage of that iteration to begin with; what comes before it is kept.
+        rerun_from_stage: The stage of that iteration to begin with; earlier stages are kept.
 
     Returns:
         The run's summary, as `nip show --json` prints it.
@@ -158,10 +158,10 @@ async def continue_run(
     record = RunStore(open_store(place, read_only=True), run)
     if state is not None:
         check_store(record, state)
-    stored = record.open().parameters
+    parameters = record.open().parameters
     overrides = [f"rl.num_iterations={num_iterations}"] if num_iterations else []
-    given = load_parameters({**stored, "run_store": place}, overrides)
-    return await _train(given, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
+    new_parameters = load_parameters({**parameters, "run_store": place}, overrides)
+    return await _train(new_parameters, retry_failed_jobs, rerun_from_iteration, rerun_from_stage)
 
 
 async def _train(

@@ -1,4 +1,4 @@
-"""The command `nip`: its table of commands, what each does, and how it prints.
+"""The command `nip`: its table of commands, their work, and their printing.
 
 commands    those about a run, and about its data
 studies     those about many runs: sweeps, declarations, hardening, comparisons

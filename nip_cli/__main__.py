@@ -18,13 +18,13 @@ def main() -> None:
     # had just been imported, while it began and once more when it ended.
     gc.set_threshold(_COLLECTED_AFTER, *gc.get_threshold()[1:])
     atexit.register(_spare_last_search)
-    before = {number: signal.getsignal(number) for number in _SAID}
-    for number, handler in before.items():
+    earlier_handlers = {number: signal.getsignal(number) for number in _SAID}
+    for number, handler in earlier_handlers.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, _leave)
     from nip_cli.cli import main as command
 
-    for number, handler in before.items():
+    for number, handler in earlier_handlers.items():
         signal.signal(number, handler)
     command()
 

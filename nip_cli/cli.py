@@ -1,6 +1,6 @@
 """The command `nip`.
 
-Exit codes: 0 done; 1 an error that is nobody's fault but ours; 2 wrong settings, data or
+Exit codes: 0 done; 1 an error of nip itself; 2 wrong settings, data or
 arguments (nothing was spent); 3 stopped cleanly, running again continues; 4 another runner holds
 the run; 5 damaged files, running again does not help; 6 a fine-tune job ended without a model, see
 --retry-failed-jobs; 7 a cap of the run's budget is reached, raising it and running again continues;
@@ -101,8 +101,8 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 def main() -> None:
     """Run the command; turn nip's own errors into one line and an exit code."""
-    # A reader that has gone ends no training, a descriptor that is closed is nobody's, and
-    # whoever wrote a text, a terminal shows it and does not obey it.
+    # A reader that has gone ends no training, a closed descriptor has no owner, and
+    # a terminal shows every text and obeys none.
     open_closed()
     survive()
     guard()
@@ -113,7 +113,7 @@ def main() -> None:
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "300")
     # To look for plugins, of which nip has none, pydantic reads what every package says of itself.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # What is on this machine is asked directly, by the processes that are started, too.
+    # This process, and those that it starts, ask this machine's servers without a proxy.
     spare_this_machine(os.environ)
     hide_unusable(os.environ)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -122,8 +122,8 @@ def main() -> None:
     status = 1  # with a traceback
     try:
         status = _ended_with()
-        if (lost := lost_output()) is not None:
-            say(f"nip: can't write to standard output: {lost.strerror}", file=sys.stderr)
+        if (lost_stream := lost_output()) is not None:
+            say(f"nip: can't write to standard output: {lost_stream.strerror}", file=sys.stderr)
             status = status or 1
     except Stopped as stopped:
         say(f"nip: {_STOPPED[stopped.by]}", file=sys.stderr)
@@ -170,7 +170,7 @@ def _launched(name: str, otherwise: Any, *arguments: Any) -> Any:
 def _leave(status: int) -> None:
     """End this process now, without its usual end: nothing may print or wait any more."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any longer
+        with contextlib.suppress(OSError, ValueError):  # it has no reader any longer
             stream.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -183,15 +183,15 @@ def _leave(status: int) -> None:
 def _leave_by_force(status: int) -> None:
     """End this process in `_LEAVE_S` seconds at the latest, in spite of waiting threads.
 
-    What Prefect's client has not told a server that is gone, it would try to tell for hours.
+    Prefect's client would try for hours to send the rest of its messages to a server that is gone.
     """
 
     def leave() -> None:
-        said = (
+        message = (
             f"nip: not at its end after {_LEAVE_S:.0f} s, perhaps for a Prefect server that does "
             f"not answer; left{'; running again continues' if status else ''}\n"
         )
-        os.write(2, said.encode())  # whoever holds the lock of sys.stderr may not let it go
+        os.write(2, message.encode())  # another thread may hold the lock of sys.stderr
         os._exit(status)
 
     timer = threading.Timer(_LEAVE_S, leave)

@@ -84,7 +84,7 @@ def _find_places() -> dict[str, str]:
 
 
 class _Listed(typer.core.TyperCommand):
-    """A command as a list has it; what it does is somewhere else."""
+    """A command as a list has it; its code is somewhere else."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -109,9 +109,9 @@ class Commands(typer.core.TyperGroup):
             name, command, arguments = super().resolve_command(ctx, args)
         except Exception as error:  # typer's, which it has under no name of its own
             # It looks for names that are alike among those that are imported, which are none.
-            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if near and hasattr(error, "message"):
-                error.message += f" Did you mean {near[0]!r}?"
+            similar_names = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if similar_names and hasattr(error, "message"):
+                error.message += f" Did you mean {similar_names[0]!r}?"
             raise
         if isinstance(command, _Listed):
             command = load_command(str(command.name))

@@ -89,7 +89,7 @@ def _check_groups(
                     f"env.{agent}: agents {', '.join(agents)} share the model group {group!r}, but "
                     f"not a model; give them the same, or agents.{agent}.shared_model_group another"
                 )
-    # 2. What is to be trained is there, and the run's.
+    # 2. The agents to train are there, and are the run's.
     if train_group is None:
         return
     if train_group not in parameters.trainable_groups:
@@ -181,7 +181,7 @@ class ProtocolEnv(vf.Env[ProtocolConfig]):
     async def run(self, task: EpisodeTask, agents: vf.Agents) -> None:
         """Play the episode of a task.
 
-        Raises ProviderError where a model gives no answer, and EnvError for what would stop every
+        Raises ProviderError where a model gives no answer, and EnvError for a fault that ends every
         episode.
         """
         spec, parameters = self._spec(task.data), self._game.parameters
@@ -209,7 +209,7 @@ class ProtocolEnv(vf.Env[ProtocolConfig]):
                 raise vf.ProviderError(str(error)) from None
             except NipError as error:
                 raise vf.EnvError(str(error)) from None
-        # 3. What came of it, in the trace of each.
+        # 3. The outcome, in the trace of each.
         stored = stored_row(row)
         for name, seat in seats.items():
             rows = log.rows(name)

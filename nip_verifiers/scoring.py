@@ -1,9 +1,9 @@
-"""What stands of an episode in the traces of its agents.
+"""The record of an episode in the traces of its agents.
 
-record   rewards, metrics and rows; what may be trained
+record   rewards, metrics and rows; marks of the trainable calls
 
-Rewards are nip's. What nip's trainers leave out, no trainer of verifiers gets: of a failed episode
-all is untrainable, and of an answer in an invalid form no token counts as sampled.
+Rewards are nip's. Tokens that nip's trainers leave out reach no trainer of verifiers: a failed
+episode is untrainable as a whole, and an answer in an invalid form has no sampled token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ def record(
 
     `row` is the episode's, `rows` are those of the agent's answers, and `nodes` the node of each.
     """
-    # 1. What it was paid, and what it was about.
+    # 1. Its rewards, and its problem.
     [paid] = [entry["reward"] for entry in row["rewards"] if entry["agent"] == agent]
     trace.record_reward("protocol", paid)
     trace.record_metrics(metrics_of(row, rows))
@@ -54,7 +54,7 @@ def record(
         "episode": {name: value for name, value in row.items() if name not in _TEXTS},
         "generations": list(rows),
     }
-    # 2. What is not trained.
+    # 2. The calls that are not trained.
     if row["outcome"] == "failed":
         trace.agent.trainable = False
     for generation, number in zip(rows, nodes, strict=True):

@@ -27,7 +27,7 @@ _SEEDS = ("seed", "random_seed")  # as dialects call it
 
 @dataclass
 class SeatCall:
-    """A call that is to be made in a turn, and what came of it."""
+    """A call that is to be made in a turn, and its outcome."""
 
     client: ChatClient
     body: Mapping[str, Any]
@@ -48,7 +48,7 @@ class SeatCall:
 
 
 class SeatState(vf.State):
-    """What a call and the rollout that carries it tell each other; it is in no trace."""
+    """The messages between a call and the rollout that carries it; they are in no trace."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -137,7 +137,7 @@ class SeatCalls:
 
 
 def _named(agent: str, error: NipError) -> NipError:
-    """The error with whose call it was; what stops a game stays told from what fails it."""
+    """The error with whose call it was; a stop of the game stays distinct from a failure of it."""
     if isinstance(error, StageError | ServerError):
         return type(error)(f"{agent}: {error}")
     return error

@@ -27,7 +27,7 @@ PROGRAM = "verifiers"
 
 
 class GameConfig(vf.TasksetConfig):
-    """What is played. Anything wrong is an error before anything is asked."""
+    """The game and its problems. A mistake is an error before the first request."""
 
     config: str | None = None
     """A YAML configuration, or the name of a bundled one, as for `nip play`; its models are not
@@ -104,7 +104,7 @@ class GameConfig(vf.TasksetConfig):
 
 
 class EpisodeData(vf.TaskData):
-    """Which episode it is, and what is known of its problem."""
+    """The episode's number, and the known facts of its problem."""
 
     split: str
     problem: str

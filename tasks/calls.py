@@ -1,4 +1,4 @@
-"""What the loop calls, as Prefect tasks.
+"""The steps that the loop calls, as Prefect tasks.
 
 TASKS                by function, the task that runs it
 play_shard_remotely  the task that plays a shard in another process
@@ -76,5 +76,5 @@ async def play_shard_remotely(
 ) -> dict[str, Any]:
     """Play and commit one shard in a process of its own, without opening the run."""
     async with open_apart(ticket) as session:
-        played = await while_led(session.lease, play_shard(session, iteration, split, shard))
-    return {**asdict(played), "process": os.getpid(), "host": socket.gethostname()}
+        summary = await while_led(session.lease, play_shard(session, iteration, split, shard))
+    return {**asdict(summary), "process": os.getpid(), "host": socket.gethostname()}

@@ -38,7 +38,7 @@ async def mark_flow_run(session: Session) -> None:
         ATTEMPT: flow_run.get_run_count(),
         EPOCH: session.lease.epoch,
     }
-    # Until here it is named by what was typed, which need not say the run's name.
+    # Until here its name was typed by the user, and need not say the run's name.
     kind = str(flow_run.get_flow_name()).removesuffix("-run")
     name = name_flow_run(kind, session.run.name)
     tags = {*flow_run.get_tags(), NIP, tag_run(session.run.name)}

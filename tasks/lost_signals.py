@@ -1,13 +1,13 @@
-"""A signal to stop that Prefect has turned into an exception in somebody else's code.
+"""A signal to stop that Prefect has turned into an exception in another library's code.
 
 stops_all_the_same   cancels what the block does when that has happened
 
 Prefect's handler raises `TerminationSignal` wherever the main thread is. In a task or a callback of
-a library, or in the middle of collecting garbage, nobody raises it further: it would be logged, and
-the flow go on, submit jobs and pay for them, until it is killed. `asyncio` and Python tell of such
-an exception last; from there the flow is cancelled, which Prefect takes for the same.
+a library, or in the middle of collecting garbage, no caller raises it further: it would be logged,
+and the flow go on, submit jobs and pay for them, until it is killed. `asyncio` and Python tell of
+such an exception last; from there the flow is cancelled, which Prefect takes for the same.
 
-What is not covered: a library that catches every exception and says nothing.
+Not covered: a library that catches every exception and says nothing.
 """
 
 import asyncio

@@ -28,15 +28,15 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def show_progress(session: Session, every_s: float = ARTIFACT_EVERY_S) -> AsyncIterator[None]:
     """Show the progress of the session's run until the block is left."""
-    shown = _Shown(session)
-    showing = asyncio.create_task(shown.keep_on(every_s))
+    state_shown = _Shown(session)
+    showing = asyncio.create_task(state_shown.keep_on(every_s))
     try:
         yield
     finally:
         showing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await showing
-        await shown.update()
+        await state_shown.update()
 
 
 class _Shown:

@@ -40,7 +40,7 @@ _ROWS = 60  # of iterations in a table; of a longer run some are left out
 
 
 async def publish_artifacts(
-    session: Session, after: Milestone, iteration: int, samples: bool
+    session: Session, milestone: Milestone, iteration: int, samples: bool
 ) -> None:
     """Write the artifacts of all committed data, after this milestone of the iteration.
 
@@ -49,24 +49,26 @@ async def publish_artifacts(
     """
     try:
         with session.progress.doing("publishing to Prefect"):
-            await _publish_all(session, describe_milestone(after, iteration), samples)
+            await _publish_all(session, describe_milestone(milestone, iteration), samples)
     except Exception as error:
         # A view for people: the run goes on without it, and a later stage publishes it again.
         get_run_logger().warning("artifacts not published: %s: %s", type(error).__name__, error)
 
 
-async def _publish_all(session: Session, after: str, with_samples: bool) -> None:
+async def _publish_all(session: Session, milestone: str, with_samples: bool) -> None:
     run, records = session.run.name, session.records
     await acreate_markdown_artifact(
         key=f"nip-{run}-state",
-        markdown=_state(session, after),
-        description=f"State after {after}",
+        markdown=_state(session, milestone),
+        description=f"State after {milestone}",
     )
-    told = [r for r in records.all() if r.metrics(TEST) is not None or r.promotion is not None]
-    known = thin_out(told, _ROWS)
-    tests = [(record.iteration, record.metrics(TEST)) for record in known]
+    records_with_news = [
+        r for r in records.all() if r.metrics(TEST) is not None or r.promotion is not None
+    ]
+    records_shown = thin_out(records_with_news, _ROWS)
+    tests = [(record.iteration, record.metrics(TEST)) for record in records_shown]
     rows = [(iteration, metrics) for iteration, metrics in tests if metrics is not None]
-    decisions = {r.iteration: r.promotion for r in known if r.promotion is not None}
+    decisions = {r.iteration: r.promotion for r in records_shown if r.promotion is not None}
     if rows or decisions:
         await acreate_table_artifact(
             key=f"nip-{run}-metrics",
@@ -93,9 +95,9 @@ async def _publish_all(session: Session, after: str, with_samples: bool) -> None
         )
 
 
-def _state(session: Session, after: str) -> str:
-    state = json.dumps(describe_state(session.run, after, session.records), indent=1)
-    return f"Run `{session.run.name}` after {after}.\n\n```json\n{state}\n```\n"
+def _state(session: Session, milestone: str) -> str:
+    state = json.dumps(describe_state(session.run, milestone, session.records), indent=1)
+    return f"Run `{session.run.name}` after {milestone}.\n\n```json\n{state}\n```\n"
 
 
 def learning_curve_markdown(rows: list[tuple[int, SplitMetrics]]) -> str:
@@ -111,10 +113,10 @@ def learning_curve_markdown(rows: list[tuple[int, SplitMetrics]]) -> str:
             f"{iteration:3d} {100 * accuracy:5.1f} % "
             f"[{100 * interval[0]:5.1f}, {100 * interval[1]:5.1f}] {bar}"
         )
-    # An accuracy shows nothing by itself: what obeying would give stands beside it.
+    # An accuracy shows nothing by itself: the accuracy of obeying stands beside it.
     last = [line for _, metrics in rows[-1:] if (line := believed_line(metrics))]
-    beside = [f"In the last of them {last[0]}.", ""] if last else []
-    return "\n".join([*lines, "```", "", *beside])
+    comparison = [f"In the last of them {last[0]}.", ""] if last else []
+    return "\n".join([*lines, "```", "", *comparison])
 
 
 async def published_state(run: str) -> dict[str, Any] | None:

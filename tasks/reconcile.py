@@ -7,7 +7,7 @@ bury               set one, its subflows and its tasks to Crashed; it frees conc
 bury_parts         the subflows and tasks alone
 list_restartable   crashed flow runs that are to go on
 restart            let a worker take one up again
-name_outcome       name a flow run of `reconcile` by what it did
+name_outcome       name a flow run of `reconcile` by its work
 delete_idle        delete the earlier ones that had nothing to do, or a day has hundreds of them
 
 A flow run that has opened its run is marked with the lease it holds (see `flow_run_marks`): it is
@@ -98,7 +98,7 @@ async def dead_among(
             marked.append((flow_run, mark))
     dead = [r for r in unmarked if await _silent_s(client, r, ahead) > silent_after_s]
     dead += await _without_owner(marked, watch_s)
-    # 2. What ended or was started again while it was watched is left alone.
+    # 2. A flow run that ended or restarted while it was watched is left alone.
     return [r for r in dead if (await client.read_flow_run(r.id)).state_id == r.state_id]
 
 
@@ -118,11 +118,11 @@ async def _without_owner(marked: list[tuple[FlowRun, Mark]], watch_s: float) -> 
     while open_:
         elapsed_s = time.monotonic() - started_s
         for identifier, (flow_run, mark) in list(open_.items()):
-            before, now = first[identifier], sighting_of(mark)
-            if now is None or before is None:  # the store can't be read: nothing is known
+            earlier, now = first[identifier], sighting_of(mark)
+            if now is None or earlier is None:  # the store can't be read: nothing is known
                 del open_[identifier]
             elif now.owner == mark.owner and not now.is_gone:
-                if now.heartbeat != before.heartbeat:
+                if now.heartbeat != earlier.heartbeat:
                     del open_[identifier]
                 elif elapsed_s >= max(watch_s, now.ttl_s):
                     dead.append(open_.pop(identifier)[0])
@@ -141,11 +141,11 @@ def sighting_of(mark: Mark) -> Sighting | None:
     than the marked one, or there is none.
     """
     try:
-        seen = watch_lease(RunStore(open_store(mark.store, read_only=True), mark.run))
+        sighting = watch_lease(RunStore(open_store(mark.store, read_only=True), mark.run))
     except NipError as error:
         _log.warning("%s in %s: can't be looked at from here: %s", mark.run, mark.store, error)
         return None
-    return None if seen.epoch < mark.epoch else seen
+    return None if sighting.epoch < mark.epoch else sighting
 
 
 async def _silent_s(client: PrefectClient, flow_run: FlowRun, ahead: timedelta) -> float:
@@ -173,7 +173,7 @@ async def _silent_s(client: PrefectClient, flow_run: FlowRun, ahead: timedelta) 
 
 
 async def bury(client: PrefectClient, flow_run: FlowRun) -> None:
-    """Record a flow run's process as gone: Crashed, or Cancelled if somebody asked for it."""
+    """Record a flow run's process as gone: Crashed, or Cancelled if a user asked for it."""
     state: State[Any] = Crashed(message="Its process is gone; found by reconcile.")
     await bury_parts(client, flow_run.id, state)
     if flow_run.state_type is StateType.CANCELLING:
@@ -201,20 +201,20 @@ async def list_restartable(
     max_attempts: int,
     ahead: timedelta = _NO_TIME,
 ) -> list[FlowRun]:
-    """List crashed flow runs of deployments, without those taken up by somebody else.
+    """List crashed flow runs of deployments, without those taken up by another process.
 
     `older_than_s` keeps clear of a worker's late second report of a crash. Left alone are those
     that ran `max_attempts` times, those of a run that another flow run took up later, and those of
-    a run that somebody holds now.
+    a run that another process holds now.
     """
     now = datetime.now(UTC) - ahead
     oldest = now - timedelta(seconds=not_older_than_s)
     waiting = [*_GOING_ON, StateType.SCHEDULED, StateType.PAUSED]
-    ended = FlowRunFilter.model_validate({"end_time": {"after_": oldest}})
+    end_filter = FlowRunFilter.model_validate({"end_time": {"after_": oldest}})
     open_ = FlowRunFilter.model_validate({"state": {"type": {"any_": waiting}}})
     recent = [
         flow_run
-        for state in (ended, open_)
+        for state in (end_filter, open_)
         for flow_run in await client.read_flow_runs(
             flow_filter=_OUR_FLOWS,
             flow_run_filter=state,
@@ -224,12 +224,12 @@ async def list_restartable(
     ]
     # 1. The server's clock is past all that it has written, also where `ahead` is a bit too much.
     now = max([now, *map(_changed_at, recent)])
-    # 2. Of the flow runs of one run the newest counts, whatever became of the earlier ones.
+    # 2. Of the flow runs of one run the newest counts, not the earlier ones.
     newest: dict[tuple[str, str], FlowRun] = {}
     for flow_run in sorted(recent, key=_changed_at):
         if (mark := read_mark(flow_run)) is not None:
             newest[mark.store, mark.run] = flow_run
-    # 3. Those that crashed long enough ago, and whose run nobody holds.
+    # 3. Those that crashed long enough ago, and whose run no process holds.
     crashed = []
     for flow_run in recent:
         mark = read_mark(flow_run)
@@ -252,8 +252,8 @@ def _changed_at(flow_run: FlowRun) -> datetime:
 
 
 def _is_held(mark: Mark) -> bool:
-    seen = sighting_of(mark)
-    return seen is None or (seen.owner not in (None, mark.owner) and not seen.is_gone)
+    sighting = sighting_of(mark)
+    return sighting is None or (sighting.owner not in (None, mark.owner) and not sighting.is_gone)
 
 
 async def restart(client: PrefectClient, flow_run: FlowRun, max_attempts: int) -> str:
@@ -268,22 +268,22 @@ async def restart(client: PrefectClient, flow_run: FlowRun, max_attempts: int) -
 
 
 async def name_outcome(client: PrefectClient, identifier: UUID, dead: int, restarted: int) -> None:
-    """Name the flow run of `reconcile` by what it did, as reconcile-1-dead-1-restarted."""
-    did = [f"{n}-{what}" for n, what in ((dead, "dead"), (restarted, "restarted")) if n]
+    """Name the flow run of `reconcile` by its work, as reconcile-1-dead-1-restarted."""
+    did = [f"{n}-{verb}" for n, verb in ((dead, "dead"), (restarted, "restarted")) if n]
     await client.update_flow_run(identifier, name="-".join(["reconcile", *did]) if did else IDLE)
 
 
 async def delete_idle(client: PrefectClient, but: UUID) -> None:
     """Delete the ended, idle flow runs of `reconcile`, all `but` one."""
-    ended = {"state": {"type": {"any_": [StateType.COMPLETED, StateType.CANCELLED]}}}
+    end_filter = {"state": {"type": {"any_": [StateType.COMPLETED, StateType.CANCELLED]}}}
     for flow_run in await client.read_flow_runs(
         flow_filter=FlowFilter.model_validate({"name": {"any_": ["reconcile"]}}),
-        flow_run_filter=FlowRunFilter.model_validate(ended),
+        flow_run_filter=FlowRunFilter.model_validate(end_filter),
         sort=FlowRunSort.START_TIME_DESC,
         limit=_MOST,
     ):
         # One that was due while another went on is cancelled before it has begun.
         did_nothing = flow_run.name == IDLE or flow_run.run_count == 0
         if did_nothing and flow_run.id != but:
-            with contextlib.suppress(ObjectNotFound):  # deleted meanwhile by somebody else
+            with contextlib.suppress(ObjectNotFound):  # deleted meanwhile by another process
                 await client.delete_flow_run(flow_run.id)

@@ -4,7 +4,7 @@ RunProcess      the process, on this machine
 Ended           how it ended
 name_declaration  the environment of that process, with the declaration of its sweep
 Errand          what a process of a cluster has to be told to do the same: plain JSON without keys
-run_remotely    the task that does it, for as long as whoever leads the sweep is there
+run_remotely    the task that does it, for as long as the sweep's leader is there
 
 A process of a cluster reads and writes the run store by itself, as those that play shards do. The
 sweep's leader holds a lease of the sweep's directory; a run whose leader has released it, or has
@@ -96,8 +96,8 @@ class RunProcess:
 
 def name_declaration(environment: Mapping[str, str], sha256: str | None) -> dict[str, str]:
     """Give the environment of a run's process, with the declaration that the run begins under."""
-    others = {name: value for name, value in environment.items() if name != DECLARATION}
-    return others if sha256 is None else {**others, DECLARATION: sha256}
+    variables = {name: value for name, value in environment.items() if name != DECLARATION}
+    return variables if sha256 is None else {**variables, DECLARATION: sha256}
 
 
 def write_settings(settings: Mapping[str, Any], path: Path) -> None:
@@ -124,7 +124,7 @@ def run_remotely(errand: Errand, name: str) -> dict[str, Any]:
     """Play a run of a sweep to its end in a process of this machine; returns `Ended` as JSON.
 
     `name` is the run's. Raises SettingsError if the run store here is not that of the sweep, and
-    LeaseError if nobody leads the sweep any longer.
+    LeaseError if no process leads the sweep any longer.
     """
     # 1. The same store, and a sweep that goes on.
     store, leader = _same_store(errand), _Leader(errand)
@@ -146,14 +146,14 @@ def run_remotely(errand: Errand, name: str) -> dict[str, Any]:
                 if process.wait(0) is None:
                     process.ask_to_stop()
                     status = process.stop(time.monotonic() + LEAVE_S)
-        # 3. What it said, beside the other runs' words.
+        # 3. Its output, beside the other runs' output.
         text = log.read_bytes()
     place = f"{errand['directory']}/logs/{name}.log"
     store.put(place, _before(store, place) + text)
     words = last_line(text.decode(errors="replace"))
     assert status is not None
-    ended = Ended(status, words, str(store.local_path(place) or f"{store.url}/{place}"))
-    return {**asdict(ended), "process": os.getpid(), "host": socket.gethostname()}
+    result = Ended(status, words, str(store.local_path(place) or f"{store.url}/{place}"))
+    return {**asdict(result), "process": os.getpid(), "host": socket.gethostname()}
 
 
 def _same_store(errand: Errand) -> Store:
@@ -178,7 +178,7 @@ def _before(store: Store, path: str) -> bytes:
 
 
 class _Leader:
-    """Whoever leads the sweep, as its lease shows; no time of day is compared."""
+    """The sweep's leader, as its lease shows; no time of day is compared."""
 
     def __init__(self, errand: Errand):
         self._path = f"{errand['directory']}/lease.json"

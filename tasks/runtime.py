@@ -2,7 +2,7 @@
 
 offer             let the next flow that opens a run use a session that is open already
 offered_settings  the settings of that session, which need not be loaded again
-open_run          the session of a flow: what was offered, or a new one; its tasks find it
+open_run          the session of a flow: the offered one, or a new one; its tasks find it
 session_of        the session of a task
 find_last_step    the newest step that an earlier attempt of the flow run has completed
 retried_task      the decorator of every task
@@ -102,8 +102,8 @@ async def open_run(
                 )
             )
         await mark_flow_run(session)
-        # Its iterations are flow runs of their own, whose logs Prefect shows on other pages: what
-        # is logged here stands on one.
+        # Its iterations are flow runs of their own, whose logs Prefect shows on other pages: the
+        # records logged here stand on one.
         session = replace(session, log=get_run_logger())
         if (attempt := flow_run.get_run_count()) > 1:
             session.log.info("attempt %d of this flow run; what is finished is kept", attempt)
@@ -128,13 +128,13 @@ async def _leave_to_later_attempt(
     if seen is None:
         return
     if seen.run_count > flow_run.get_run_count():
-        why = f"attempt {seen.run_count} of this flow run goes on"
+        reason = f"attempt {seen.run_count} of this flow run goes on"
     elif seen.state_type in _GIVEN_UP:
-        why = "this flow run was taken for dead meanwhile, and goes on elsewhere or not at all"
+        reason = "this flow run was taken for dead meanwhile, and goes on elsewhere or not at all"
     else:
         return
-    get_run_logger().warning("%s: %s", why, error)
-    raise Abort(why) from error
+    get_run_logger().warning("%s: %s", reason, error)
+    raise Abort(reason) from error
 
 
 async def _read_flow_run(identifier: UUID, error: Exception) -> FlowRun | None:
@@ -149,7 +149,7 @@ async def _read_flow_run(identifier: UUID, error: Exception) -> FlowRun | None:
         try:
             async with get_client() as client:
                 return await client.read_flow_run(identifier)
-        except Exception as refused:  # whatever it is, `error` says what happened to the flow
+        except Exception as refused:  # of any kind: `error` tells the flow's end
             if isinstance(refused, ObjectNotFound):
                 return None
             if isinstance(refused, PrefectHTTPStatusError) and refused.response.status_code < 500:
@@ -187,7 +187,9 @@ async def find_last_step() -> list[State[str]]:
     """
     if flow_run.get_run_count() <= 1:
         return []
-    ended = TaskRunFilterStateType(any_=[StateType.COMPLETED, StateType.FAILED, StateType.CRASHED])
+    end_states = TaskRunFilterStateType(
+        any_=[StateType.COMPLETED, StateType.FAILED, StateType.CRASHED]
+    )
     of_this = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(str(flow_run.get_id()))]))
     newest: list[TaskRun] = []
     async with get_client() as client:
@@ -196,7 +198,7 @@ async def find_last_step() -> list[State[str]]:
             newest = await client.read_task_runs(
                 flow_run_filter=of_this,
                 task_run_filter=TaskRunFilter(
-                    state=TaskRunFilterState(type=ended),
+                    state=TaskRunFilterState(type=end_states),
                     subflow_runs=TaskRunFilterSubFlowRuns(exists_=False),
                 ),
                 sort=TaskRunSort.END_TIME_DESC,
@@ -241,8 +243,8 @@ async def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any
     try:
         await state.aresult()
     except (ServerError, ClientError, TimeoutError, ConnectionError) as error:
-        attempt, most = task_run.run_count + 1, (task.retries or 0) + 1
-        words = f"{task_run.name} failed and is tried again, attempt {attempt} of {most}: {error}"
+        attempt, limit = task_run.run_count + 1, (task.retries or 0) + 1
+        words = f"{task_run.name} failed and is tried again, attempt {attempt} of {limit}: {error}"
         for session in _sessions.values():
             session.progress.count_retry(f"{task.name}: {error}")
             session.tell("retry", words, task=task.name)
@@ -269,9 +271,9 @@ async def limit_by_tag(task: Task[P, R], tag: str) -> Task[P, R]:
 def retried_task(name: str, run_name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
     """Decorate a function as a task, as all of them are.
 
-    A task is tried again when the network or a server was the trouble; what is finished is
+    A task is tried again when the network or a server was the trouble; finished work is
     skipped then, so a repetition is cheap. Prefect neither caches nor keeps results: the run
-    store does, and what a task returns is small JSON.
+    store does, and a task's result is small JSON.
     """
     return task(
         name=name,

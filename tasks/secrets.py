@@ -26,7 +26,7 @@ async def environment_for(parameters: HyperParameters) -> dict[str, str]:
             continue
         try:
             block = await Secret.aload(block_name(variable))
-        except ValueError:  # there is no such block; what is missing is said by whoever needs it
+        except ValueError:  # there is no such block; the reader of a key says that it is missing
             continue
         environment[variable] = str(cast("Secret[Any]", block).get())
     return environment

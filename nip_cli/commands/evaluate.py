@@ -40,9 +40,11 @@ def evaluate(
         test = SplitMetrics.model_validate(result["test"])
         say(verdict_line(test))
         invalid = test.invalid_answers
-        many = invalid_warning(invalid, find_help(parameters))
-        for said in filter(None, (believed_line(test), invalid_line(invalid), many)):
-            say(said)
+        warning = invalid_warning(invalid, find_help(parameters))
+        for line in filter(None, (believed_line(test), invalid_line(invalid), warning)):
+            say(line)
 
-    result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)
+    result = run_flow(
+        parameters, look, import_flow, as_json=as_json, verbose=verbose, display=shown
+    )
     show_result(result, as_json, shown, show_test)

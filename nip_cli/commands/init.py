@@ -42,7 +42,7 @@ def init(
     file = place if is_file else place / _NAME
     if not is_file and place.suffix and not place.is_dir():
         raise SettingsError(f"{place}: write a directory, or a file that ends in .yaml")
-    # 2. What: its run has the name of the file, so that two of them are two runs.
+    # 2. The file to train with: its run has the name of the file, so that two of them are two runs.
     source = STARTER if from_name is None else config_file(from_name)
     name = _run_name(file.stem)
     text = source.read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ def _warn_of_missing(file: Path) -> None:
 
     try:
         lines = list_missing_packages(load_parameters(str(file)))
-    except SettingsError:  # of a file that was copied; whoever trains with it is told
+    except SettingsError:  # of a file that was copied; training with it tells
         return
     sys.stdout.flush()
     for line in lines:

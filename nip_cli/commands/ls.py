@@ -13,7 +13,7 @@ def ls(run_store: RunStoreUrl = "runs", as_json: AsJson = False) -> None:
     """List the runs of a store, the newest first.
 
     Iterations are finished and planned ones; accuracy, with its 95 % interval, is that of the
-    newest test; cost is what was spent so far.
+    newest test; cost is the amount spent so far.
     """
     from nip_core.records.named_run import open_runs
     from nip_core.showing.listing import list_summaries
@@ -65,7 +65,7 @@ def _print(summaries: list[dict[str, Any]]) -> None:
 
 
 def _cost(run: dict[str, Any]) -> str:
-    """Show US dollars where somebody is paid, else tokens."""
+    """Show US dollars where a provider is paid, else tokens."""
     if run["usd"]:
         return f"${run['usd']:,.2f}"
     tokens = run["tokens"]

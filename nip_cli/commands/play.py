@@ -45,19 +45,19 @@ def play(
 
         async with open_session(parameters, progress=progress) as session:
             finished = session.run.finished_iterations()
-            which = finished if iteration is None else iteration
-            if which > finished:
+            played_iteration = finished if iteration is None else iteration
+            if played_iteration > finished:
                 raise SettingsError(
-                    f"--iteration {which}: run {session.run.name!r} has finished {finished} "
-                    "iterations, so the models of that one are not there yet"
+                    f"--iteration {played_iteration}: run {session.run.name!r} has finished "
+                    f"{finished} iterations, so the models of that one are not there yet"
                 )
-            played = await play(session, which, split)
-            files = export_rollouts(session.run, which, split, out)
+            episodes = await play(session, played_iteration, split)
+            files = export_rollouts(session.run, played_iteration, split, out)
             return {
                 "run": session.run.name,
-                "iteration": which,
+                "iteration": played_iteration,
                 "split": split,
-                **asdict(played),
+                **asdict(episodes),
                 "files": [str(file) for file in files],
             }
 

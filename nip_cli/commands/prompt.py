@@ -1,4 +1,4 @@
-"""`nip prompt`: what an agent is asked."""
+"""`nip prompt`: the request that an agent gets."""
 
 import shutil
 from typing import TYPE_CHECKING, Annotated
@@ -42,8 +42,8 @@ def prompt(
 ) -> None:
     """Show the chat that an agent is asked with, exactly as it is sent.
 
-    Of CONFIG nothing is started, and what others would have said before stands there as
-    <what prover says in round 1>. Of a run it is what was sent, with the answer that came.
+    Of CONFIG nothing is started, and the earlier messages of others stand there as
+    <what prover says in round 1>. Of a run it is the request that was sent, with its answer.
     """
     from nip_core.showing.asked_chats import Place, render_chat_on_record, render_chat_to_come
 
@@ -55,30 +55,30 @@ def prompt(
 
         if overrides:
             raise SettingsError("--set: a run has the settings with which it was played")
-        asked = render_chat_on_record(find_run(run, run_store, say_left_out), place)
+        chat = render_chat_on_record(find_run(run, run_store, say_left_out), place)
     else:
         from nip_core.parameters import load_parameters
 
-        asked = render_chat_to_come(load_parameters(str(config), overrides or []), place)
+        chat = render_chat_to_come(load_parameters(str(config), overrides or []), place)
     if as_json:
         from nip_cli.printing.plans_and_runs import print_json
 
-        print_json(asked.to_dict())
+        print_json(chat.to_dict())
         return
-    _print(asked)
+    _print(chat)
 
 
-def _print(asked: "AskedChat") -> None:
-    where = f"iteration {asked.iteration}, {asked.split}, problem {asked.problem}"
-    say(f"{asked.agent} in round {asked.round} of {where}")
-    sent = ", ".join(f"{name} {value}" for name, value in (asked.request or {}).items())
-    say(sent or f"model {asked.model}")
-    if asked.not_yet_said:
+def _print(chat: "AskedChat") -> None:
+    place = f"iteration {chat.iteration}, {chat.split}, problem {chat.problem}"
+    say(f"{chat.agent} in round {chat.round} of {place}")
+    request = ", ".join(f"{name} {value}" for name, value in (chat.request or {}).items())
+    say(request or f"model {chat.model}")
+    if chat.not_yet_said:
         say("what stands in <...> nobody has said yet")
-    for message in asked.messages:
+    for message in chat.messages:
         name = f", {message['name']}" if message.get("name") else ""
         say(f"\n{_rule(message['role'] + name)}\n{message['content']}")
-    for answer in asked.answers:
+    for answer in chat.answers:
         invalid = f" (invalid: {answer['invalid']})" if answer["invalid"] else ""
         say(f"\n{_rule('its answer' + invalid)}\n{answer['text']}")
         if answer["asked_again"] is not None:

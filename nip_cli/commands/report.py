@@ -20,7 +20,7 @@ def report(
 ) -> None:
     """Print where a run's report is; make it if there is none.
 
-    The report is one HTML file, which can be sent to somebody: learning curve, what was trained,
+    The report is one HTML file, which can be sent to a reader: learning curve, trainings,
     transcripts, costs.
     """
     from nip_core.records.named_run import find_run

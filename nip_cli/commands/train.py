@@ -58,7 +58,7 @@ def train(
 
     settings = list(overrides or [])
     parameters = load_parameters(config, settings)
-    again = _rerun_from(rerun_from)
+    rerun = _rerun_from(rerun_from)
     if dry_run:
         show_plan(parameters, as_json)
         return
@@ -68,12 +68,12 @@ def train(
     def look(prepared: Any) -> dict[str, Any] | None:
         from nip_core.showing.finished import find_finished_run
 
-        return None if again else find_finished_run(prepared)
+        return None if rerun else find_finished_run(prepared)
 
     def import_flow() -> Any:
         from nip_prefect.flows.train import train as flow
 
-        return lambda: flow(config, settings, retry_failed_jobs=retry_failed_jobs, **again)
+        return lambda: flow(config, settings, retry_failed_jobs=retry_failed_jobs, **rerun)
 
     result = run_flow(
         parameters,
@@ -82,7 +82,7 @@ def train(
         as_json=as_json,
         verbose=verbose,
         retry_failed_jobs=retry_failed_jobs,
-        shown=shown,
+        display=shown,
     )
     show_result(result, as_json, shown, show_run)
 
@@ -111,11 +111,11 @@ def _rerun_from(text: str | None) -> dict[str, Any]:
 def _fork(
     parameters: "HyperParameters", config: str, settings: list[str], new_name: str
 ) -> tuple["HyperParameters", list[str]]:
-    """Start NEW_NAME from what the run has finished, with the settings given now."""
+    """Start NEW_NAME from the run's finished iterations, with the settings given now."""
     from nip_core.parameters import load_parameters
     from nip_core.session.prepare import fork_run
 
-    # The flow reads its overrides as YAML once more: quoted, the name is what was typed.
+    # The flow reads its overrides as YAML once more: quoted, the name is as it was typed.
     settings = [*settings, f"run_name={json.dumps(new_name)}"]
     forked = load_parameters(config, settings)
     fork_run(parameters, forked)

@@ -14,7 +14,7 @@ from nip_core.run_store.run import RunRecord
 from nip_core.run_store.settings_difference import settings_difference
 
 _MOST_FILES = 50  # configurations of the working directory that are looked at
-_MOST_SETTINGS = 4  # laid over one, in a command that somebody would have typed
+_MOST_SETTINGS = 4  # laid over one, in a command that a user would have typed
 
 
 def command_for(record: RunRecord, run_store: str, directory: Path) -> str | None:
@@ -23,35 +23,37 @@ def command_for(record: RunRecord, run_store: str, directory: Path) -> str | Non
     CONFIG is a YAML file there or a bundled configuration: the one from which the run differs
     least. None if it differs in much from all of them, or was begun by another command.
     """
-    stored = dict(record.parameters)
-    if (stored.get("attack") or {}).get("run") is not None:
+    parameters = dict(record.parameters)
+    if (parameters.get("attack") or {}).get("run") is not None:
         return None
-    if runs := (stored.get("opponents") or {}).get("runs"):
-        # What was found of other runs is not typed; it is on record.
+    if runs := (parameters.get("opponents") or {}).get("runs"):
+        # Facts found in other runs are not typed; they are on record.
         unfound = [{**entry, "found": None} for entry in runs]
-        stored["opponents"] = {**stored["opponents"], "runs": unfound}
+        parameters["opponents"] = {**parameters["opponents"], "runs": unfound}
     files = [p.name for p in sorted(directory.iterdir()) if p.suffix in (".yaml", ".yml")]
     commands = (
-        _command(config, stored, run_store, directory)
+        _command(config, parameters, run_store, directory)
         for config in (*(f"./{name}" for name in files[:_MOST_FILES]), *bundled_configs())
     )
     return min(filter(None, commands), key=lambda command: command.count("--set"), default=None)
 
 
-def _command(config: str, stored: Mapping[str, Any], run_store: str, directory: Path) -> str | None:
+def _command(
+    config: str, parameters: Mapping[str, Any], run_store: str, directory: Path
+) -> str | None:
     """The command with this configuration, if it amounts to the settings of the run."""
     place = str(directory / config) if config.startswith("./") else config
     try:
-        given = load_parameters(place).to_dict()
-        if _is_same_place(given["run_store"], run_store):
-            stored = {**stored, "run_store": given["run_store"]}
+        file_parameters = load_parameters(place).to_dict()
+        if _is_same_place(file_parameters["run_store"], run_store):
+            parameters = {**parameters, "run_store": file_parameters["run_store"]}
         else:
-            stored = {**stored, "run_store": run_store}
-        differing = settings_difference(given, stored)
+            parameters = {**parameters, "run_store": run_store}
+        differing = settings_difference(file_parameters, parameters)
         if len(differing) > _MOST_SETTINGS:
             return None
         changes = [f"{key}={_as_typed(value)}" for key, (_, value) in differing.items()]
-        if settings_difference(load_parameters(place, changes).to_dict(), stored):
+        if settings_difference(load_parameters(place, changes).to_dict(), parameters):
             return None
     except (NipError, OSError):
         return None

@@ -5,7 +5,7 @@ with_prefect    a server of Prefect's for as long as the work takes
 with_view   work with a view of its progress, that a signal stops
 
 A flow that a Prefect worker starts opens its session itself; here that is opened before, so that
-the models' server, Prefect's server and what has to be imported come up at the same time.
+the models' server, Prefect's server and the imports come up at the same time.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ def with_view(
     progress: Progress,
     work: Callable[[Stop], Any],
     as_json: bool,
-    shown: Shown = Shown.auto,
+    display: Shown = Shown.auto,
 ) -> Any:
     """The result of `work`, whose progress is shown. Raises stopping.Stopped after a signal."""
     # With --json standard output carries the result alone.
-    with watch(parameters, progress, make_console(stderr=as_json), shown) as end_view:
+    with watch(parameters, progress, make_console(stderr=as_json), display) as end_view:
 
         def tell() -> None:
             end_view()
@@ -62,16 +62,16 @@ def run_flow(
     as_json: bool,
     verbose: bool,
     retry_failed_jobs: bool = False,
-    shown: Shown = Shown.auto,
+    display: Shown = Shown.auto,
 ) -> Any:
-    """The result of the flow, or what `look` finds in the prepared run, if it finds anything.
+    """The result of the flow, or the finding of `look` in the prepared run, if it has one.
 
     `import_flow` makes the flow: importing Prefect takes seconds.
     """
     progress = Progress()
 
     def work(stop: Stop) -> Any:
-        # 1. What needs no server: nothing may be left to do.
+        # 1. The part without a server: nothing may be left to do.
         with progress.doing("checking the settings and the problems"):
             from nip_core.session.opening import open_session
             from nip_core.session.prepare import prepare
@@ -103,7 +103,7 @@ def run_flow(
         with with_prefect(verbose) as wait_for_prefect:
             return stop.run(lambda: in_session(wait_for_prefect))
 
-    return with_view(parameters, progress, work, as_json, shown)
+    return with_view(parameters, progress, work, as_json, display)
 
 
 @contextmanager
@@ -149,10 +149,14 @@ def import_prefect() -> None:
             import prefect.context  # noqa: F401
     except ImportError:
         raise
-    except Exception as error:  # whatever a parser or a check raises, in a file or a variable
+    except Exception as error:  # any error of a parser or a check, in a file or a variable
         if variables := _find_faulty_variables():
-            told = [f"Prefect can't read {name} ({why})" for name, why in variables.items()]
-            raise SettingsError(f"environment: {', and '.join(told)}; mend or unset it") from None
+            messages = [
+                f"Prefect can't read {name} ({reason})" for name, reason in variables.items()
+            ]
+            raise SettingsError(
+                f"environment: {', and '.join(messages)}; mend or unset it"
+            ) from None
         home = os.environ.get("PREFECT_HOME") or "~/.prefect"
         file = os.environ.get("PREFECT_PROFILES_PATH") or f"{home}/profiles.toml"
         raise SettingsError(
@@ -198,25 +202,25 @@ def _find_faulty_variables() -> dict[str, str]:
         os.environ.update(variables)
         try:
             Settings()
-        except Exception as error:  # whatever a parser or a check raises
+        except Exception as error:  # any error of a parser or a check
             return _say_why(error)
         return None
 
     try:
         if reason(places) is not None:
             return {}
-        found = {name: reason({**places, name: value}) for name, value in all_variables.items()}
+        reasons = {name: reason({**places, name: value}) for name, value in all_variables.items()}
     finally:
         os.environ.update(all_variables)
-    return {name: why for name, why in found.items() if why is not None}
+    return {name: cause for name, cause in reasons.items() if cause is not None}
 
 
 def _say_why(error: Exception) -> str:
     """Say the first problem in a line, without the value."""
-    told = str(error)
+    message = str(error)
     if callable(details := getattr(error, "errors", None)) and (all_ := details()):
-        told = all_[0]["msg"].removeprefix("Value error, ")
-    return remove_users((told.strip().splitlines() or [""])[0][:200])
+        message = all_[0]["msg"].removeprefix("Value error, ")
+    return remove_users((message.strip().splitlines() or [""])[0][:200])
 
 
 def _check_prefect() -> None:
@@ -243,5 +247,5 @@ def say_no_prefect(error: BaseException) -> str:
     """Name the silent server."""
     from prefect.settings import PREFECT_API_URL
 
-    shown = show_address(PREFECT_API_URL.value() or "")
-    return f"PREFECT_API_URL {shown}: no Prefect server answers ({remove_users(str(error))})"
+    address = show_address(PREFECT_API_URL.value() or "")
+    return f"PREFECT_API_URL {address}: no Prefect server answers ({remove_users(str(error))})"

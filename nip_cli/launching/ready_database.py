@@ -25,7 +25,7 @@ SQL = Path(__file__).with_name("ready_database.sql")
 def lay_out() -> bool:
     """Make the database of this process's settings from the SQL, if it is a new one on SQLite.
 
-    Whatever is in the way of that is left to Prefect, which makes the database itself.
+    An obstacle to that is left to Prefect, which makes the database itself.
     """
     import prefect
     from prefect.settings import get_current_settings
@@ -49,12 +49,12 @@ def _lay_out_at(place: Path) -> bool:
         return False
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".prefect-db-") as folder:
-        made = Path(folder) / place.name
-        # As Prefect has it; what is written ahead is in the file when it is closed.
-        with closing(sqlite3.connect(made)) as connection:
+        new_file = Path(folder) / place.name
+        # As Prefect has it; the write-ahead log is in the file when it is closed.
+        with closing(sqlite3.connect(new_file)) as connection:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.executescript(SQL.read_text(encoding="utf-8"))
-        os.link(made, place)  # refused where another command has made one meanwhile
+        os.link(new_file, place)  # refused where another command has made one meanwhile
     return True
 
 
@@ -84,7 +84,7 @@ def _list_statements(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the file: what this Prefect's migrations make of nothing."""
+    """Print the file: this Prefect's migrations, run on an empty database."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PREFECT_HOME"] = folder
         import asyncio

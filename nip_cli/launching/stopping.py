@@ -43,7 +43,7 @@ class Stop:
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """As asyncio.run: the work is cancelled when a stop is asked for."""
-        import asyncio  # a third of what `nip --help` would import
+        import asyncio  # a third of the imports of `nip --help`
 
         async def cancellable() -> T:
             loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -57,7 +57,7 @@ class Stop:
             finally:
                 with self._lock:
                     self._cancel = None
-                # What the event loop waits for from here on (threads that import) holds nothing.
+                # From here on the event loop waits for threads that import; they hold nothing.
                 self._given_back.set()
 
         return asyncio.run(cancellable())
@@ -88,21 +88,21 @@ def stoppable(work: Callable[[Stop], T], on_stop: Callable[[], None]) -> T:
             result.set_exception(error)
         heard.put(None)
 
-    before = {
-        number: signal.signal(number, lambda sent, frame: heard.put(signal.Signals(sent)))
+    earlier_handlers = {
+        number: signal.signal(number, lambda caught, frame: heard.put(signal.Signals(caught)))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         # As in the background of a script, and under `nohup`.
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     threading.Thread(target=do, name="work", daemon=True).start()
-    by = _hear(heard)
-    if by is None:
-        for number, handler in before.items():
+    stop_signal = _hear(heard)
+    if stop_signal is None:
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
         return result.result()
     on_stop()
     stop.ask()
-    raise Stopped(by)
+    raise Stopped(stop_signal)
 
 
 def _hear(heard: "SimpleQueue[signal.Signals | None]") -> signal.Signals | None:

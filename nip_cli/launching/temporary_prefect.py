@@ -6,7 +6,7 @@ end_temporary      ends all that this process has started; called at its end, to
 Prefect's own temporary server is a member of the command's process group: Ctrl-C ends it first, and
 everything that waits for its answers then waits for time-outs. This one has a session of its own
 and ends with the command, however that ends. It starts while the command does something else:
-what connects early waits in the socket's queue. Its log is a file without a name. A new database
+an early connection waits in the socket's queue. Its log is a file without a name. A new database
 is laid out as `ready_database` has it, without all of Prefect's migrations.
 """
 

@@ -1,1 +1,1 @@
-"""The commands of `nip` about this machine: what runs here, and services that are started."""
+"""The commands of `nip` about this machine: a look at it, and services that are started."""

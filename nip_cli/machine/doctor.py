@@ -1,4 +1,4 @@
-"""`nip doctor`: what can run on this machine."""
+"""`nip doctor`: the engines and services that can run on this machine."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What is installed, which engines can run, what is missing and how to get it."""
+"""The installed parts, the engines that can run, the missing parts and how to get them."""
 
 import asyncio
 import importlib.metadata
@@ -45,7 +45,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at this machine; nothing is changed, and what is started for a look has ended."""
+    """Look at this machine; nothing is changed, and every process started for a look has ended."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     findings = [
         Finding(
@@ -132,16 +132,16 @@ def _model(name: str) -> Finding:
 
 
 def _published(name: str) -> Finding:
-    what, command = f"model {name}", KNOWN[name].command
+    subject, command = f"model {name}", KNOWN[name].command
     try:
         looked = look_at(KNOWN[name])
     except SettingsError as error:
-        return Finding(what, False, str(error))
+        return Finding(subject, False, str(error))
     if looked.flaw is not None:
-        return Finding(what, False, f"damaged: {looked.flaw}", remedy=command)
+        return Finding(subject, False, f"damaged: {looked.flaw}", remedy=command)
     size = f"{KNOWN[name].wheel_bytes / 1e6:.0f} MB"
     return Finding(
-        what, True, f"{looked.path}" if looked.is_there else f"not here: {command} ({size})"
+        subject, True, f"{looked.path}" if looked.is_there else f"not here: {command} ({size})"
     )
 
 
@@ -179,13 +179,13 @@ def _for_gpus(has_gpu: bool) -> list[Finding]:
     )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     findings = []
-    for what, place, remedy in (
+    for subject, place, remedy in (
         ("C compiler", compiler, "apt-get install gcc"),
         ("Python.h", str(header) if header.is_file() else None, "apt-get install python3-dev"),
     ):
-        missing = f"missing ({remedy}): kernels are compiled on a GPU when they are first used"
+        absence = f"missing ({remedy}): kernels are compiled on a GPU when they are first used"
         without = "" if has_gpu else "; not needed without a GPU"
-        findings.append(Finding(what, bool(place) or not has_gpu, (place or missing) + without))
+        findings.append(Finding(subject, bool(place) or not has_gpu, (place or absence) + without))
     return [*findings, _cuda(has_gpu)]
 
 
@@ -225,7 +225,7 @@ def _sandbox() -> Finding:
         "Landlock": layers.landlock,
         "a user of its own": layers.user,
     }
-    holding = ", ".join(name for name, there in holds.items() if there)
+    holding = ", ".join(name for name, is_held in holds.items() if is_held)
     if not why_not:
         return Finding("sandbox", True, f"keeps untrusted code in: {holding}")
     remedy = "allow user namespaces, or allow_without_namespaces=True to do with the rest"
@@ -251,13 +251,13 @@ def _embedded(is_installed: bool) -> Finding:
 
 def summary(findings: list[Finding]) -> str:
     """Return what can run here, in a line."""
-    missing = [f.what for f in findings if f.needed and not f.ok]
-    if missing:
-        return f"nip can't run here: {', '.join(missing)}"
+    missing_parts = [f.what for f in findings if f.needed and not f.ok]
+    if missing_parts:
+        return f"nip can't run here: {', '.join(missing_parts)}"
     engines = [f for f in findings if f.what.startswith("engine ")]
     can = [f.what.removeprefix("engine ") for f in engines if f.ok]
     cannot = [f.what.removeprefix("engine ") for f in engines if not f.ok]
-    # Trainings run on what that engine runs on, whichever plays.
+    # Trainings run on that engine's device, whichever engine plays.
     has_torch = any(ENGINES[name].runs_on_torch for name in can)
     training = "local training" if has_torch else "no local training"
     lacking = f"; not {', '.join(cannot)}" if cannot else ""

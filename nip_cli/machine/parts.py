@@ -122,7 +122,7 @@ class Parts:
         self._write_pids()
         return part.process
 
-    def until(self, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
+    def until(self, condition: Callable[[], bool], purpose: str, deadline_s: float) -> None:
         """Wait for `condition`. Raises ServerError if a part ends or the time is over."""
         end_s = self._clock() + deadline_s
         while not condition():
@@ -133,11 +133,11 @@ class Parts:
                         f"{read_tail(part.log)}"
                     )
             if self._clock() > end_s:
-                raise ServerError(f"not within {deadline_s:g} s: {what}; see {self._logs}")
+                raise ServerError(f"not within {deadline_s:g} s: {purpose}; see {self._logs}")
             time.sleep(_LOOK_S)
 
     def watch(self) -> None:
-        """Start again what ends. Returns never. Raises ServerError for what ends at each start."""
+        """Restart parts that end. Returns never. Raises ServerError if one ends at each start."""
         while True:
             self.tend()
             time.sleep(_LOOK_S)
@@ -153,7 +153,7 @@ class Parts:
                 self._write_pids()
 
     def _note_end(self, part: _Part) -> None:
-        # Flow runs that a worker leaves behind are watched by nobody.
+        # No process watches the flow runs that a worker leaves behind.
         signal_group(part.process.pid, signal.SIGKILL)
         steady = self._clock() - part.started_s >= _STEADY_S
         part.quick_ends = 1 if steady else part.quick_ends + 1

@@ -26,10 +26,10 @@ _USER, _DATABASE = "nip", "postgres"
 def find_binaries() -> Path:
     """The newest directory with `initdb` and `postgres`. Raises SettingsError with the remedy."""
     on_path = shutil.which("initdb")
-    found = [Path(on_path).resolve().parent] if on_path else []
+    folders = [Path(on_path).resolve().parent] if on_path else []
     for place in _PLACES:
-        found += sorted(Path("/").glob(place[1:]), reverse=True)
-    for folder in found:
+        folders += sorted(Path("/").glob(place[1:]), reverse=True)
+    for folder in folders:
         if (folder / "initdb").is_file() and (folder / "postgres").is_file():
             return folder
     raise SettingsError(_INSTALL)
@@ -80,7 +80,7 @@ def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
     # Under another name until it is whole: a killed initdb leaves what looks so.
     part = directory / "data.part"
     shutil.rmtree(part, ignore_errors=True)
-    done = subprocess.run(
+    process = subprocess.run(
         [binaries / "initdb", "-D", part, "-U", _USER, "-E", "UTF8", "--locale=C.UTF-8",
          "--auth=scram-sha-256", f"--pwfile={password_file}"],
         capture_output=True,
@@ -90,12 +90,12 @@ def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
         env=_environment(),
         **as_user,
     )  # fmt: skip
-    if done.returncode != 0:
+    if process.returncode != 0:
         shutil.rmtree(part, ignore_errors=True)
         hint = ""
         if as_user:
             hint = f"; its user, postgres, has to reach {directory}, or run `nip up` as yourself"
-        raise ServerError(f"initdb: {done.stderr.strip()[-1000:]}{hint}")
+        raise ServerError(f"initdb: {process.stderr.strip()[-1000:]}{hint}")
     part.rename(data)
     return password
 
@@ -103,8 +103,8 @@ def _create(directory: Path, binaries: Path, as_user: dict[str, Any]) -> str:
 def _environment() -> dict[str, str]:
     """Return what PostgreSQL's programs need: run by root they are another user's, who could read
     every key in the rest."""
-    kept = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    return {**kept, "LC_ALL": "C.UTF-8"}
+    variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return {**variables, "LC_ALL": "C.UTF-8"}
 
 
 def _as_user() -> dict[str, Any]:

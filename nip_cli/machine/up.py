@@ -2,8 +2,8 @@
 
 PostgreSQL, a Prefect server with basic auth on it, work pools and deployments, a worker for each
 pool that this machine can serve, and, if asked for, an lm_server. A part that ends is started again
-(see `parts`). Ctrl-C ends all of it; a killed `nip up` takes its processes along on Linux. What
-they keep lies in the state directory, and so do their keys. Workers work in the directory in which
+(see `parts`). Ctrl-C ends all of it; a killed `nip up` takes its processes along on Linux. Their
+files lie in the state directory, and so do their keys. Workers work in the directory in which
 the command was started: a run store that is given as a relative path lies there.
 """
 
@@ -65,8 +65,8 @@ def up(
         state.chmod(0o711 if os.geteuid() == 0 else 0o700)
     _keep_private(state / "prefect")
     # 1. Nothing is started that would stand in the way of something that runs.
-    for taken in (port, *([lm_server_port] if engine else [])):
-        _refuse_taken(taken)
+    for used_port in (port, *([lm_server_port] if engine else [])):
+        _refuse_taken(used_port)
     with _only_one(state), Parts(state) as parts:
         environment = _environment(state, port)
         if engine:
@@ -82,7 +82,7 @@ def up(
         parts.start("prefect-server", [*_prefect(), "server", "start"], server, umask=0o077)
         url = f"http://127.0.0.1:{port}"
         parts.until(lambda: _is_up(f"{url}/api/health"), "the Prefect server answers", 300)
-        # 3. What people find in its UI.
+        # 3. The pools and deployments that its UI shows.
         _register(environment)
         # 4. Who does the work.
         if engine:
@@ -181,10 +181,10 @@ def _register(environment: Mapping[str, str]) -> None:
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> None:
-    done = _ask(command, environment)
-    if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip()[-2000:]
-        raise ServerError(f"prefect {' '.join(command)}: {said}")
+    process = _ask(command, environment)
+    if process.returncode != 0:
+        output = (process.stdout + process.stderr).strip()[-2000:]
+        raise ServerError(f"prefect {' '.join(command)}: {output}")
 
 
 def _ask(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -210,8 +210,8 @@ def _prefect() -> list[str]:
 
 def _prefect_command() -> str:
     """Prefect's command as a terminal anywhere takes it."""
-    beside = Path(sys.executable).with_name("prefect")
-    return shlex.quote(str(beside)) if beside.exists() else shlex.join(_prefect())
+    neighbour = Path(sys.executable).with_name("prefect")
+    return shlex.quote(str(neighbour)) if neighbour.exists() else shlex.join(_prefect())
 
 
 def _is_up(url: str) -> bool:

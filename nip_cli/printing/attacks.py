@@ -1,4 +1,4 @@
-"""What `nip show` prints of an attack."""
+"""The lines that `nip show` prints of an attack."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def show_attack(attack: dict[str, Any], console: "Console") -> None:
     """Print what an attack did to the verifier of another run."""
-    by, of_run = attack.get("script") or attack["by"], attack["run"]
+    method, of_run = attack.get("script") or attack["by"], attack["run"]
     console.print(
-        f"attack by {by} on run {of_run}, iteration {attack['iteration']} ({attack['model']})",
+        f"attack by {method} on run {of_run}, iteration {attack['iteration']} ({attack['model']})",
         soft_wrap=True,
     )
     if start := attack.get("start_from"):
@@ -45,7 +45,7 @@ def show_attack(attack: dict[str, Any], console: "Console") -> None:
                 _effort_cell(entry.get("effort")),
             )
         )
-    # What no row has says nothing: an attack on wrong solutions alone has no completeness.
+    # A column without a value is left out: an attack on wrong solutions alone has no completeness.
     filled = [i for i in range(len(heads)) if i == 0 or any(row[i] != "-" for row in rows)]
     table = Table(box=SIMPLE_HEAD, padding=0)
     for i in filled:

@@ -24,6 +24,6 @@ class _Shown(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        # What came as Text, or from a renderable of one's own.
+        # A Text, or a renderable of one's own.
         for part in super().render(renderable, options):
             yield part if part.control else part._replace(text=printable(part.text))

@@ -52,9 +52,9 @@ def watch(
     parameters: HyperParameters,
     progress: Progress,
     console: Console,
-    shown: Shown = Shown.auto,
+    display: Shown = Shown.auto,
 ) -> Iterator[Callable[[], None]]:
-    """Show the progress until the block is left, or what is yielded is called.
+    """Show the progress until the block is left, or the yielded function is called.
 
     Writes to `console` from a thread of its own, a first line at once.
     """
@@ -68,7 +68,7 @@ def watch(
     )
     stop = threading.Event()
     thread = threading.Thread(
-        target=_show, args=(parameters, progress, console, shown, stop), daemon=True, name="view"
+        target=_show, args=(parameters, progress, console, display, stop), daemon=True, name="view"
     )
     thread.start()
 
@@ -86,20 +86,20 @@ def _show(
     parameters: HyperParameters,
     progress: Progress,
     console: Console,
-    shown: Shown,
+    display: Shown,
     stop: threading.Event,
 ) -> None:
     # Who has closed the pipe does not want to see any more; the run goes on.
     with contextlib.suppress(OSError):
-        if shown is Shown.auto:
-            # What can't move its cursor gets lines.
+        if display is Shown.auto:
+            # A terminal that can't move its cursor gets lines.
             is_live = console.is_terminal and not console.is_dumb_terminal
-            shown = Shown.live if is_live else Shown.lines
-        if shown is Shown.live:
+            display = Shown.live if is_live else Shown.lines
+        if display is Shown.live:
             _live(parameters, progress, console, stop)
-        elif shown is Shown.json:
+        elif display is Shown.json:
             _write(JsonLines(progress, parameters), console, stop)
-        elif shown is Shown.lines:
+        elif display is Shown.lines:
             _write(PlainLines(progress, parameters), console, stop)
 
 
@@ -116,7 +116,7 @@ def _write(lines: _Lines, console: Console, stop: threading.Event) -> None:
 def _live(
     parameters: HyperParameters, progress: Progress, console: Console, stop: threading.Event
 ) -> None:
-    """Lines of what has happened, and below them what goes on, drawn anew all the time."""
+    """Lines of past events, and below them the work that goes on, drawn anew all the time."""
     lines = PlainLines(progress, parameters, only_events=True)
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
@@ -147,13 +147,13 @@ def frame(state: State, width: int) -> RenderableType:
         f"  {format_clock(state.stage_s)}",
         no_wrap=True,
     )
-    # 2. What is being done.
+    # 2. The work that goes on.
     for doing in state.doing:
         _add(table, doing, bar)
-    # 3. What went wrong, and what it cost.
+    # 3. Failures, and their cost.
     if words := count_words(state.counts):
         table.add_row("so far", Text(words, style="yellow" if state.counts.retries else ""))
-    # 4. What is slow, and what would help.
+    # 4. The slow part, and a remedy.
     if state.slow:
         table.add_row("slow", Text(state.slow, style="yellow", no_wrap=False, overflow="fold"))
     # 5. The whole run.
@@ -197,11 +197,11 @@ def _whole(whole: Whole, bar: int) -> RenderableType:
     return _with_bar(round(1000 * whole.share), 1000, bar, words)
 
 
-def _with_bar(done: int, total: int, bar: int, words: str) -> RenderableType:
+def _with_bar(count: int, total: int, bar: int, words: str) -> RenderableType:
     if not bar:
         return Text(words)
     row = Table.grid(padding=(0, 1))
     row.add_column(width=bar)
     row.add_column(no_wrap=True, overflow="ellipsis")
-    row.add_row(ProgressBar(total=max(total, 1), completed=done, width=bar), Text(words))
+    row.add_row(ProgressBar(total=max(total, 1), completed=count, width=bar), Text(words))
     return row

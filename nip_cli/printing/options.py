@@ -1,6 +1,6 @@
 """Arguments and options that several commands share, and how a shell completes them.
 
-What completes a word runs each time that somebody presses Tab: it imports little, writes nothing,
+A completion runs each time that the user presses Tab: it imports little, writes nothing,
 and says nothing where it finds nothing.
 """
 
@@ -42,14 +42,14 @@ def complete_run(context: typer.Context, incomplete: str) -> list[str]:
 def complete_setting(incomplete: str) -> list[str]:
     """Addresses of settings: ``rl.``, then ``rl.lr=``, with the default beside it.
 
-    Whatever is not complete yet comes as two words or more, since a shell adds a space to one.
+    An incomplete setting comes as two words or more, since a shell adds a space to one.
     """
     if "=" in incomplete:
         return []
     from nip_core.parameters.load import list_settings_below
 
-    above = incomplete.rpartition(".")[0]
-    keys = tuple(above.split(".")) if above else ()
+    section = incomplete.rpartition(".")[0]
+    keys = tuple(section.split(".")) if section else ()
     while True:
         settings = {
             ".".join((*keys, n)): default for n, default in list_settings_below(keys).items()

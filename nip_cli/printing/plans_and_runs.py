@@ -1,6 +1,6 @@
-"""What `nip` prints of plans and runs.
+"""The lines that `nip` prints of plans and runs.
 
-show_plan     what a run would take, and what in its settings is probably not meant
+show_plan     the cost of a run, and its settings that are probably not meant
 show_run      how far a run is
 print_json    the same for programs
 """
@@ -67,9 +67,9 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     if as_json:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
         reach = plan_reach(parameters)
-        known = {"estimate": asdict(estimate), "left_out": counts, "origin": origin.facts()}
-        known |= reach_entry(reach)
-        print_json({"parameters": parameters.to_dict(), **known})
+        entry = {"estimate": asdict(estimate), "left_out": counts, "origin": origin.facts()}
+        entry |= reach_entry(reach)
+        print_json({"parameters": parameters.to_dict(), **entry})
         _warn(parameters, estimate)
         return
     import yaml
@@ -77,7 +77,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     say("# what differs from the defaults; nip train CONFIG --dry-run --json has all settings")
     differing = parameters.model_dump(mode="json", exclude_defaults=True)
     say(yaml.safe_dump(differing, sort_keys=False, allow_unicode=True))
-    # An attack by chosen messages or by a script has none, and trains nobody.
+    # An attack by chosen messages or by a script has none, and trains no agent.
     does = amount(estimate.iterations, "iteration") if estimate.iterations else "no training"
     say(f"{does}, nothing was started:")
     for group, model in origin.models[0].items() if origin.models else ():
@@ -104,11 +104,11 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     _warn(parameters, estimate)
 
 
-def warn_of_models(planned: "Iterable[HyperParameters]") -> None:
+def warn_of_models(plans: "Iterable[HyperParameters]") -> None:
     """Print which models' names nothing could explain. Raises SettingsError for a wrong one."""
     from nip_core.session.named_models import list_unanswered
 
-    for line in list_unanswered(*planned):
+    for line in list_unanswered(*plans):
         say(f"nip: warning: {line}", file=sys.stderr)
 
 
@@ -144,8 +144,8 @@ def _print_costs(parameters: HyperParameters, estimate: "Estimate") -> None:
         "tokens trained on": (estimate.expected_training_tokens, estimate.training_tokens),
     }
     say(f"  {'':<20}{'expected':>16}{'at most':>16}")
-    for name, (expected, most) in rows.items():
-        say(f"  {name:<20}{expected:>16,}{most:>16,}")
+    for name, (expected, maximum) in rows.items():
+        say(f"  {name:<20}{expected:>16,}{maximum:>16,}")
     if estimate.usd is None or estimate.expected_usd is None:
         say("  cost unknown: add to the configuration, with US dollars per million tokens,")
         say("\n".join(f"    {line}" for line in ("prices:", *write_price_lines(parameters))))
@@ -171,12 +171,12 @@ def _short_budget(parameters: HyperParameters, estimate: "Estimate") -> "Iterato
     from nip_core.evaluation.figures_in_words import cap_amount
 
     expected = {"usd": estimate.expected_usd, "tokens": estimate.expected_tokens}
-    for cap, most in list_caps(parameters).items():
-        if (expected[cap] or 0) > most:
+    for cap, limit in list_caps(parameters).items():
+        if (expected[cap] or 0) > limit:
             takes = cap_amount(cap, expected[cap] or 0)
             yield (
                 f"budget.{cap}: the run is expected to take {takes} and stops at "
-                f"{cap_amount(cap, most)}"
+                f"{cap_amount(cap, limit)}"
             )
 
 
@@ -186,13 +186,13 @@ def _detectable(estimate: "Estimate") -> str:
 
     if estimate.smallest_change is None:
         return ""
-    asked = problems_words(estimate.test_problems, estimate.test_questions)
+    problems = problems_words(estimate.test_problems, estimate.test_questions)
     alike = ""
     if estimate.test_questions < estimate.test_problems:
         alike = f", correlated by {LIKENESS:g} within a question"
     assumed = f"assumed: {100 * CHANGED:.0f} % of the verdicts change{alike}"
     return (
-        f"tests of {asked}: two iterations must differ by {100 * estimate.smallest_change:.1f} "
+        f"tests of {problems}: two iterations must differ by {100 * estimate.smallest_change:.1f} "
         f"points to show it at {100 * POWER:.0f} % power ({assumed})"
     )
 
@@ -207,9 +207,9 @@ def _shows_little(parameters: HyperParameters, estimate: "Estimate") -> "Iterato
     )
     if change is None or change <= _LARGE_CHANGE or not is_measured:
         return
-    asked = problems_words(estimate.test_problems, estimate.test_questions)
+    problems = problems_words(estimate.test_problems, estimate.test_questions)
     yield (
-        f"tests of {asked} can hardly show that accuracy changed by less than "
+        f"tests of {problems} can hardly show that accuracy changed by less than "
         f"{100 * change:.1f} points, so the run may show nothing; test on more questions, of a "
         "larger dataset or by dataset_options.max_test_size"
     )
@@ -235,9 +235,9 @@ def _unreachable_threshold(parameters: HyperParameters) -> "Iterator[str]":
     if parameters.trainer != "pure_text_ei" or parameters.base_run.base_run_type == "rerun_tests":
         return  # other trainers have no threshold, or not for long
     threshold = parameters.pure_text_ei.reward_threshold
-    for agent, most in find_never_chosen(parameters).items():
+    for agent, share in find_never_chosen(parameters).items():
         yield (
-            f"agents.{agent} can earn at most {most:g} in an episode, less than "
+            f"agents.{agent} can earn at most {share:g} in an episode, less than "
             f"pure_text_ei.reward_threshold, {threshold:g}, so it is never trained; use "
             "rollout_selection_method: weighted_sampling, or freeze_agent: true"
         )
@@ -259,10 +259,10 @@ def explain_reach(reaches: "Iterable[Reach | None]") -> None:
     """Say under a plan what reach is, where an attack of it has one."""
     from nip_core.attack_figures.reach import PLANNED_REACH, PLANNED_TRAINING
 
-    known = [reach for reach in reaches if reach is not None]
-    if known:
+    known_reaches = [reach for reach in reaches if reach is not None]
+    if known_reaches:
         say(PLANNED_REACH)
-    if any(reach.rarest_to_train is not None for reach in known):
+    if any(reach.rarest_to_train is not None for reach in known_reaches):
         say(PLANNED_TRAINING)
 
 
@@ -271,13 +271,15 @@ def print_json(value: Any) -> None:
     say(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def show_result(result: Any, as_json: bool, shown: "Shown", show: "Callable[[Any], None]") -> None:
+def show_result(
+    result: Any, as_json: bool, display: "Shown", show: "Callable[[Any], None]"
+) -> None:
     """The result of a command: for people by `show`, or as JSON; as a last line of JSON lines."""
     from nip_cli.printing.options import Shown
 
     if as_json:
         print_json(result)
-    elif shown is Shown.json:
+    elif display is Shown.json:
         say(json.dumps({"event": "result", "result": result}, ensure_ascii=False, default=str))
     else:
         show(result)
@@ -292,18 +294,18 @@ def print_viewer(place: str) -> None:
 
 
 def _show_stopped(stopped: dict[str, Any], costs: dict[str, Any]) -> None:
-    """Print how far a stopped run is, whether its budget is spent, and what goes on with it."""
+    """Print a stopped run's progress, a spent budget, and the command that goes on with it."""
     finished, last = stopped["finished"], stopped["iterations"]
-    done = (
+    progress = (
         f"{finished} of {last} iterations finished; in iteration {finished}" if last else "so far"
     )
-    say(f"{done}: {stopped['doing']}")
+    say(f"{progress}: {stopped['doing']}")
     same = "the command that began it, with the same configuration"
     say(f"go on where it stopped: {stopped['go_on'] or same}")
     for cap in ("tokens", "usd"):
-        spent, most = costs[cap]["spent"], costs[cap]["budget"]
-        if most is not None and spent is not None and spent >= most:
-            say(f"its budget is spent: raise it by --set budget.{cap}=…, above {spent:,.12g}")
+        expense, budget = costs[cap]["spent"], costs[cap]["budget"]
+        if budget is not None and expense is not None and expense >= budget:
+            say(f"its budget is spent: raise it by --set budget.{cap}=…, above {expense:,.12g}")
 
 
 def _jobs_cell(statuses: dict[str, str], width: int) -> str:
@@ -322,9 +324,9 @@ def _tell_untrained(iterations: list[dict[str, Any]]) -> "Iterator[str]":
                 reasons = by_job.setdefault((group, job["status"]), {})
                 reasons[entry["iteration"]] = job["reason"]
     for (group, status), reasons in by_job.items():
-        for reason, of in group_reasons(reasons):
-            plural = "" if len(of) == 1 else "s"
-            yield f"iteration{plural} {list_spans(of)}, {group}: {status}: {reason}"
+        for reason, numbers in group_reasons(reasons):
+            plural = "" if len(numbers) == 1 else "s"
+            yield f"iteration{plural} {list_spans(numbers)}, {group}: {status}: {reason}"
 
 
 def _show_costs(costs: dict[str, dict[str, float | None]], console: "Console") -> None:
@@ -391,7 +393,7 @@ def _show_league(iterations: list[dict[str, Any]], console: "Console") -> None:
 
 
 def show_run(result: dict[str, Any]) -> None:
-    """A table of the iterations of a run, and what became of their jobs."""
+    """A table of the iterations of a run, and the ends of their jobs."""
     width = shutil.get_terminal_size((80, 24)).columns
     is_narrow = width < _ROOM_FOR_ALL
     console = make_console(width=width)
@@ -434,8 +436,8 @@ def show_run(result: dict[str, Any]) -> None:
     tests = [entry["test"] for entry in result["iterations"] if entry["test"]]
     problems, questions = (tests[-1].get(key) if tests else None for key in _COUNTS)
     if problems and questions and questions < problems:
-        asked = problems_words(problems, questions)
-        say(f"intervals are by question: {asked} were tested")
+        problems_text = problems_words(problems, questions)
+        say(f"intervals are by question: {problems_text} were tested")
     _show_baselines(result, console)
     if any("league" in entry for entry in result["iterations"]):
         _show_league(result["iterations"], console)

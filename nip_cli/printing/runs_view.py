@@ -28,27 +28,27 @@ _MOST_ROWS = 12  # runs at a time that have a row
 
 
 class RunsView:
-    """What is said of runs, as they begin and end. Use as a context manager."""
+    """The lines about runs, as they begin and end. Use as a context manager."""
 
     def __init__(
         self,
         count: int,
-        to: IO[str],
-        shown: Shown = Shown.auto,
+        stream: IO[str],
+        display: Shown = Shown.auto,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Expects `count` runs, and writes to `to`."""
-        self._count, self._to, self._clock = count, to, clock
+        """Expects `count` runs, and writes to `stream`."""
+        self._count, self._to, self._clock = count, stream, clock
         self._ended = self._failed = 0
         self._began_s, self._going = clock(), dict[str, float]()
         self._lock = threading.Lock()
         self._console = make_console()
-        self._console.file = to
-        if shown is Shown.auto:
-            # What can't move its cursor gets lines.
+        self._console.file = stream
+        if display is Shown.auto:
+            # A terminal that can't move its cursor gets lines.
             is_live = self._console.is_terminal and not self._console.is_dumb_terminal
-            shown = Shown.live if is_live else Shown.lines
-        self._shown, self._live = shown, None if shown is not Shown.live else self._make_live()
+            display = Shown.live if is_live else Shown.lines
+        self._shown, self._live = display, None if display is not Shown.live else self._make_live()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -70,14 +70,14 @@ class RunsView:
             self._going[run] = self._clock()
         self._tell("started", run, "started")
 
-    def ended(self, run: str, how: str, *, is_failed: bool = False) -> None:
+    def ended(self, run: str, outcome: str, *, is_failed: bool = False) -> None:
         """Say how a run has ended, in words."""
         with self._lock:
             self._going.pop(run, None)
             self._ended += 1
             self._failed += is_failed
-            ended = self._ended
-        self._tell("ended", run, how, is_failed=is_failed, ended=ended)
+            ended_count = self._ended
+        self._tell("ended", run, outcome, is_failed=is_failed, ended=ended_count)
 
     def frame(self) -> RenderableType:
         """Draw the runs that go on, and below them how many have ended."""
@@ -85,15 +85,15 @@ class RunsView:
         table.add_column(no_wrap=True, overflow="ellipsis")
         table.add_column(justify="right")
         with self._lock:
-            going, ended, failed = [*self._going.items()], self._ended, self._failed
+            going, ended_count, failed = [*self._going.items()], self._ended, self._failed
         for run, since_s in going[:_MOST_ROWS]:
             table.add_row(Text(run), format_clock(now_s - since_s))
         if (more := len(going) - _MOST_ROWS) > 0:
             table.add_row(Text(f"and {more} more"), "")
-        words = f"{ended} of {self._count} ended" + (f", {failed} failed" if failed else "")
+        words = f"{ended_count} of {self._count} ended" + (f", {failed} failed" if failed else "")
         foot = Table.grid(padding=(0, 1))
         width = min(_WIDEST_BAR, self._console.width // 3)
-        bar = ProgressBar(total=max(self._count, 1), completed=ended, width=width)
+        bar = ProgressBar(total=max(self._count, 1), completed=ended_count, width=width)
         foot.add_row(bar, Text(words), format_clock(now_s - self._began_s))
         page = Table.grid()
         page.add_row(table)

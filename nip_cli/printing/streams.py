@@ -1,7 +1,7 @@
 """Standard streams that lead nowhere any longer: the command goes on without them.
 
 open_closed   /dev/null on those that were closed when the process began
-survive       writes to standard output and error fail no more, whoever has gone or is full
+survive       writes to standard output and error fail no more: a reader may go, a disk may fill
 lost_output   why something that was to be printed is lost, unless its reader has gone
 
 A training is worth more than its log. A descriptor of 0 to 2 that is closed would be that of the
@@ -62,7 +62,7 @@ def survive() -> None:
         name = _NAMES[number]
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
-            continue  # somebody's who imports this, like a test's
+            continue  # an importing program's own, like a test's
         with contextlib.suppress(OSError):
             stream.flush()
         raw = _lasting[number] = _Lasting(number, "w", closefd=False)

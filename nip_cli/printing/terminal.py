@@ -1,7 +1,7 @@
-"""What `nip` prints: whoever wrote a text, a terminal shows it and does not obey it.
+"""The printing of `nip`: a terminal shows every text and obeys none.
 
 say     in place of `print`, which the linter refuses in flows; tables are `console`'s
-guard   does the same for what is logged, and for tracebacks
+guard   does the same for log records, and for tracebacks
 
 A text of a model, a data set or a server may have codes in it that set a terminal's title, hide a
 line, make a link or turn letters around. Each is printed as JSON escapes it: ESC is ``\\u001b``.
@@ -22,7 +22,7 @@ def say(text: object = "", *, file: IO[str] | None = None, flush: bool = False) 
 
 
 class _Record(logging.LogRecord):
-    """What is logged, and the traceback with it."""
+    """A log record, and the traceback with it."""
 
     def getMessage(self) -> str:  # noqa: N802 (the standard library's)
         return printable(super().getMessage())

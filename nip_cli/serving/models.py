@@ -53,22 +53,22 @@ def add(name: Name) -> None:
     """
     from nip_core.servers.add_model import add_model
 
-    known = _find_known(name)
+    model = _find_known(name)
     say(
-        f"nip: {known.name} is {known.title}, under {known.license}: {_describe(known)}",
+        f"nip: {model.name} is {model.title}, under {model.license}: {_describe(model)}",
         file=sys.stderr,
     )
-    begun = time.monotonic()
+    start = time.monotonic()
     with _Steps() as steps:
-        looked, is_new = add_model(known, steps.show)
+        looked, is_new = add_model(model, steps.show)
     if not is_new:
-        say(f"{known.name} is here already, and whole: {looked.path}")
+        say(f"{model.name} is here already, and whole: {looked.path}")
         return
     assert looked.document is not None  # it was just written
-    took = time.monotonic() - begun
-    say(f"{known.name} is here, after {took:.0f} s: {looked.path}")
+    took = time.monotonic() - start
+    say(f"{model.name} is here, after {took:.0f} s: {looked.path}")
     say(f"its digest is {looked.document.content_digest[:16]}…; settings name it by")
-    say(f"  model_provider: SelfHosted\n  model_name: {known.name}")
+    say(f"  model_provider: SelfHosted\n  model_name: {model.name}")
 
 
 @models.command("list")
@@ -78,7 +78,7 @@ def list_models(as_json: AsJson = False) -> None:
     from nip_core.models import BUNDLED
     from nip_core.models.added_models import look_at
 
-    looks = [look_at(known) for known in KNOWN.values()]
+    looks = [look_at(model) for model in KNOWN.values()]
     if as_json:
         bundled = [
             {"name": name, "state": "bundled", "path": str(p)} for name, p in BUNDLED.items()
@@ -90,9 +90,9 @@ def list_models(as_json: AsJson = False) -> None:
             state = "bundled" if path.is_dir() else "only in nip's repository"
             say(f"{name:<{width}}{state}")
         for looked in looks:
-            known = looked.known
-            say(f"{known.name:<{width}}{_describe_state(looked)}")
-            say(f"{'':<{width}}{known.title}, {known.license}, {_describe(known)}")
+            model = looked.model
+            say(f"{model.name:<{width}}{_describe_state(looked)}")
+            say(f"{'':<{width}}{model.title}, {model.license}, {_describe(model)}")
     if any(looked.flaw is not None for looked in looks):
         raise typer.Exit(5)
 
@@ -108,13 +108,13 @@ def path(name: Name) -> None:
 
 @models.command()
 def remove(name: Name) -> None:
-    """Delete a model that was added, and what is left of a download of it."""
+    """Delete a model that was added, and the rest of a download of it."""
     from nip_core.evaluation.figures_in_words import file_size
     from nip_core.models.added_models import remove_model
 
-    known = _find_known(name)
-    freed = remove_model(known)
-    say(f"{known.name}: {f'removed, {file_size(freed)}' if freed else 'is not here'}")
+    model = _find_known(name)
+    freed = remove_model(model)
+    say(f"{model.name}: {f'removed, {file_size(freed)}' if freed else 'is not here'}")
 
 
 def _find_known(name: str) -> KnownModel:
@@ -125,41 +125,41 @@ def _find_known(name: str) -> KnownModel:
         return KNOWN[name]
     if name in BUNDLED:
         raise SettingsError(f"{name}: comes with nip, there is nothing to add or to remove")
-    near = get_close_matches(name.lower(), KNOWN, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    similar_names = get_close_matches(name.lower(), KNOWN, n=1)
+    hint = f"did you mean {similar_names[0]!r}? " if similar_names else ""
     raise SettingsError(
         f"{name}: nip knows no such model; {hint}It knows {', '.join(KNOWN)}; settings name any "
         "other by its directory or its name on the Hugging Face Hub"
     )
 
 
-def _describe(known: KnownModel) -> str:
+def _describe(model: KnownModel) -> str:
     return (
-        f"{known.parameters / 1e6:.1f} million parameters, {known.context} tokens of context, "
-        f"{known.template}, {known.added_bytes / _MB:.0f} MB "
-        f"(download {known.wheel_bytes / _MB:.0f})"
+        f"{model.parameters / 1e6:.1f} million parameters, {model.context} tokens of context, "
+        f"{model.template}, {model.added_bytes / _MB:.0f} MB "
+        f"(download {model.wheel_bytes / _MB:.0f})"
     )
 
 
 def _describe_state(looked: "Looked") -> str:
-    left = f"; {looked.left_bytes / _MB:.0f} MB are downloaded" if looked.left_bytes else ""
+    rest = f"; {looked.left_bytes / _MB:.0f} MB are downloaded" if looked.left_bytes else ""
     if looked.flaw is not None:
-        return f"damaged: {looked.flaw}; `{looked.known.command}` makes it anew{left}"
+        return f"damaged: {looked.flaw}; `{looked.model.command}` makes it anew{rest}"
     if looked.document is None:
-        return f"not here: {looked.known.command}{left}"
+        return f"not here: {looked.model.command}{rest}"
     return f"added, whole: {looked.path}"
 
 
 def _as_json(looked: "Looked") -> dict[str, Any]:
     state = "damaged" if looked.flaw else "added" if looked.document else "not here"
     return {
-        "name": looked.known.name,
+        "name": looked.model.name,
         "state": state,
         "path": str(looked.path),
         "flaw": looked.flaw,
         "downloaded_bytes": looked.left_bytes,
-        "title": looked.known.title,
-        "license": looked.known.license,
+        "title": looked.model.title,
+        "license": looked.model.license,
         "document": None if looked.document is None else looked.document.model_dump(),
     }
 

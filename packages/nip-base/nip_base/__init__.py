@@ -1,1 +1,1 @@
-"""What the parts of nip share: formats, wire, digests, errors, processes, files on a disk."""
+"""The shared code of nip's parts: formats, wire, digests, errors, processes, files on a disk."""

@@ -1,6 +1,6 @@
-"""Answers to what can't be done: OpenAI's error object with a status.
+"""Answers to requests that can't be met: OpenAI's error object with a status.
 
-EngineError              an engine, or what it was given, can't do what was asked
+EngineError              an engine, or its model, can't do the request
 ApiError                 raised anywhere below a route, it becomes the response
 ErrorBody                the object of that response, which `error_body` builds
 Places                   directories of this machine, of which no answer tells
@@ -84,7 +84,7 @@ def error_body(
 class Places:
     """Directories of the server's machine. Clients are told their last name alone.
 
-    What goes wrong below names files, as its log should; where they lie is no client's business.
+    Errors of the code below name files, as its log should; their place is no client's business.
     """
 
     def __init__(self, paths: Iterable[str | Path]):
@@ -113,21 +113,21 @@ def not_found(kind: str, id: str, param: str | None = "id") -> ApiError:
     return ApiError(404, f"No such {kind}: {id!r}", code="not_found", param=param)
 
 
-def model_not_found(name: str, served: Iterable[str] = (), status: int = 404) -> ApiError:
-    """The model named is not `served` here. Chat answers 404, creating a job 400, as OpenAI does.
+def model_not_found(name: str, served_names: Iterable[str] = (), status: int = 404) -> ApiError:
+    """The model named is not served here. Chat answers 404, creating a job 400, as OpenAI does.
 
-    `served` are the names that this server has, the most important first.
+    `served_names` are the names that this server has, the most important first.
     """
-    names = list(dict.fromkeys(served))
-    near = difflib.get_close_matches(name[:100], names, n=1)
-    shown = list(dict.fromkeys([*near, *names]))
-    listed = ", ".join(map(abbreviate, shown[:MAX_NAMES]))
-    more = f" and {len(shown) - MAX_NAMES} more (GET /v1/models)" if shown[MAX_NAMES:] else ""
+    names = list(dict.fromkeys(served_names))
+    similar = difflib.get_close_matches(name[:100], names, n=1)
+    ordered = list(dict.fromkeys([*similar, *names]))
+    listed = ", ".join(map(abbreviate, ordered[:MAX_NAMES]))
+    more = f" and {len(ordered) - MAX_NAMES} more (GET /v1/models)" if ordered[MAX_NAMES:] else ""
     words = f"The model {abbreviate(name)} does not exist"
-    if near:
-        words += f"; did you mean {abbreviate(near[0])}?"
-    if shown:
-        words += f"{' This' if near else '; this'} server has {listed}{more}"
+    if similar:
+        words += f"; did you mean {abbreviate(similar[0])}?"
+    if ordered:
+        words += f"{' This' if similar else '; this'} server has {listed}{more}"
         words += "; `nip serve --served-model-name NAME` gives its model another name"
     return ApiError(
         status,
@@ -177,9 +177,9 @@ def wrong_value(name: str | None, message: str) -> ApiError:
     return ApiError(400, message, code="invalid_value", param=name)
 
 
-def other_value(name: str, got: str | None, expected: str) -> ApiError:
+def other_value(name: str, value: str | None, expected: str) -> ApiError:
     """Build the 400 for a text outside of the expected ones."""
-    return wrong_value(name, f"Invalid '{name}': got {got!r}, expected {expected}")
+    return wrong_value(name, f"Invalid '{name}': got {value!r}, expected {expected}")
 
 
 def missing_parameter(name: str) -> ApiError:
@@ -188,9 +188,9 @@ def missing_parameter(name: str) -> ApiError:
     return ApiError(400, message, code="missing_required_parameter", param=name)
 
 
-def unsupported_header(name: str, why: str) -> ApiError:
+def unsupported_header(name: str, reason: str) -> ApiError:
     """Build the 415 for a body in a form the server does not take."""
-    message = f"Unsupported '{name}': {why}"
+    message = f"Unsupported '{name}': {reason}"
     return ApiError(415, message, code="unsupported_value", param=name)
 
 
@@ -199,6 +199,6 @@ def doubled_parameter(name: str) -> ApiError:
     return wrong_value(name, f"Invalid '{name}': it is given twice.")
 
 
-def unsupported_value(name: str, why: str) -> ApiError:
-    """400 for what the API has a word for, but this server or this engine can't do."""
-    return ApiError(400, f"Unsupported '{name}': {why}.", code="unsupported_value", param=name)
+def unsupported_value(name: str, reason: str) -> ApiError:
+    """400 for a value of the API that this server or this engine can't take."""
+    return ApiError(400, f"Unsupported '{name}': {reason}.", code="unsupported_value", param=name)

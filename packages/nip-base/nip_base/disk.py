@@ -2,7 +2,7 @@
 
 hash_file, sync   one file
 is_full           whether an error means that nothing more can be written
-want_of_space     whether a disk has room for what is to be written
+want_of_space     whether a disk has room for the files to write
 publish           a directory gets its manifest, and by one rename its name
 seal_directory    the same for a new directory of plain files, whose manifest has their SHA-256
 find_damage       what is wrong with such a directory
@@ -54,8 +54,8 @@ def want_of_space(path: Path, needed_bytes: int = MIN_FREE_BYTES) -> str | None:
 
     `path` need not exist yet. Raises OSError for a disk that can't be asked.
     """
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
-    free_bytes = shutil.disk_usage(there).free
+    parent = next(place for place in (path, *path.absolute().parents) if place.exists())
+    free_bytes = shutil.disk_usage(parent).free
     if free_bytes >= needed_bytes:
         return None
     # Rounded apart, so that what is too little never looks like enough.
@@ -69,8 +69,8 @@ def publish(part: Path, path: Path, manifest: Mapping[str, Any] | None = None) -
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         (part / MANIFEST).write_text(text)
     # Contents before names: after a power loss the rename must not be there without them.
-    for written in (*part.rglob("*"), part):
-        sync(written)
+    for entry in (*part.rglob("*"), part):
+        sync(entry)
     part.rename(path)
     sync(path.parent)
 
@@ -105,5 +105,5 @@ def find_damage(path: Path, needed: Set[str] = frozenset()) -> str | None:
                 return f"{name} does not have the SHA-256 of its manifest"
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
-    missing = needed - set(listed)
-    return f"the manifest lacks {sorted(missing)}" if missing else None
+    missing_names = needed - set(listed)
+    return f"the manifest lacks {sorted(missing_names)}" if missing_names else None

@@ -20,11 +20,11 @@ from typing import Any
 def import_object(address: str, kind: type = type) -> Any:
     """Import the object at an address.
 
-    A file's path is relative to the working directory; the file is imported once, under a name
-    that no other module has. What it imports itself must be importable. `kind` is what is looked
-    for, a class (`type`) or a function, so that an error can name those that are there.
+        A file's path is relative to the working directory; the file is imported once, under a name
+        that no other module has. Its own imports must be importable. `kind` is the wanted kind,
+    a class (`type`) or a function, so that an error can name those that are there.
 
-    Raises ValueError, with the reason, where there is no such module, file or name in it.
+        Raises ValueError, with the reason, where there is no such module, file or name in it.
     """
     place, _, name = address.rpartition(":")
     try:
@@ -37,10 +37,10 @@ def import_object(address: str, kind: type = type) -> Any:
         return getattr(module, name)
     except SyntaxError as error:
         raise ValueError(f"{address!r} can't be imported ({error})") from None
-    except Exception as error:  # whatever the module raises
+    except Exception as error:  # any error of the module
         raised = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
-        what = " ".join(str(error).split()) + find_line(error, place)
-        raise ValueError(f"{address!r} can't be imported ({raised}{what})") from None
+        message = " ".join(str(error).split()) + find_line(error, place)
+        raise ValueError(f"{address!r} can't be imported ({raised}{message})") from None
 
 
 def find_file(address: str) -> Path | None:

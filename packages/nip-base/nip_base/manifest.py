@@ -79,7 +79,7 @@ class ModelFile(BaseModel):
 class ModelManifest(BaseModel):
     """A model: its name, the job that made it, and its files by their names in its directory.
 
-    What a later version wrote besides is kept; what an earlier one did not write has a default.
+    Fields of a later version are kept; a field that an earlier one did not write has a default.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -130,9 +130,9 @@ def read_manifest(folder: Path) -> ModelManifest:
 def has_right_checksum(folder: Path) -> bool:
     """Say whether a manifest is as it was written; one without a checksum counts as right.
 
-    Raises OSError, or ValueError for what is no JSON.
+    Raises OSError, or ValueError for a file that is no JSON.
     """
-    # Over the document itself and not the model of it: what a later version added counts, too.
+    # Over the document itself and not the model of it: fields of a later version count, too.
     value = parse_json((folder / MANIFEST).read_text())
     has_checksum = isinstance(value, dict) and CHECKSUM in value
     return not has_checksum or value[CHECKSUM] == checksum_of(value)

@@ -8,9 +8,9 @@ from typing import Any
 class Proof:
     """Evidence of an adapter's answering with its own weights.
 
-    `matches` says whether what the served model gave on the probe is what the saved weights
-    give; `detail` carries the figures (distance, tolerance, nearest other adapter). It has
-    ``unchanged: true`` where the adapter changes nothing over the base model.
+    `matches` says whether the served model answers the probe as the saved weights do; `detail`
+    carries the figures (distance, tolerance, nearest other adapter). It has ``unchanged: true``
+    where the adapter changes nothing over the base model.
     """
 
     matches: bool

@@ -5,7 +5,7 @@ EngineSpec    one engine
 ServerSpec    all of them, and the server's limits
 Start         what the process of a server is told, as JSON of one argument
 
-Standard library only. Whoever starts a server and the server itself derive the same digest, by
+Standard library only. The starter of a server and the server itself derive the same digest, by
 which a running server is known to be the right one.
 """
 
@@ -81,7 +81,7 @@ def name_engines(ability: str) -> str:
 
 
 def check_engine_name(engine: str) -> str:
-    """Return the name or address of an engine. Raises ValueError for what is neither."""
+    """Return the name or address of an engine. Raises ValueError for a text that is neither."""
     if engine in ENGINES or ":" in engine:
         return engine
     raise ValueError(
@@ -150,20 +150,20 @@ class EngineSpec:
         value = json.loads(text)
         if not isinstance(value, dict):
             raise ValueError(f"expected a JSON object with engine and model, got {text[:60]!r}")
-        known = [setting.name for setting in fields(cls)]
-        if not {"engine", "model"} <= value.keys() <= set(known):
+        names = [setting.name for setting in fields(cls)]
+        if not {"engine", "model"} <= value.keys() <= set(names):
             raise ValueError(
-                f"an engine needs engine and model and may have {', '.join(known)}; got {value}"
+                f"an engine needs engine and model and may have {', '.join(names)}; got {value}"
             )
         return cls(**value)
 
 
-def _content_digest(path: str | None, called: str) -> str:
+def _content_digest(path: str | None, name: str) -> str:
     """SHA-256 of a file, read in parts; of a pipe or a device it would have no end."""
     if path is None:
         return hashlib.sha256().hexdigest()
     if not os.path.isfile(path):
-        raise ValueError(f"{called} {path}: there is no such file")
+        raise ValueError(f"{name} {path}: there is no such file")
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

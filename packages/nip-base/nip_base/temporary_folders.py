@@ -2,8 +2,8 @@
 
 held_folder   a new folder, for as long as a block runs
 
-A folder is locked while its process lives, and the kernel takes the lock away however that ends. So
-what can be locked belongs to nobody: the first folder of a kind that a process makes removes such
+A folder is locked while its process lives, and the kernel takes the lock away however that ends. A
+folder without a lock has no owner: the first folder of a kind that a process makes removes such
 folders of the same kind and the same user. Those of living processes stay, also of processes that
 are not to be seen from here, as in another container with the same folder for temporary files.
 """

@@ -1,4 +1,4 @@
-"""Wire types of the fine-tuning API: what clients send, and the objects they get back.
+"""Wire types of the fine-tuning API: requests of clients, and the objects they get back.
 
 CreateJobRequest   body of POST /v1/fine_tuning/jobs; unknown keys are refused by name
 NipSettings        the one extension object in it (``nip``, by ``extra_body`` of a stock client)
@@ -231,7 +231,7 @@ MethodHyperparameters = dict[str, float | str | None]
 
 
 class EffectiveSettings(TrainerSettings):
-    """What a job trains with, every default filled in; a job's row, file and trainer hold it.
+    """A job's settings of training, every default filled in; a job's row, file and trainer hold it.
 
     `learning_rate` is the peak rate with the multiplier applied. LoRA's settings are null without
     LoRA, and those of other methods than the job's are null.
@@ -283,7 +283,7 @@ class EffectiveSettings(TrainerSettings):
 
     @model_serializer(mode="wrap")
     def _leave_out_what_came_later(self, serialize: SerializerFunctionWrapHandler) -> Any:
-        # Where nobody asked for it a job reads, and its model's digest is, as before there was it.
+        # A job without the setting reads, and its model has the digest, as in earlier versions.
         settings = serialize(self)
         for name in ("tokens_per_pass", "attention", "dpo_label_smoothing"):
             if name in settings and settings[name] is None:
@@ -300,11 +300,11 @@ class EffectiveSettings(TrainerSettings):
 
     def method_hyperparameters(self, method: str) -> MethodHyperparameters:
         """Show `method.<type>.hyperparameters` of a job, which are those of its method."""
-        known = METHOD_HYPERPARAMETERS[method].model_fields
-        return self.model_dump(include=set(known))
+        method_fields = METHOD_HYPERPARAMETERS[method].model_fields
+        return self.model_dump(include=set(method_fields))
 
     def nip_settings(self) -> dict[str, Any]:
-        """The rest. `learning_rate` is as asked, `effective_learning_rate` is what is trained,
+        """The rest. `learning_rate` is as asked, `effective_learning_rate` is the rate of training,
         `result_kind` is `result` (in a job, `result` has the figures of the training).
         """
         settings = self.model_dump(
@@ -371,15 +371,15 @@ def _request_error(error: ValidationError, plain: dict[str, Any]) -> ApiError:
         )
     if first["type"] == "missing":
         return missing_parameter(str(param))
-    got = abbreviate(first.get("input"))
-    return wrong_value(param, f"Invalid '{param}': {first['msg']} (got {got}).")
+    value = abbreviate(first.get("input"))
+    return wrong_value(param, f"Invalid '{param}': {first['msg']} (got {value}).")
 
 
 def _param(location: tuple[int | str, ...], plain: Any, *, missing: bool) -> str | None:
     """Return the client's name of a place in its object.
 
-    What is no key there is pydantic's: a branch of a union, or "[key]" for a key that is wrong
-    itself, where the object is what to name.
+    A part that is no key there is pydantic's: a branch of a union, or "[key]" for a key that is
+    wrong itself, where the object is to be named.
     """
     # The client's own object decides which steps are its keys.
     path = []

@@ -8,7 +8,7 @@ transcript in a span of its agent, with the chat that the model was asked with, 
 a span of its channel. Scores are those of the task `nip_inspect/play`; the figures in the header
 are the run's own, as `nip show` has them. The lineage stands in the header's metadata.
 
-What is not covered: the seeds of single calls, and raw requests, which no run keeps.
+Not covered: the seeds of single calls, and raw requests, which no run keeps.
 """
 
 import gc
@@ -70,17 +70,17 @@ def export_run(
 
     Without `splits` they are all that were played, without `iterations` those of all. A log is
     there whole or not at all. Raises SettingsError where there is nothing to export, or no test
-    although nobody named a split; CorruptionError for a damaged file.
+    although the caller named no split; CorruptionError for a damaged file.
     """
     records = Records(run)
-    chosen = _chosen(run, records, splits, iterations)
+    choice = _chosen(run, records, splits, iterations)
     game = rebuild_game(records.shown.record)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(f"{directory}: can't be written to ({error.strerror})") from None
-    written = []
-    for iteration, split in chosen:
+    files = []
+    for iteration, split in choice:
         with _in_haste():
             log = split_log(records, iteration, split, game)
             stamp = str(log.eval.created)[:19].replace(":", "-")
@@ -88,8 +88,8 @@ def export_run(
             half = path.with_suffix(".partial")
             write_eval_log(log, half, format="eval")
         os.replace(half, path)
-        written.append(path)
-    return written
+        files.append(path)
+    return files
 
 
 @contextmanager
@@ -123,29 +123,29 @@ def _chosen(
     """Iterations and splits to export, in order."""
     if unknown := [split for split in splits if split not in SPLITS]:
         raise SettingsError(f"--split {unknown[0]!r}: use one of {', '.join(SPLITS)}")
-    played = [
+    committed_splits = [
         (iteration, split)
         for iteration in records.iterations()
         for split in SPLITS
         if is_committed(run.store, run.rollouts(iteration, split))
     ]
     counts: dict[str, list[int]] = defaultdict(list)
-    for iteration, split in played:
+    for iteration, split in committed_splits:
         counts[split].append(iteration)
-    on_record = "; ".join(f"{s}: iterations {_listed(which)}" for s, which in counts.items())
-    within = [(i, s) for i, s in played if not iterations or i in iterations]
+    on_record = "; ".join(f"{s}: iterations {_listed(numbers)}" for s, numbers in counts.items())
+    wanted_splits = [(i, s) for i, s in committed_splits if not iterations or i in iterations]
     for split in splits or (TEST,):
-        if split not in {s for _, s in within}:
-            of = f" of iteration {_listed(iterations)}" if iterations else ""
+        if split not in {s for _, s in wanted_splits}:
+            iterations_words = f" of iteration {_listed(iterations)}" if iterations else ""
             raise SettingsError(
-                f"run {run.name!r} has no {split} episodes{of} to export; it has "
+                f"run {run.name!r} has no {split} episodes{iterations_words} to export; it has "
                 f"{on_record or 'none yet'}"
                 + ("" if splits or not on_record else "; name what to export with --split")
             )
     for iteration in iterations:
-        if iteration not in {i for i, _ in within}:
+        if iteration not in {i for i, _ in wanted_splits}:
             raise SettingsError(f"--iteration {iteration}: run {run.name!r} has {on_record}")
-    return [(i, s) for i, s in within if not splits or s in splits]
+    return [(i, s) for i, s in wanted_splits if not splits or s in splits]
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -202,12 +202,12 @@ def _epochs(episodes: Sequence[Episode]) -> list[int]:
     order = sorted(
         range(len(episodes)), key=lambda k: (episodes[k].sample, episodes[k].branch_path)
     )
-    seen: dict[str, int] = defaultdict(int)
+    variant_counts: dict[str, int] = defaultdict(int)
     epochs = [0] * len(episodes)
     for number in order:
         problem = episodes[number].problem
-        seen[problem] += 1
-        epochs[number] = seen[problem]
+        variant_counts[problem] += 1
+        epochs[number] = variant_counts[problem]
     return epochs
 
 
@@ -238,15 +238,15 @@ def _results(
     for name, label in RATES.items():
         among = [k for k, row in enumerate(episodes) if label is None or row.y == label]
         right = [float(is_right(stored_row(episodes[k]))) for k in among]
-        asked = [questions[episodes[k].problem] for k in among]
-        error = summary(right, asked, [weights[k] for k in among])[1]
+        clusters = [questions[episodes[k].problem] for k in among]
+        error = summary(right, clusters, [weights[k] for k in among])[1]
         verdicts |= _figure(name, f"{name}_stderr", metrics, error)
     scores = [score("verdict", "verdict", verdicts)]
     # 2. Rewards, by agent.
     for agent, of_agent in metrics["agents"].items():
         paid = [(k, row.rewards[agent]) for k, row in enumerate(episodes) if agent in row.rewards]
-        asked = [questions[episodes[k].problem] for k, _ in paid]
-        error = summary([reward for _, reward in paid], asked, [weights[k] for k, _ in paid])[1]
+        clusters = [questions[episodes[k].problem] for k, _ in paid]
+        error = summary([reward for _, reward in paid], clusters, [weights[k] for k, _ in paid])[1]
         scores.append(score(agent, "rewards", _figure("mean_reward", "stderr", of_agent, error)))
     # 3. All of them, as nip has them.
     plain = {name: value for name, value in metrics.items() if name not in _BREAKDOWNS}
@@ -317,11 +317,11 @@ def _sampling(agent: Mapping[str, Any]) -> GenerateConfig:
 
 
 def _lineage(records: Records, iteration: int, split: str) -> dict[str, Any]:
-    """Tell where the episodes come from, by what anyone can open in the run store."""
+    """Tell the episodes' origin, by files that a reader can open in the run store."""
     run, record, entry = records.run, records.shown.record, records.of(iteration)
     directory = run.rollouts(iteration, split)
     manifest = read_manifest(run.store, directory)
-    before = records.of(iteration - 1) if iteration else None
+    earlier = records.of(iteration - 1) if iteration else None
     return {
         "run": run.name,
         "run_store": run.store.url,
@@ -331,8 +331,8 @@ def _lineage(records: Records, iteration: int, split: str) -> dict[str, Any]:
         "canonical_digest": SplitFacts.from_manifest(manifest).canonical_digest,
         "manifest_digest": manifest.digest,
         "models": entry.served,
-        # What made them: the swap before, with jobs, digests and proofs.
-        "models_made_by": before.swap.to_document()["groups"] if before and before.swap else {},
+        # The origin of the models: the swap before, with jobs, digests and proofs.
+        "models_made_by": earlier.swap.to_document()["groups"] if earlier and earlier.swap else {},
         "code_version": record.code_version,
         "seed": record.seed,
         "created_at": record.created_at,

@@ -76,11 +76,11 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class Split:
-    """What the samples of a split share."""
+    """The facts that the samples of a split share."""
 
     game: Game | None
     times: Mapping[str, Timing]  # by key of the generation
-    questions: Mapping[str, str]  # by problem, what it shares with its variants
+    questions: Mapping[str, str]  # by problem: the question that it shares with its variants
     settings: Mapping[str, Any]
     weights: Mapping[int, float]  # by number of the episode; below 1 for the leaves of trees
 
@@ -94,7 +94,7 @@ def sample_of(
     game = split.game
     if game is not None and game.protocol.name != episode.protocol:
         game = None
-    # 1. What was said, as the game took it.
+    # 1. The messages, as the game took them.
     turns: list[Turn] = []
     if game is not None:
         try:
@@ -126,7 +126,7 @@ def sample_of(
         *calls.events(rows),
         *_end(episode.key, sample, scores, clock),
     ]
-    # 4. What it took.
+    # 4. Its cost.
     asked_here = [row for row in rows if row.episode == episode.key]
     return EvalSample(
         id=episode.problem,
@@ -161,10 +161,10 @@ def usage_by_agent(rows: Sequence[Generation]) -> dict[str, ModelUsage]:
     return _usage((row.agent, row) for row in rows)
 
 
-def _usage(named: Iterable[tuple[str, Generation]]) -> dict[str, ModelUsage]:
+def _usage(generations: Iterable[tuple[str, Generation]]) -> dict[str, ModelUsage]:
     """Count tokens by name; random agents, who have no model, are left out."""
     tokens: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for name, row in named:
+    for name, row in generations:
         if row.model_asked != RANDOM_MODEL:
             tokens[name][0] += row.prompt_tokens
             tokens[name][1] += row.completion_tokens
@@ -236,7 +236,7 @@ class _Calls:
         self._messages: dict[tuple[str, str, str | None], ChatMessage] = {}
 
     def events(self, rows: Sequence[Generation]) -> Iterator[Event]:
-        """Of each call: a span of its agent with the call and what came of it."""
+        """Of each call: a span of its agent with the call and its outcome."""
         for row in rows:
             start, end = self.clock.started, self.clock.completed
             if row.key in self.split.times:
@@ -325,13 +325,13 @@ class _Calls:
         once.
         """
         role, content, name = message["role"], message["content"], message.get("name")
-        known = self._messages.get((role, content, name))
-        if known is None:
+        message_object = self._messages.get((role, content, name))
+        if message_object is None:
             metadata = None if name is None else {"name": name}
             place = f"{self.episode.key}-chat-{len(self._messages)}"
-            known = _KINDS[role](id=place, content=content, metadata=metadata)
-            self._messages[role, content, name] = known
-        return known
+            message_object = _KINDS[role](id=place, content=content, metadata=metadata)
+            self._messages[role, content, name] = message_object
+        return message_object
 
 
 def _begin(episode: str, sample: Sample, clock: _Clock) -> Iterator[Event]:

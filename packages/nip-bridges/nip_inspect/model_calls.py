@@ -1,11 +1,12 @@
-"""Model calls over Inspect: requests as nip makes them, sent by whatever provider Inspect knows.
+"""Model calls over Inspect: requests as nip makes them, sent by any provider that Inspect knows.
 
 RoleModels   answers of models by agent, in the place of `ChatClient`
 messages_of  a chat as Inspect's messages
 config_of    the other settings of a request as Inspect's
 
-Inspect retries, counts, caches and logs the calls by its own rules. What a request says is nip's:
-Inspect's options fill in only what nip's settings leave to the provider, such as the temperature.
+Inspect retries, counts, caches and logs the calls by its own rules. The content of a request is
+nip's: Inspect's options fill in only the fields that nip's settings leave to the provider, such as
+the temperature.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ class RoleModels:
         span.
 
         Raises ContextLengthError or RequestRefusedError where the model refuses this one request,
-        and whatever Inspect raises when its retries are used up.
+        and Inspect's own error when its retries are used up.
         """
         agent = endpoint.base_url
         async with span(agent, type="agent"):
@@ -114,7 +115,7 @@ def _answers(output: ModelOutput) -> list[ChatAnswer]:
 
 
 def _shares(total: int, parts: int) -> list[int]:
-    """By choice, its part of what was counted for all; what can't be split is the first's."""
+    """By choice, its part of the counts for all; an indivisible count is the first's."""
     share = total // parts
     return [total - share * (parts - 1)] + [share] * (parts - 1)
 

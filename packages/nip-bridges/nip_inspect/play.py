@@ -120,12 +120,12 @@ def plays(settings: dict[str, Any], split: str) -> Solver:
         log = SampleTranscript(plan, spec)
         context = make_context(game, names, RoleModels(models), log)
         [row] = (await play_episode(spec, context)).episodes
-        # 3. What is left of it in the sample.
+        # 3. Its record in the sample.
         rows = log.in_order()
         state.messages += conversation(game, rows, moves_of(game, spec.seed, rows))
         state.output = output_of(rows)
-        stored = stored_row(row)
-        state.store.set(EPISODE, {k: v for k, v in stored.items() if k not in _TEXTS})
+        stored_episode = stored_row(row)
+        state.store.set(EPISODE, {k: v for k, v in stored_episode.items() if k not in _TEXTS})
         state.store.set(GENERATIONS, [stored_row(generation) for generation in rows])
         return state
 

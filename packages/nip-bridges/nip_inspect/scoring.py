@@ -1,7 +1,7 @@
 """Verdicts and rewards as Inspect's scores, with nip's statistics.
 
 verdict         a scorer: whether the verdict was right; accuracy, completeness, soundness
-rewards         a scorer: what each agent was paid; its mean
+rewards         a scorer: each agent's reward; its mean
 verdict_score, reward_score   the score of an episode's row, which exported logs have too
 summary         the mean of some values with its standard error
 
@@ -47,7 +47,7 @@ def is_right(row: Row) -> bool:
 
 
 def verdict_score(row: Row, answers: Sequence[Generation]) -> Score:
-    """The score of an episode: correct or not, what was decided, and what was said in the end."""
+    """The score of an episode: correct or not, the decision, and the last words."""
     words = DECISION_WORDS[row["decision"]]
     if row["outcome"] == "failed":
         words = f"failed: {row['error']}"
@@ -62,7 +62,7 @@ def verdict_score(row: Row, answers: Sequence[Generation]) -> Score:
 
 
 def reward_score(row: Row) -> Score:
-    """The score of an episode: what each agent was paid."""
+    """The score of an episode: each agent's reward."""
     return Score(value={entry["agent"]: entry["reward"] for entry in row["rewards"]})
 
 
@@ -74,7 +74,7 @@ def summary(
         return None, None
     weights = weights if weights is not None else [1.0] * len(values)
     weighted = (value * weight for value, weight in zip(values, weights, strict=True))
-    mean = math.fsum(weighted) / math.fsum(weights)  # rounds once, whatever the order
+    mean = math.fsum(weighted) / math.fsum(weights)  # rounds once, in any order
     if not all(map(math.isfinite, values)):
         return mean, None
     number = {question: k for k, question in enumerate(sorted({*questions}))}
@@ -88,23 +88,23 @@ def verdicts() -> Metric:
     """Accuracy, completeness and soundness, each with its standard error by question."""
 
     def measure(scores: list[SampleScore]) -> dict[str, float]:
-        measured: dict[str, float] = {}
+        measures: dict[str, float] = {}
         for name, label in RATES.items():
             among = [s for s in scores if label is None or (s.score.metadata or {})["y"] == label]
             right = [float(s.score.value in (CORRECT, 1)) for s in among]
             mean, error = summary(right, [_question(s) for s in among])
             if mean is not None:
-                measured[name] = mean
+                measures[name] = mean
             if error is not None:
-                measured[f"{name}_stderr"] = error
-        return measured
+                measures[f"{name}_stderr"] = error
+        return measures
 
     return measure
 
 
 @metric(scores="unreduced")
 def mean_reward() -> Metric:
-    """The mean of what an agent was paid."""
+    """The mean of an agent's rewards."""
 
     def measure(scores: list[SampleScore]) -> float:
         return _paid(scores)[0] or 0.0

@@ -50,7 +50,7 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Plan:
-    """A game and what is played of it."""
+    """A game and its problems to play."""
 
     game: Game
     split: str
@@ -79,7 +79,7 @@ def plan_of(settings: Mapping[str, Any], split: str) -> Plan:
     # 1. Where all problems are played alike, a play is an epoch.
     counts = {len(of_problem) for of_problem in plays.values()}
     if len(counts) == 1:
-        samples = {name: Episodes(of[0].problem, 0, 1) for name, of in plays.items()}
+        samples = {name: Episodes(episodes[0].problem, 0, 1) for name, episodes in plays.items()}
         return Plan(opened.game, split, samples, counts.pop())
     # 2. Else it is a sample of its own.
     step = max(spec.sample for spec in specs) + 1

@@ -1,10 +1,10 @@
-"""What stands of an episode in a log, beside the calls: who said what to whom, and decided what.
+"""The record of an episode in a log, beside the calls: messages with their agents, and decisions.
 
 moves_of       what the valid answers of an episode were taken for
 Remark         a line of the transcript, in a span of its channel where it is a message
 remarks        those of one generation
 conversation   an episode as messages, for reading; output_of, its last answer
-explanation    why the verdict is what it is: the deciding answer, and the last of each other agent
+explanation    the reason of the verdict: the deciding answer, and the last of each other agent
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ Moves = Mapping[AnswerPlace, Move]
 
 @dataclass(frozen=True)
 class Remark:
-    """What came of an answer."""
+    """The outcome of an answer."""
 
     source: str
     data: dict[str, Any]
@@ -40,9 +40,9 @@ def moves_of(game: Game, seed: int, rows: Sequence[Generation]) -> Moves:
 
 
 def remarks(game: Game | None, row: Generation, moves: Moves) -> list[Remark]:
-    """Tell what came of a generation: messages by channel, a decision, or why it is invalid.
+    """Tell the outcome of a generation: messages by channel, a decision, or why it is invalid.
 
-    Without a game nobody knows about channels.
+    Without a game there are no channels.
     """
     agent = row.agent
     source = f"{agent}, round {row.round}"
@@ -65,9 +65,9 @@ def readers(game: Game | None, agent: str, channel: str) -> list[str]:
         return []
     protocol = game.protocol
     return [
-        other
-        for other in protocol.agent_names
-        if other != agent and channel in protocol.visible_channels(other)
+        reader
+        for reader in protocol.agent_names
+        if reader != agent and channel in protocol.visible_channels(reader)
     ]
 
 
@@ -105,8 +105,8 @@ def explanation(verdict: str, rows: Sequence[Generation]) -> str:
     decided = [row for row in last.values() if row.decision != NO_DECISION][-1:]
     parts = [verdict]
     for row in sorted(last.values(), key=lambda row: row not in decided):
-        what = f"decides: {DECISION_WORDS[row.decision]}" if row in decided else "last message"
-        parts.append(f"**{row.agent}** (round {row.round}, {what})\n\n{row.text}")
+        role = f"decides: {DECISION_WORDS[row.decision]}" if row in decided else "last message"
+        parts.append(f"**{row.agent}** (round {row.round}, {role})\n\n{row.text}")
     return "\n\n".join(parts)
 
 

@@ -1,12 +1,12 @@
-"""Runs Python code that nobody vouches for: mutated code loops, and eats memory.
+"""Runs untrusted Python code: mutated code loops, and eats memory.
 
-    Limits                 what a run may use
+    Limits                 the resources that a run may use
     run_python             a program: its output, its exit code, how it ended
     run_python_batch       several in one child interpreter, each in a process of its own
     run_python_each        the same, one result at a time
     run_tests              a solution and its tests: which pass
     run_tests_batch        thousands of such pairs, quickly, still one process each
-    SandboxResult, TestReport, Isolation   what comes back
+    SandboxResult, TestReport, Isolation   the results
     examine                which of the layers below this system gives
 
 One child interpreter (`sandbox_child`) is started with `-S -s -P` and an empty environment but
@@ -14,34 +14,34 @@ for PYTHONHASHSEED=0, so that the order of sets, and with it every label, is the
 (`-I` is the same switches without the one variable). It hardens itself, then forks one worker per
 job, so a job never meets what an earlier one left in memory, on disk or in the process table.
 
-What is covered, always:
+Covered, always:
 
 - Time (wall clock and CPU), address space per process, resident memory of all of them together,
-  number of processes, file size, open files, bytes of output. What goes over is killed and
+  number of processes, file size, open files, bytes of output. A job that goes over is killed and
   reported as such. Memory that no process owns is refused: shared memory of any kind, memory file
   systems, namespaces (seccomp; `Isolation.system_calls`).
 - The whole group: every process that a job started, also one that made a session of its own, is
   dead before the result comes back. If the calling process dies, the child dies with it.
-- Other processes, and what they hold: no variable of the caller's environment, nor of any other
-  process's; no memory, file or limit of another process. stdin is empty or what was given.
+- Other processes, and their data: no variable of the caller's environment, nor of any other
+  process's; no memory, file or limit of another process. stdin is empty or the given text.
 - The results of other jobs: each job has a pipe of its own; the supervisor, which holds the jobs
   that wait and the way home, can't be looked into (it is not dumpable), and it has read no further
-  than the job that runs. Whatever a job says or leaves behind, it fails alone.
+  than the job that runs. A job fails alone: its output and its remains reach no other.
 - The network: no socket can be made, and where the system allows there is no interface, not even
   loopback.
 - Files: with Landlock nothing is read but the interpreter and the system's libraries, nothing
   written but the working directory. With namespaces everything is read-only but that, which is
   in memory, of `disk_mb`; /proc is the sandbox's own; home directories, /run and temporary
   directories are hidden unless the interpreter lives below them.
-- Privileges: none. Root's code runs as a user that nobody is, where the interpreter can be read
+- Privileges: none. Root's code runs as a user of no process, where the interpreter can be read
   by everyone.
 
-What holds is in `Isolation`. Where this system lacks namespaces (a container, a hardened
+`Isolation` has the promises that hold. Where this system lacks namespaces (a container, a hardened
 distribution) or seccomp, nothing is run unless `allow_without_namespaces` says so. The promises
 above then hold by Landlock or, for root, by a user of its own; where there is neither, as on
 systems other than Linux, nothing is run at all.
 
-What is not covered:
+Not covered:
 
 - A weakness of the kernel or of the interpreter. This is a fence, not a virtual machine.
 - Without Landlock: reading files that the code's user may read and that are not hidden as above;
@@ -50,12 +50,12 @@ What is not covered:
   may hold `disk_mb` more.
 - The verdict against code that means to cheat: tests run in the same process as the solution, so
   a hostile solution could report results of its own making, for itself. In its memory it may
-  also read what is left there of the jobs before it.
+  also read the remains of the jobs before it.
 - Without `filesystem`: the size of the working directory is not limited, only that of each file,
-  and names and sizes of other files can be asked for. Without `processes`: what left its session
-  is found through /proc only, and before Linux 6.12 it may send signals to processes of the same
-  user. Without `user`, root stays uid 0 (without capabilities), for which the number of processes
-  is watched, not limited.
+  and names and sizes of other files can be asked for. Without `processes`: a process that left its
+  session is found through /proc only, and before Linux 6.12 it may send signals to processes of the
+  same user. Without `user`, root stays uid 0 (without capabilities), for which the number of
+  processes is watched, not limited.
 """
 
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -92,7 +92,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run may use."""
+    """The resources that one run may use."""
 
     wall_s: float = 10.0
     """Seconds from start to end."""
@@ -121,7 +121,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Isolation:
-    """What was in force beyond plain limits; see the module's docstring."""
+    """The layers in force beyond plain limits; see the module's docstring."""
 
     network: bool
     """No connection can be made."""
@@ -139,7 +139,7 @@ class Isolation:
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a program ended and what it said."""
+    """A program's end and its output."""
 
     status: Status
     """`ok` is exit code 0. `memory`: it died of a MemoryError. `killed`: by a signal."""
@@ -159,7 +159,7 @@ class SandboxResult:
 class TestReport:
     """Which tests a solution passed."""
 
-    __test__: ClassVar[bool] = False  # not a test class, whatever pytest thinks of the name
+    __test__: ClassVar[bool] = False  # not a test class, in spite of its name
 
     status: Status
     """`ok`: it ran to its end, whatever the tests said. `timeout`: steps or time ran out."""
@@ -197,7 +197,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Program:
-    """A main program with what it can read from standard input."""
+    """A main program with its standard input."""
 
     code: str
     stdin: str = ""
@@ -215,10 +215,10 @@ def run_python(
 
     Args:
         code: source text.
-        stdin: what it can read from standard input.
-        limits: what it may use.
-        allow_without_namespaces: run it also where this system gives no namespaces, with what is
-            left; the module's docstring says what that is.
+        stdin: the text of its standard input.
+        limits: the resources that it may use.
+        allow_without_namespaces: run it also where this system gives no namespaces, with the
+            layers left; the module's docstring names them.
         refuse: layers to do without ("namespaces", "network", "user", "landlock",
             "system_calls"), to test the others.
 
@@ -329,7 +329,7 @@ def run_tests_batch(
 
     Args:
         suites: solutions with their tests.
-        limits: what each suite may use.
+        limits: the resources that each suite may use.
         max_steps: lines and calls of Python that loading, and each test, may execute; 0 for no
             limit. Unlike seconds it gives the same outcome on every machine.
         workers: child interpreters to share the suites among.
@@ -346,11 +346,11 @@ def run_tests_batch(
     jobs = [Job(suite.solution, "", list(suite.tests), max_steps) for suite in suites]
     shares = [jobs[k::workers] for k in range(workers)] if workers > 1 else [jobs]
     with ThreadPoolExecutor(max_workers=max(1, len(shares))) as pool:
-        done = list(pool.map(lambda share: list(_iterate_jobs(share, setting)), shares))
+        results = list(pool.map(lambda share: list(_iterate_jobs(share, setting)), shares))
     # Shares are dealt like cards, so the k-th ending of a share is that of suite k * workers + it.
     endings = {
         first + k * len(shares): ending
-        for first, share in enumerate(done)
+        for first, share in enumerate(results)
         for k, ending in enumerate(share)
     }
     return [_test_report(suite, endings[number]) for number, suite in enumerate(suites)]
@@ -360,29 +360,29 @@ def _test_report(suite: Suite, ending: Ending) -> TestReport:
     outcomes: list[Outcome] = []
     details: list[str] = []
     load_error = None
-    ended = False
+    is_over = False
     for kind, detail in ending.messages[: len(suite.tests) + 1]:
         if kind == "load":
             load_error = _writable(detail)
         elif kind in ("passed", "failed", "error", "timeout"):
             outcomes.append(kind)
             details.append(_writable(detail))
-        ended = ended or kind in ("end", "load")
+        is_over = is_over or kind in ("end", "load")
     status = ending.status
     if status == "ok" and ("timeout" in outcomes or (load_error or "").startswith("_Stop")):
         status = "timeout"
-    if status == "ok" and not ended:  # it left without saying so, for example through os._exit
+    if status == "ok" and not is_over:  # it left without saying so, for example through os._exit
         status = "error"
-    if not ended and load_error is None and len(outcomes) < len(suite.tests):
+    if not is_over and load_error is None and len(outcomes) < len(suite.tests):
         # The test that was running when the worker was stopped.
         outcomes.append("timeout" if status == "timeout" else "error")
         details.append(f"the process ended: {status}")
-    missing = len(suite.tests) - len(outcomes)
-    not_run: list[Outcome] = ["not_run"] * missing
+    missing_count = len(suite.tests) - len(outcomes)
+    not_run: list[Outcome] = ["not_run"] * missing_count
     return TestReport(
         status=status,
         outcomes=(*outcomes, *not_run),
-        details=(*details, *([""] * missing)),
+        details=(*details, *([""] * missing_count)),
         load_error=load_error,
         wall_s=ending.wall_s,
         isolation=_isolation(ending.layers),

@@ -1,14 +1,14 @@
-"""The trusted program that a sandbox child process runs; see `sandbox` for what it promises.
+"""The trusted program that a sandbox child process runs; see `sandbox` for its promises.
 
 Started as a script by `sandbox_process.Child` with an empty environment and standard library only.
 It reads messages from stdin, each 8 bytes of length and JSON: a header, then jobs, each when its
-turn has come. It writes lines of JSON to stdout: what is in force here, then one line per job.
+turn has come. It writes lines of JSON to stdout: the layers in force here, then one line per job.
 
     run_child   harden this process (`sandbox_isolation`), become init of a new process table
-    _supervise  fork a worker for one job, read what it says, kill it and all it left behind
+    _supervise  fork a worker for one job, read its output, kill it and all it left behind
     _worker     inside the fork: limits, no privileges, then the untrusted code
 
-What a worker says is read as flat text of bounded length (`_read_messages`), never as a language
+A worker's output is read as flat text of bounded length (`_read_messages`), never as a language
 that could nest. Runs without site-packages: nothing is imported but the standard library and its
 sister files, of which `sandbox_wire` has the messages.
 """
@@ -182,8 +182,10 @@ def _read_messages(data: bytes, at_most: int) -> list[wire.WorkerMessage]:
     messages: list[wire.WorkerMessage] = []
     for piece in data.split(b"\0")[:-1][:at_most]:
         kind, _, text = piece.decode("utf-8", "replace").partition(" ")
-        known = next((k for k in get_args(wire.Kind) if k == kind), None)
-        messages.append(wire.WorkerMessage(known, text[:_DETAIL_CHARACTERS] if known else ""))
+        wire_kind = next((k for k in get_args(wire.Kind) if k == kind), None)
+        messages.append(
+            wire.WorkerMessage(wire_kind, text[:_DETAIL_CHARACTERS] if wire_kind else "")
+        )
     return messages
 
 
@@ -213,7 +215,7 @@ def _kill_everything(worker: int, isolation: guard.Confinement) -> None:
 
 
 class _Pipes:
-    """What a worker says on stdout, stderr and the report pipe, each up to its limit in bytes."""
+    """A worker's stdout, stderr and report pipe, each read up to its limit in bytes."""
 
     def __init__(self, limits: list[int]) -> None:
         self.limits = limits
@@ -266,11 +268,11 @@ def _wait(
     next_watch = time.monotonic() + _WATCH_S
     try:
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            rest_s = deadline - time.monotonic()
+            if rest_s <= 0:
                 return "timeout", None
             readers = [pipes.readers[k] for k in pipes.open]
-            step = left if pidfd is not None and not watch else min(left, _WATCH_S)
+            step = rest_s if pidfd is not None and not watch else min(rest_s, _WATCH_S)
             ready = select.select(
                 [*readers, *([pidfd] if pidfd is not None else [])], [], [], step
             )[0]
@@ -286,8 +288,8 @@ def _wait(
             if pidfd in ready:
                 return "", None
             if pidfd is None:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
+                ended_pid, status = os.waitpid(pid, os.WNOHANG)
+                if ended_pid:
                     return "", status
     finally:
         if pidfd is not None:
@@ -321,7 +323,7 @@ def _layers(isolation: guard.Confinement) -> wire.Layers:
 def _supervise(job: wire.Job, header: wire.Header, isolation: guard.Confinement) -> wire.Ending:
     """Run one job in a fork of its own and say how it ended."""
     limit = header.limit
-    # 1. What the job reads from and writes to.
+    # 1. The job's input and outputs.
     pipes = _Pipes([limit.output_bytes, limit.output_bytes, _REPORT_BYTES])
     stdin = _stdin_file(job.stdin)
     null = os.open(os.devnull, os.O_WRONLY)
@@ -333,18 +335,18 @@ def _supervise(job: wire.Job, header: wire.Header, isolation: guard.Confinement)
         _worker(job, header, isolation, [stdin, *out, pipes.writers[2]])
     for file in [stdin, null, *pipes.writers]:
         os.close(file)
-    stopped, ended = _wait(pid, pipes, started + limit.wall_s, isolation, limit)
+    stopped, wait_status = _wait(pid, pipes, started + limit.wall_s, isolation, limit)
     wall_s = time.monotonic() - started
     if stopped:
         os.kill(pid, signal.SIGKILL)
-    if ended is None:
-        ended = os.waitpid(pid, 0)[1]
+    if wait_status is None:
+        wait_status = os.waitpid(pid, 0)[1]
     # 3. Leave nothing of it: processes, output, files.
     _kill_everything(pid, isolation)
     pipes.drain()
     pipes.close()
     guard.empty_directory(header.cwd)
-    code = os.waitstatus_to_exitcode(ended)
+    code = os.waitstatus_to_exitcode(wait_status)
     if not stopped and pipes.overflowed():
         stopped = "output_limit"
     # 4. Say how it ended.
@@ -417,7 +419,7 @@ def run_child() -> None:
     with contextlib.suppress(OSError):
         guard.write_file("/proc/self/oom_score_adj", "1000")
     guard.enter_namespaces(isolation, refuse)
-    # From here on nobody opens this process's memory, files or environment, whoever it runs as.
+    # From here on no process opens this one's memory, files or environment, under any user.
     guard.prctl(guard.DUMPABLE, 0)
     if isolation.processes:
         init = os.fork()

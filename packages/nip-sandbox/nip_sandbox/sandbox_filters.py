@@ -1,4 +1,4 @@
-"""What the kernel refuses a sandbox's code, whoever it runs as: system calls and paths.
+"""The kernel's refusals to a sandbox's code under any user: system calls and paths.
 
     make_path_rules   a Landlock ruleset: which directories may be read, which written
     confine           be held by it, for good; it also hides every process but the sandbox's own
@@ -9,9 +9,10 @@ Both pass to every process that the code starts. Where the kernel has no Landloc
 gives None; on a machine whose numbers of system calls are not listed here, `make_call_filter` does.
 
 Memory that no limit on a process counts is refused: System V and POSIX shared memory and queues,
-memfd, new namespaces (and with them mounts of memory), io_uring. So is what reaches other processes
-(ptrace, their memory, files and limits) and what opens a connection. Used by `sandbox_child` alone,
-which runs without site-packages: nothing is imported but the standard library.
+memfd, new namespaces (and with them mounts of memory), io_uring. So are calls that reach other
+processes (ptrace, their memory, files and limits) and calls that open a connection. Used by
+`sandbox_child` alone, which runs without site-packages: nothing is imported but the standard
+library.
 """
 
 import ctypes
@@ -37,7 +38,7 @@ _REFUSED = {
     "bpf": (321, 280), "userfaultfd": (323, 282), "add_key": (248, 217),
     "request_key": (249, 218), "keyctl": (250, 219), "open_by_handle_at": (304, 265),
 }  # fmt: skip
-# What changes files by their names alone, which Landlock doesn't see.
+# Calls that change files by their names alone, which Landlock doesn't see.
 _ATTRIBUTES = {
     "chmod": (90, 0), "fchmodat": (268, 53), "fchmodat2": (452, 452), "utime": (132, 0),
     "utimes": (235, 0), "futimesat": (261, 0), "utimensat": (280, 88), "setxattr": (188, 5),
@@ -96,7 +97,7 @@ def make_call_filter(libc: Any, network: bool, attributes: bool) -> bytes | None
     if ctypes.get_errno() != errno.EFAULT:  # no program is an error only where there are some
         return None
     arch, column = machine
-    refused = {**_REFUSED, **({} if attributes else _ATTRIBUTES)}
+    refusals = {**_REFUSED, **({} if attributes else _ATTRIBUTES)}
     program = [
         # 1. Another instruction set would have other numbers.
         _instruction(_LOAD, _ARCH),
@@ -110,7 +111,7 @@ def make_call_filter(libc: Any, network: bool, attributes: bool) -> bytes | None
             _instruction(_RETURN, _FAIL | errno.ENOSYS),
         ]
     # 2. Calls that always fail. clone3 hides its flags; the C library goes back to clone.
-    program += [_fail(row[column], errno.EPERM) for row in refused.values() if row[column]]
+    program += [_fail(row[column], errno.EPERM) for row in refusals.values() if row[column]]
     program.append(_fail(_CLONE3[column], errno.ENOSYS))
     if not network:
         program.append(_fail(_SOCKET[column], errno.EAFNOSUPPORT))
@@ -144,7 +145,7 @@ def filter_calls(libc: Any, program: bytes) -> None:
 
 
 def make_path_rules(libc: Any, readable: Sequence[str], writable: Sequence[str]) -> int | None:
-    """A ruleset as a file descriptor: what lies below other directories can't be opened."""
+    """A ruleset as a file descriptor: files below other directories can't be opened."""
     if libc is None:
         return None
     version = _call(libc, _CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
@@ -175,7 +176,7 @@ def _call(libc: Any, number: int, *arguments: Any) -> int:
 def _allow(libc: Any, ruleset: int, path: str, access: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # not there, so nobody needs it
+    except OSError:  # not there, so no rule is needed
         return
     if not os.path.isdir(path):
         access &= _ON_FILES

@@ -1,18 +1,18 @@
-"""What keeps a sandbox's code in: namespaces, mounts, users, capabilities, resource limits.
+"""The layers around a sandbox's code: namespaces, mounts, users, capabilities, resource limits.
 
-    Confinement       what of that is in force
+    Confinement       the layers in force
     enter_namespaces  leave the network and the process table of the system
     isolate_mounts    see everything read-only, and homes, sockets and other processes not at all
-    choose_user       find a user that nobody is
+    choose_user       find a user of no process
     drop_privileges   become that user, for good
-    set_limits        what the kernel counts for each process
-    list_lacking      what of it is not in force
+    set_limits        the limits that the kernel counts for each process
+    list_lacking      the layers that are not in force
     list_descendants  the processes of a sandbox
-    find_excess       what they use together and may not
-    empty_directory   remove what code left behind, however deep
+    find_excess       their use of a resource together, over its limit
+    empty_directory   remove the files that code left behind, however deep
 
-Each step says what it achieved and goes on without what it was refused. `sandbox` says what all
-this protects from, and what it does without. Imported by `sandbox_child`, which runs without
+Each step tells its success and goes on after a refusal. `sandbox` lists the dangers that all of
+this protects from, and those that it doesn't. Imported by `sandbox_child`, which runs without
 site-packages: nothing is imported here but the standard library.
 """
 
@@ -37,12 +37,12 @@ _FIRST_FREE_UID = 1_900_000_000
 
 
 class Confinement:
-    """What the system allowed beyond plain resource limits."""
+    """The layers that the system allowed beyond plain resource limits."""
 
     def __init__(self) -> None:
         self.network = self.processes = self.filesystem = False
         self.uid: int | None = None  # the unprivileged user the code runs as; None: not changed
-        self.mounts = False  # may be changed without anybody noticing
+        self.mounts = False  # may be changed unseen by other processes
         self.own_proc = False  # /proc shows this sandbox alone
         self.ruleset: int | None = None  # of paths, see `sandbox_filters`
         self.program: bytes | None = None  # for system calls, see `sandbox_filters`
@@ -57,7 +57,7 @@ def list_lacking(isolation: Confinement) -> list[str]:
         "a network of its own": isolation.network,
         "a filter of system calls": isolation.program is not None,
     }
-    return [name for name, there in layers.items() if not there]
+    return [name for name, is_there in layers.items() if not is_there]
 
 
 def is_separate(isolation: Confinement) -> bool:
@@ -140,7 +140,7 @@ def list_interpreter_directories() -> list[str]:
     directories: list[str] = []
     paths = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(sys.executable), *sys.path]
     for path in sorted({os.path.realpath(path) for path in paths if os.path.isdir(path)}):
-        if not any(_below(path, other) for other in directories):
+        if not any(_below(path, directory) for directory in directories):
             directories.append(path)
     return directories
 
@@ -149,15 +149,15 @@ def _below(path: str, ancestor: str) -> bool:
     return path == ancestor or path.startswith(ancestor.rstrip("/") + "/")
 
 
-def _mask(path: str, shown: list[str], aside: str) -> bool:
-    """Hide `path` under an empty tmpfs, with the directories `shown` in their old places."""
-    for k, keep in enumerate(shown):
+def _mask(path: str, visible_paths: list[str], aside: str) -> bool:
+    """Hide `path` under an empty tmpfs, with `visible_paths` in their old places."""
+    for k, keep in enumerate(visible_paths):
         os.mkdir(f"{aside}/{k}")
         if not _mount(os.fsencode(keep), f"{aside}/{k}", None, _MS_BIND):
             return False
     if not _mount(b"tmpfs", path, b"tmpfs", _MS_NOSUID_NODEV, b"size=256k,mode=0755"):
         return False
-    for k, keep in enumerate(shown):
+    for k, keep in enumerate(visible_paths):
         os.makedirs(keep)
         if not _mount(f"{aside}/{k}".encode(), keep, None, _MS_BIND):
             return False
@@ -174,7 +174,7 @@ def isolate_mounts(isolation: Confinement, cwd: str, disk_mb: int) -> None:
     needed = list_interpreter_directories()
     options = f"size={disk_mb}m,nr_inodes=4096,mode=0777".encode()
     _mount(b"tmpfs", cwd, b"tmpfs", _MS_NOSUID_NODEV, options)
-    # What holds `cwd` comes last: hiding it hides the place where the kept directories wait.
+    # The parent of `cwd` comes last: hiding it hides the place where the kept directories wait.
     for path in sorted(_MASKED, key=lambda path: _below(cwd, path)):
         visible = [need for need in needed if _below(need, path)]
         if not os.path.isdir(path) or os.path.islink(path) or path in visible:
@@ -185,7 +185,7 @@ def isolate_mounts(isolation: Confinement, cwd: str, disk_mb: int) -> None:
             _mask(path, visible, cwd)
         except OSError:
             return
-    # 2. The working directory again, which may have been hidden with what held it.
+    # 2. The working directory again, which may have been hidden with its parent.
     os.makedirs(cwd, exist_ok=True)
     own_cwd = _mount(b"tmpfs", cwd, b"tmpfs", _MS_NOSUID_NODEV, options)
     # 3. Only its own processes.
@@ -218,7 +218,7 @@ def _readable_by_all(path: str) -> bool:
 def choose_user(isolation: Confinement, cwd: str, refuse: list[str], number: int) -> None:
     """Find a user of its own for the code: only root can change users, and only then needs to.
 
-    A number that nobody has, so that RLIMIT_NPROC counts this sandbox alone.
+    No process has the number, so that RLIMIT_NPROC counts this sandbox alone.
     """
     if os.geteuid() != 0 or "user" in refuse:
         return
@@ -277,18 +277,18 @@ def _processes_of(uid: int) -> int:
 def set_limits(limit: "wire.Limit", isolation: Confinement) -> None:
     cpu_s = max(1, math.ceil(limit.cpu_s))
     memory = limit.memory_mb << 20
-    # Who is counted with this process: nobody under a user of its own, else the supervisor and
+    # The processes counted with this one: none under a user of its own, else the supervisor and
     # the one that started it, or, without a table of processes, all that the user has.
-    counted = 0
+    count = 0
     if isolation.uid is None:
-        counted = 2 if isolation.processes else max(0, _processes_of(os.geteuid()) - 1)
+        count = 2 if isolation.processes else max(0, _processes_of(os.geteuid()) - 1)
     for name, soft, hard in (
         ("RLIMIT_CORE", 0, 0),
         ("RLIMIT_CPU", cpu_s, cpu_s + 1),
         ("RLIMIT_AS", memory, memory),
         ("RLIMIT_FSIZE", limit.file_mb << 20, limit.file_mb << 20),
         ("RLIMIT_NOFILE", limit.open_files, limit.open_files),
-        ("RLIMIT_NPROC", limit.processes + counted, limit.processes + counted),
+        ("RLIMIT_NPROC", limit.processes + count, limit.processes + count),
     ):
         kind = getattr(resource, name, None)
         if kind is None:
@@ -312,11 +312,11 @@ def list_descendants(isolation: Confinement) -> list[int]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{pid}/stat") as file:
                 parents[pid] = int(file.read().rpartition(")")[2].split()[1])
-    below: list[int] = []
+    descendants: list[int] = []
     layer = {os.getpid()}
     while layer := {pid for pid, parent in parents.items() if parent in layer}:
-        below += layer
-    return below
+        descendants += layer
+    return descendants
 
 
 def _resident_mb(pid: int, exactly: bool) -> float:
@@ -333,9 +333,9 @@ def _resident_mb(pid: int, exactly: bool) -> float:
 
 
 def find_excess(limit: "wire.Limit", isolation: Confinement) -> "wire.Stop":
-    """Say why a job must be stopped for what its processes use together, or ""."""
+    """Say why a job must be stopped for its processes' use together, or ""."""
     pids = list_descendants(isolation)
-    # RLIMIT_NPROC doesn't hold root back, whatever root is called in here.
+    # RLIMIT_NPROC holds root back under none of its names in here.
     if isolation.uid is None and isolation.own_proc and len(pids) > limit.processes:
         return "killed"
     for exactly in (False, True):  # the first is quick, and never too little
@@ -347,7 +347,7 @@ def find_excess(limit: "wire.Limit", isolation: Confinement) -> "wire.Stop":
 def empty_directory(path: str) -> None:
     """Remove what is in `path`: links are never followed, and no depth is too deep.
 
-    What lies in a directory of `path` moves up before it is removed, so that no name gets long.
+    The content of a directory of `path` moves up before it is removed, so that no name gets long.
     Nothing may work in `path` meanwhile.
 
     Raises:
@@ -361,8 +361,8 @@ def empty_directory(path: str) -> None:
                 os.unlink(inside)
                 continue
             os.chmod(inside, 0o700)
-            for below in os.listdir(inside):
-                entry = os.path.join(inside, below)
+            for child in os.listdir(inside):
+                entry = os.path.join(inside, child)
                 if stat.S_ISDIR(os.lstat(entry).st_mode):
                     os.chmod(entry, 0o700)  # to move it, its entry ".." is written
                     number += 1

@@ -1,7 +1,7 @@
 """The process that a sandbox is, seen from its caller; `sandbox` says what it protects from.
 
 Setting       how a sandbox is to be
-Child         one child interpreter (`sandbox_child`), from start to end, and what it says
+Child         one child interpreter (`sandbox_child`), from start to end, and its output
 check_layers  refuse to go on where untrusted code can't be kept in
 """
 
@@ -55,18 +55,18 @@ def check_layers(about: wire.About, setting: Setting) -> None:
     Raises:
         SandboxError: something is missing, and the setting or the system allow no less.
     """
-    missing = describe_lacking(about)
-    if not missing:
+    lacking = describe_lacking(about)
+    if not lacking:
         return
     if not about.separate:
         raise SandboxError(
-            f"untrusted code can't be run here: {missing}, and no Landlock keeps the code from "
+            f"untrusted code can't be run here: {lacking}, and no Landlock keeps the code from "
             f"other processes of this user; use Linux 5.13 or newer with Landlock, or allow user "
             f"namespaces"
         )
     if not setting.allow_without_namespaces:
         raise SandboxError(
-            f"untrusted code is not run here: {missing}; allow user namespaces, or pass "
+            f"untrusted code is not run here: {lacking}; allow user namespaces, or pass "
             f"allow_without_namespaces=True to do with what is left (`nip doctor` says what)"
         )
 

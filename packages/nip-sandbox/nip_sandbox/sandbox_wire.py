@@ -1,14 +1,14 @@
-"""What the caller of a sandbox and its child process tell each other.
+"""The messages between the caller of a sandbox and its child process.
 
-Header          to the child: what it is to keep to
-Job             and then, of each job, what to run
-About           from the child: what is in force here
+Header          to the child: its rules
+Job             and then, of each job, the code to run
+About           from the child: the layers in force here
 Ending          and then, of each job, how it ended
-Limit, Layers, WorkerMessage, Status, Stop, Outcome   what these hold
+Limit, Layers, WorkerMessage, Status, Stop, Outcome   their parts
 
 A message is written as JSON, its fields in their order: both ends read this very file, so no name
 of a field is spelt twice. Imported by `sandbox_child`, which runs without site-packages: nothing is
-imported here but what that has already.
+imported here but the modules that it has already.
 """
 
 import json
@@ -40,7 +40,7 @@ class Limit(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a child is to keep to, before it is given a job."""
+    """A child's rules, sent before its first job."""
 
     cwd: str
     limit: Limit
@@ -62,7 +62,7 @@ class Job(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """What is in force beyond plain limits; `sandbox.Isolation` explains each."""
+    """The layers in force beyond plain limits; `sandbox.Isolation` explains each."""
 
     network: bool
     processes: bool
@@ -73,7 +73,7 @@ class Layers(NamedTuple):
 
 
 class About(NamedTuple):
-    """What a child says of itself before it runs anything."""
+    """A child's account of itself before its first job."""
 
     layers: Layers
     lacking: list[str]

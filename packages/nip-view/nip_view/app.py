@@ -224,7 +224,9 @@ class _Views:
         episodes = run.episodes()
         episode = episodes.take([pages.find_episode(episodes, key)])[0]
         try:
-            is_joined = run.notes.write(episode, star=note.star, note=note.note, seen=note.seen)
+            is_joined = run.notes.write(
+                episode, star=note.star, note=note.note, read_mark=note.seen
+            )
         except SettingsError as error:
             raise RefusedNoteError(f"{error}. Go back, and write less.") from error
         back = find_way_back(run, key, request.query_params.multi_items(), is_joined)

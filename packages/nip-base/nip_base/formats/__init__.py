@@ -83,7 +83,7 @@ def validate(
 ) -> list[Problem]:
     """Check the content rules of `method` and return what is broken, in the order it is found.
 
-    `lines` is what `read_jsonl` yields. An empty list means that the reader of the method will
+    `lines` is the result of `read_jsonl`. An empty list means that the reader of the method will
     accept them. At most MAX_PROBLEMS are returned. `advantage` is the setting of `trajectories`
     that decides whether rows need advantages or groups of at least two; None: either will do.
     Raises JsonlError where `read_jsonl` does, KeyError for an unknown method.

@@ -2,8 +2,9 @@
 
 group_advantages   rewards of the episodes of one group -> advantages
 
-Rewards are sums and means of decimal numbers, and 0.1 + 0.1 + 0.7 is a little less than 0.9: what
-differs by rounding alone is equal, so that dividing by the deviation makes no whole number of it.
+Rewards are sums and means of decimal numbers, and 0.1 + 0.1 + 0.7 is a little less than 0.9. Two
+that differ by rounding alone are equal, so that dividing by the deviation makes no whole number of
+their difference.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""JSON from anybody: limits on its size, and how it is read.
+"""JSON from any sender: limits on its size, and its reading.
 
 loads            what is sent -> value: by a fast parser, or if it has many values by a patient one
 parse_json       what is in a file, which may have many values -> value
@@ -30,7 +30,7 @@ class ReadError(ValueError):
 
 
 class JsonBoundsError(ReadError):
-    """JSON is refused for what reading or using it would take."""
+    """JSON is refused for the cost of reading or using it."""
 
 
 def loads(raw: bytes, fast: Callable[[bytes], Any], *, surrogates: bool) -> Any:
@@ -39,7 +39,7 @@ def loads(raw: bytes, fast: Callable[[bytes], Any], *, surrogates: bool) -> Any:
     `surrogates`: whether halves of surrogate pairs are taken. Raises ValueError, JsonBoundsError
     and RecursionError.
     """
-    # 1. What it would take.
+    # 1. The memory and time that it would take.
     containers, values = _weigh(raw)
     if containers > MAX_CONTAINERS:
         raise JsonBoundsError(f"it has {containers} of [ and {{, at most {MAX_CONTAINERS} are read")
@@ -67,8 +67,8 @@ def _weigh(raw: bytes) -> tuple[int, int]:
 def parse_json(raw: bytes | str, *, max_depth: int | None = MAX_DEPTH) -> Any:
     """The value of JSON, as `json.loads` reads it.
 
-    Raises ReadError for what is not JSON, is nested deeper than `max_depth` (None: than Python can
-    read), or has a number of more than MAX_DIGITS digits.
+    Raises ReadError for a text that is not JSON, is nested deeper than `max_depth` (None: than
+    Python can read), or has a number of more than MAX_DIGITS digits.
     """
     try:
         value = json.loads(raw)
@@ -85,14 +85,14 @@ def parse_json(raw: bytes | str, *, max_depth: int | None = MAX_DEPTH) -> Any:
     return value
 
 
-def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
-    """Raise JsonBoundsError for a value nested deeper than `most`."""
+def check_depth(value: Any, max_depth: int = MAX_DEPTH) -> None:
+    """Raise JsonBoundsError for a value nested deeper than `max_depth`."""
     level = [value]
-    for _ in range(most):
+    for _ in range(max_depth):
         level = [child for item in level for child in _inside(item)]
         if not level:
             return
-    raise JsonBoundsError(f"it is nested more than {most} deep")
+    raise JsonBoundsError(f"it is nested more than {max_depth} deep")
 
 
 _NESTS = (list, dict)  # as a tuple it is asked twice as fast

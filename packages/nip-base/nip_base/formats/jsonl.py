@@ -121,8 +121,8 @@ def _parse_lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
         except UnicodeDecodeError as error:
             raise JsonlError(number, f"not UTF-8 at byte {error.start}") from None
         except (ValueError, RecursionError) as error:
-            shown = line[:60].decode("utf-8", "replace").strip()
-            raise JsonlError(number, f"not JSON ({error}): got {shown!r}") from None
+            start = line[:60].decode("utf-8", "replace").strip()
+            raise JsonlError(number, f"not JSON ({error}): got {start!r}") from None
 
 
 def _loads(line: bytes) -> Any:
@@ -151,23 +151,25 @@ def check_jsonl(source: bytes | str | Path, max_rows: int | None = None) -> int:
     return count
 
 
-def describe_problems(problems: Sequence[Problem], shown: int = 5) -> str:
+def describe_problems(problems: Sequence[Problem], limit: int = 5) -> str:
     """One sentence for people: the first problems with their lines, and how many more."""
-    more = len(problems) - shown
-    text = "; ".join(str(problem) for problem in problems[:shown])
+    more = len(problems) - limit
+    text = "; ".join(str(problem) for problem in problems[:limit])
     return f"{text}; and {more} more" if more > 0 else text
 
 
-def find_unknown_keys(where: str, keys: Iterable[str], known: Sequence[str]) -> Iterator[Broken]:
-    """Name every unknown key. `where` begins the message."""
+def find_unknown_keys(
+    place: str, keys: Iterable[str], known_keys: Sequence[str]
+) -> Iterator[Broken]:
+    """Name every unknown key. `place` begins the message."""
     for key in keys:
-        if key not in known:
-            yield "unknown_key", f"{where} has the unknown key {key!r}; known: {list(known)}"
+        if key not in known_keys:
+            yield "unknown_key", f"{place} has the unknown key {key!r}; known: {list(known_keys)}"
 
 
-def describe_wrong(code: str, at: str, expected: str, value: Any) -> Broken:
+def describe_wrong(code: str, place: str, expected: str, value: Any) -> Broken:
     """Describe a wrong value: its place, the expected kind, the kind found."""
-    return code, f"{at} must be {expected}, got {name_kind(value)}"
+    return code, f"{place} must be {expected}, got {name_kind(value)}"
 
 
 def name_kind(value: Any) -> str:

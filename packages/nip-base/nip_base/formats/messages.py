@@ -109,47 +109,47 @@ def join_text(content: Any) -> str | None:
 
 
 def find_message_problems(
-    at: str, message: Any, extra_keys: tuple[str, ...] = ()
+    place: str, message: Any, extra_keys: tuple[str, ...] = ()
 ) -> Iterator[Broken]:
-    """The rules of one message. `at` names its place; `extra_keys` are allowed besides the usual,
+    """The rules of one message. `place` names it; `extra_keys` are allowed besides the usual,
     and, except for `weight`, not looked at here."""
     if not isinstance(message, dict):
-        yield describe_wrong("invalid_message", at, "an object", message)
+        yield describe_wrong("invalid_message", place, "an object", message)
         return
     # 1. Its keys; an answer of chat has more, with nothing in them.
     keys = {k: v for k, v in message.items() if k not in _EMPTY_IN_ANSWERS or v not in (None, [])}
-    yield from find_unknown_keys(at, keys, (*_KEYS, *extra_keys))
+    yield from find_unknown_keys(place, keys, (*_KEYS, *extra_keys))
     role = message.get("role")
     if role not in _ACCEPTED_ROLES:
         expected = ", ".join(_ACCEPTED_ROLES)
-        yield "invalid_role", f"{at}.role is {role!r}; expected one of {expected}"
+        yield "invalid_role", f"{place}.role is {role!r}; expected one of {expected}"
     # 2. Its text.
     text = join_text(message.get("content"))
     if text is None:
         yield describe_wrong(
-            "invalid_content", f"{at}.content", "text", message.get("content", MISSING)
+            "invalid_content", f"{place}.content", "text", message.get("content", MISSING)
         )
     elif not _is_unicode(text):
-        yield "invalid_content", f"{at}.content has half of a surrogate pair: it is no text"
-    # 3. What may stand beside it.
+        yield "invalid_content", f"{place}.content has half of a surrogate pair: it is no text"
+    # 3. The keys that may stand beside it.
     if "weight" in message and "weight" in extra_keys:
         weight = message["weight"]
         if role != "assistant":
-            why = f"only assistant messages may (role is {role!r})"
-            yield "invalid_weight", f"{at} has a weight, but {why}"
+            reason = f"only assistant messages may (role is {role!r})"
+            yield "invalid_weight", f"{place} has a weight, but {reason}"
         elif isinstance(weight, bool) or weight not in (0, 1):
-            yield "invalid_weight", f"{at}.weight must be 0 or 1, got {weight!r}"
+            yield "invalid_weight", f"{place}.weight must be 0 or 1, got {weight!r}"
     name = message.get("name")
     if name is not None and not (isinstance(name, str) and _is_unicode(name)):
-        yield describe_wrong("invalid_name", f"{at}.name", "a string", name)
+        yield describe_wrong("invalid_name", f"{place}.name", "a string", name)
     thoughts = message.get("reasoning_content")
     if thoughts is not None and not (isinstance(thoughts, str) and _is_unicode(thoughts)):
         yield describe_wrong(
-            "invalid_reasoning_content", f"{at}.reasoning_content", "a text", thoughts
+            "invalid_reasoning_content", f"{place}.reasoning_content", "a text", thoughts
         )
     elif thoughts and role != "assistant":
-        why = f"only assistant messages think (role is {role!r})"
-        yield "invalid_reasoning_content", f"{at} has reasoning_content, but {why}"
+        reason = f"only assistant messages think (role is {role!r})"
+        yield "invalid_reasoning_content", f"{place} has reasoning_content, but {reason}"
 
 
 def find_conversation_problems(
@@ -160,52 +160,54 @@ def find_conversation_problems(
 
     `inside` is the key under which it stands in the line, if not the line itself.
     """
-    at = f"{inside}." if inside else ""
-    yield from find_messages_problems(f"{at}messages", value, extra_keys)
-    where = f"'{inside}'" if inside else "the example"
-    yield from find_unknown_keys(where, value, _CONVERSATION_KEYS)
+    prefix = f"{inside}." if inside else ""
+    yield from find_messages_problems(f"{prefix}messages", value, extra_keys)
+    owner = f"'{inside}'" if inside else "the example"
+    yield from find_unknown_keys(owner, value, _CONVERSATION_KEYS)
     if value.get("tools") not in (None, []):
-        code, message = describe_wrong("tools_unsupported", f"'{at}tools'", "empty", value["tools"])
+        code, message = describe_wrong(
+            "tools_unsupported", f"'{prefix}tools'", "empty", value["tools"]
+        )
         yield code, f"{message}: tools are not supported"
     parallel = value.get("parallel_tool_calls")
     if parallel is not None and not isinstance(parallel, bool):
-        at = f"'{at}parallel_tool_calls'"
-        yield describe_wrong("invalid_parallel_tool_calls", at, "a boolean", parallel)
+        place = f"'{prefix}parallel_tool_calls'"
+        yield describe_wrong("invalid_parallel_tool_calls", place, "a boolean", parallel)
 
 
 def find_messages_problems(
-    at: str, value: Mapping[str, Any], extra_keys: tuple[str, ...] = ()
+    place: str, value: Mapping[str, Any], extra_keys: tuple[str, ...] = ()
 ) -> Iterator[Broken]:
     """The rules of ``value["messages"]`` and of each message in it."""
     if "messages" not in value:
-        yield "missing_messages", f"the key '{at}' is missing"
+        yield "missing_messages", f"the key '{place}' is missing"
         return
     messages = value["messages"]
     if not isinstance(messages, list) or not messages:
         yield describe_wrong(
-            "invalid_messages", f"'{at}'", "a list with at least one message", messages
+            "invalid_messages", f"'{place}'", "a list with at least one message", messages
         )
         return
     for index, message in enumerate(messages):
-        yield from find_message_problems(f"{at}[{index}]", message, extra_keys)
+        yield from find_message_problems(f"{place}[{index}]", message, extra_keys)
 
 
 def find_learned_problems(messages: list[MessageLine]) -> Iterator[Broken]:
     """Check what a conversation to learn from needs beyond well-formed messages."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
-        why = "there is no assistant message, so there is nothing to learn"
-        yield "missing_assistant_message", why
+        reason = "there is no assistant message, so there is nothing to learn"
+        yield "missing_assistant_message", reason
         return
     if (role := messages[-1]["role"]) != "assistant":
-        why = f"the last message has role {role!r}; it must be 'assistant'"
-        yield "last_message_not_assistant", why
+        reason = f"the last message has role {role!r}; it must be 'assistant'"
+        yield "last_message_not_assistant", reason
     if all(message.get("weight", 1) == 0 for message in answers):
-        why = "every assistant message has weight 0; at least one needs weight 1"
-        yield "nothing_to_learn", why
+        reason = "every assistant message has weight 0; at least one needs weight 1"
+        yield "nothing_to_learn", reason
     if messages[0]["role"] == "assistant" and messages[0].get("weight", 1) != 0:
-        why = "messages[0] is an assistant message to be learned, and nothing is before it"
-        yield "nothing_before_answer", f"{why}: begin with what it answers, or give it weight 0"
+        reason = "messages[0] is an assistant message to be learned, and nothing is before it"
+        yield "nothing_before_answer", f"{reason}: begin with what it answers, or give it weight 0"
 
 
 def _is_unicode(text: str) -> bool:

@@ -85,11 +85,11 @@ def find_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     preferred, rejected = (join_text(output["content"]) for output in outputs)
     thoughts = [output.get("reasoning_content") or None for output in outputs]
     if preferred == rejected and thoughts[0] == thoughts[1]:
-        why = "'preferred_output' and 'non_preferred_output' are equal"
-        yield "equal_outputs", f"{why}, so there is nothing to learn"
+        reason = "'preferred_output' and 'non_preferred_output' are equal"
+        yield "equal_outputs", f"{reason}, so there is nothing to learn"
     elif not preferred:
-        why = "preferred_output[0].content is empty, so there is nothing to learn"
-        yield "empty_answer", why
+        reason = "preferred_output[0].content is empty, so there is nothing to learn"
+        yield "empty_answer", reason
 
 
 def _input_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
@@ -103,8 +103,8 @@ def _input_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     broken = [*find_conversation_problems(conversation, inside="input")]
     yield from broken
     if not broken and conversation["messages"][-1]["role"] == "assistant":
-        why = "the last message of the input is the assistant's, so there is nothing to answer"
-        yield "last_message_is_assistant", why
+        reason = "the last message of the input is the assistant's, so there is nothing to answer"
+        yield "last_message_is_assistant", reason
 
 
 def _output_problems(key: str, value: Mapping[str, Any]) -> Iterator[Broken]:
@@ -113,9 +113,9 @@ def _output_problems(key: str, value: Mapping[str, Any]) -> Iterator[Broken]:
         return
     output = value[key]
     if not isinstance(output, list) or len(output) != 1:
-        got = f"{len(output)} messages" if isinstance(output, list) else name_kind(output)
-        why = f"'{key}' must be a list of exactly one assistant message, got {got}"
-        yield f"invalid_{key}", why
+        output_kind = f"{len(output)} messages" if isinstance(output, list) else name_kind(output)
+        reason = f"'{key}' must be a list of exactly one assistant message, got {output_kind}"
+        yield f"invalid_{key}", reason
         return
     broken = [*find_message_problems(f"{key}[0]", output[0])]
     yield from broken

@@ -2,7 +2,7 @@
 "reasoning_content"?}, ...], "tools"?: [], "parallel_tool_calls"?: bool}``.
 
 The model learns the assistant messages whose weight is not 0; each has a content and answers
-something. What the assistant thought, `reasoning_content`, is learned before the content, in the
+something. The assistant's thoughts, `reasoning_content`, are learned before the content, in the
 way the model's chat template writes it. The last message is one of the assistant's. Tools are not
 supported, so `tools` may only be empty and `parallel_tool_calls` decides nothing.
 """
@@ -41,10 +41,10 @@ def find_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     yield from broken
     if broken:
         return
-    # 2. What is learned of it.
+    # 2. The messages to learn.
     yield from find_learned_problems(value["messages"])
     for index, message in enumerate(value["messages"]):
-        learned = message["role"] == "assistant" and message.get("weight", 1) != 0
-        if learned and not join_text(message["content"]):
-            why = f"messages[{index}].content is empty, so there is nothing to learn"
-            yield "empty_answer", f"{why}: leave the message out, or give it weight 0"
+        is_learned = message["role"] == "assistant" and message.get("weight", 1) != 0
+        if is_learned and not join_text(message["content"]):
+            reason = f"messages[{index}].content is empty, so there is nothing to learn"
+            yield "empty_answer", f"{reason}: leave the message out, or give it weight 0"

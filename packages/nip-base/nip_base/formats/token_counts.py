@@ -24,6 +24,6 @@ def count_tokens(model: str, texts: Sequence[str]) -> list[int] | None:
         if not isinstance(file, str | Path):
             return None
         encoded = Tokenizer.from_file(str(file)).encode_batch([*texts], add_special_tokens=False)
-    except Exception:  # whatever a foreign file makes the library raise: then it can't be counted
+    except Exception:  # any error of the library on a foreign file: then it can't be counted
         return None
     return [len(each.ids) for each in encoded]

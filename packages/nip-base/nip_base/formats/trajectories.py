@@ -1,4 +1,4 @@
-"""Method `trajectories`, an extension: what a model did, and how it was rewarded.
+"""Method `trajectories`, an extension: a model's actions, and their rewards.
 
 ``{"messages": [...], "group_id": str, "reward": number, "advantage"?: number}``
     The conversation as text. The actions are the assistant messages whose weight is not 0. Each
@@ -127,13 +127,13 @@ class AcrossLines:
             self._first = (line, has)
         first, expected = self._first
         if self._mode == "given" and not has:
-            why = "'advantage' is missing, but the setting 'advantage' is 'given'"
-            yield "missing_advantage", why
+            reason = "'advantage' is missing, but the setting 'advantage' is 'given'"
+            yield "missing_advantage", reason
         elif self._mode is None and has != expected and not self._told_mixed:
             self._told_mixed = True
-            there, here = "an" if expected else "no", "one" if has else "none"
-            why = f"line {first} has {there} 'advantage' and this line has {here}"
-            yield "mixed_advantages", f"{why}: give it in every line or in none"
+            first_count, this_count = "an" if expected else "no", "one" if has else "none"
+            reason = f"line {first} has {first_count} 'advantage' and this line has {this_count}"
+            yield "mixed_advantages", f"{reason}: give it in every line or in none"
 
     def find_problems_at_end(self) -> Iterator[Problem]:
         """Groups with nothing to compare, where advantages come from groups."""
@@ -142,9 +142,11 @@ class AcrossLines:
             return
         for group, (line, count) in self._groups.items():
             if count == 1:
-                why = f"the group {group[:60]!r} has this line only, so there is nothing to compare"
+                reason = (
+                    f"the group {group[:60]!r} has this line only, so there is nothing to compare"
+                )
                 remedy = "give it an 'advantage', or another line of the group"
-                yield Problem(line, "group_of_one", f"{why} its reward with: {remedy}")
+                yield Problem(line, "group_of_one", f"{reason} its reward with: {remedy}")
 
 
 def find_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
@@ -152,13 +154,13 @@ def find_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
     # 1. The episode, in one of two forms.
     if ("messages" in value) == ("turns" in value):
         both = "both are there" if "turns" in value else "neither is there"
-        why = f"exactly one of 'messages' and 'turns' is needed: {both}"
-        yield "messages_or_turns", why
+        reason = f"exactly one of 'messages' and 'turns' is needed: {both}"
+        yield "messages_or_turns", reason
     elif "turns" in value:
         yield from _turns_problems(value["turns"])
     else:
         yield from _messages_problems(value)
-    # 2. What it is compared with, and by what.
+    # 2. Its group, and its advantage.
     yield from find_unknown_keys("the example", value, ("messages", "turns", *_SHARED_KEYS))
     group = value.get("group_id", MISSING)
     if group == "":
@@ -179,16 +181,16 @@ def _messages_problems(value: Mapping[str, Any]) -> Iterator[Broken]:
         return
     yield from find_learned_problems(value["messages"])
     for index, message in enumerate(value["messages"]):
-        at = f"messages[{index}]"
+        place = f"messages[{index}]"
         token_ids, logprobs = message.get("token_ids"), message.get("logprobs")
         if token_ids is None and logprobs is None:
             continue
         if message["role"] != "assistant" or message.get("weight", 1) == 0:
             key = "logprobs" if token_ids is None else "token_ids"
-            why = "is no action: only assistant messages whose weight is not 0 are"
-            yield "not_an_action", f"{at} has {key!r}, but {why}"
+            reason = "is no action: only assistant messages whose weight is not 0 are"
+            yield "not_an_action", f"{place} has {key!r}, but {reason}"
         else:
-            yield from _action_problems(at, "token_ids", token_ids, logprobs)
+            yield from _action_problems(place, "token_ids", token_ids, logprobs)
 
 
 def _turns_problems(turns: Any) -> Iterator[Broken]:
@@ -196,57 +198,59 @@ def _turns_problems(turns: Any) -> Iterator[Broken]:
         yield describe_wrong("invalid_turns", "'turns'", "a list of at least one", turns)
         return
     for index, turn in enumerate(turns):
-        at = f"turns[{index}]"
+        place = f"turns[{index}]"
         if not isinstance(turn, dict):
-            yield describe_wrong("invalid_turns", at, "an object", turn)
+            yield describe_wrong("invalid_turns", place, "an object", turn)
             continue
-        yield from find_unknown_keys(at, turn, _TURN_KEYS)
-        yield from _token_problems(f"{at}.prompt_token_ids", turn.get("prompt_token_ids"))
+        yield from find_unknown_keys(place, turn, _TURN_KEYS)
+        yield from _token_problems(f"{place}.prompt_token_ids", turn.get("prompt_token_ids"))
         completion = turn.get("completion_token_ids")
         if completion is None:
-            yield "invalid_token_ids", f"{at}.completion_token_ids is missing"
+            yield "invalid_token_ids", f"{place}.completion_token_ids is missing"
         else:
             logprobs = turn.get("logprobs")
-            yield from _action_problems(at, "completion_token_ids", completion, logprobs)
+            yield from _action_problems(place, "completion_token_ids", completion, logprobs)
 
 
-def _action_problems(at: str, key: str, token_ids: Any, logprobs: Any) -> Iterator[Broken]:
+def _action_problems(place: str, key: str, token_ids: Any, logprobs: Any) -> Iterator[Broken]:
     if token_ids is not None:
-        broken = [*_token_problems(f"{at}.{key}", token_ids)]
+        broken = [*_token_problems(f"{place}.{key}", token_ids)]
         yield from broken
         if broken:
             return
     if logprobs is None:
         return
     if not isinstance(logprobs, list) or not logprobs:
-        yield describe_wrong("invalid_logprobs", f"{at}.logprobs", "a list of numbers", logprobs)
+        yield describe_wrong("invalid_logprobs", f"{place}.logprobs", "a list of numbers", logprobs)
         return
-    # Lists are long: what is right is seen without a look at each.
+    # Lists are long: a right one is seen without a look at each item.
     right = set(map(type, logprobs)) == {float} and math.isfinite(sum(logprobs))
     if not right or min(logprobs) < LEAST_LOGPROB or max(logprobs) > LOGPROB_TOLERANCE:
         for index, logprob in enumerate(logprobs):
             if not _is_finite(logprob) or not LEAST_LOGPROB <= logprob <= LOGPROB_TOLERANCE:
                 expected = f"a number from {LEAST_LOGPROB:g} to 0"
                 yield describe_wrong(
-                    "invalid_logprobs", f"{at}.logprobs[{index}]", expected, logprob
+                    "invalid_logprobs", f"{place}.logprobs[{index}]", expected, logprob
                 )
                 return
     # Each token has one, and each one a token.
     if token_ids is not None and len(token_ids) != len(logprobs):
-        why = f"{at} has {len(token_ids)} {key} but {len(logprobs)} logprobs"
-        yield "lengths_differ", f"{why}: each token needs one"
+        reason = f"{place} has {len(token_ids)} {key} but {len(logprobs)} logprobs"
+        yield "lengths_differ", f"{reason}: each token needs one"
 
 
-def _token_problems(at: str, token_ids: Any) -> Iterator[Broken]:
+def _token_problems(place: str, token_ids: Any) -> Iterator[Broken]:
     if not isinstance(token_ids, list) or not token_ids:
-        yield describe_wrong("invalid_token_ids", at, "a list of at least one token id", token_ids)
+        yield describe_wrong(
+            "invalid_token_ids", place, "a list of at least one token id", token_ids
+        )
         return
     if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < 2**31:
         return
     for index, token in enumerate(token_ids):
         if type(token) is not int or not 0 <= token < 2**31:
             expected = "a token id (an integer from 0)"
-            yield describe_wrong("invalid_token_ids", f"{at}[{index}]", expected, token)
+            yield describe_wrong("invalid_token_ids", f"{place}[{index}]", expected, token)
             return
 
 

@@ -1,10 +1,10 @@
-"""Files from anybody: limits on their size, and on what YAML may hold.
+"""Files from any sender: limits on their size, and on the content of YAML.
 
 read_text    a file -> text; a pipe or a device is read no further than a file
 parse_yaml   YAML -> value
 
 Both raise ReadError with the reason in words, to which the caller adds the place: "is not YAML: …"
-of what breaks its rules, "is not taken: …" of YAML that is refused. JSON: `bounds`.
+of a text that breaks its rules, "is not taken: …" of YAML that is refused. JSON: `bounds`.
 """
 
 import os
@@ -30,12 +30,12 @@ _SHOWN = 40  # characters
 def read_text(path: Path, most_bytes: int = MAX_YAML_BYTES, pipe_s: float = PIPE_S) -> str:
     """The UTF-8 text of a file, with ``\\n`` for line ends.
 
-    A pipe, as a shell makes one of ``<(command)``, is read to its end. Raises ReadError for what
-    can't be read, is larger, has no end, or is a pipe into which nothing is written for `pipe_s`
-    seconds while it is open.
+    A pipe, as a shell makes one of ``<(command)``, is read to its end. Raises ReadError for a file
+    that can't be read, is larger, has no end, or is a pipe into which nothing is written for
+    `pipe_s` seconds while it is open.
     """
     try:
-        # Without waiting for somebody to write into a pipe.
+        # Without waiting for a writer of a pipe.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         try:
             is_pipe = stat.S_ISFIFO(os.fstat(file).st_mode)
@@ -67,18 +67,18 @@ def _has_something(pipe: int, within_s: float) -> bool:
 def _read(file: int, most_bytes: int, pipe_s: float | None) -> bytes:
     """Read to the end, or to the first byte too many; from a pipe wait for each part so long."""
     parts: list[bytes] = []
-    left = most_bytes + 1
-    while left:
+    rest_bytes = most_bytes + 1
+    while rest_bytes:
         if pipe_s is not None and not _has_something(file, pipe_s):
             raise ReadError(
                 f"is a pipe into which nobody wrote for {pipe_s:g} s"
                 if not parts
                 else f"is a pipe that is still open, and nothing was written for {pipe_s:g} s"
             )
-        if not (part := os.read(file, min(left, 1 << 20))):
+        if not (part := os.read(file, min(rest_bytes, 1 << 20))):
             break
         parts.append(part)
-        left -= len(part)
+        rest_bytes -= len(part)
     return b"".join(parts)
 
 
@@ -89,8 +89,8 @@ def parse_yaml(text: str, *, plain_numbers: bool = True) -> Any:
     ``12:30:45``, ``017`` and ``2024-01-01`` are refused, which YAML 1.1
     takes for 45045, 15 and a day.
 
-    Raises ReadError, which names the line: also for what is nested too deeply, repeats too much by
-    aliases, or is no value of its kind.
+    Raises ReadError, which names the line: also for a value that is nested too deeply, repeats too
+    much by aliases, or is no value of its kind.
     """
     loader = _Loader(text) if plain_numbers else _AnyNumber(text)
     try:
@@ -98,10 +98,10 @@ def parse_yaml(text: str, *, plain_numbers: bool = True) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or type(error).__name__
-        where = f" (line {mark.line + 1})" if mark is not None else ""
+        line_words = f" (line {mark.line + 1})" if mark is not None else ""
         is_yaml = isinstance(error, yaml.constructor.ConstructorError)
         verdict = "is not taken" if is_yaml else "is not YAML"
-        raise ReadError(f"{verdict}: {problem}{where}") from None
+        raise ReadError(f"{verdict}: {problem}{line_words}") from None
     finally:
         loader.dispose()
 
@@ -126,7 +126,7 @@ class _AnyNumber(yaml.SafeLoader):
         self._values: dict[int, int] = {}  # by node, once it is whole
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Count what a node holds, with what its aliases repeat, before anything is made of it."""
+        """Count the values of a node, repeated by aliases too, before any object is made of it."""
         is_alias = self.check_event(yaml.AliasEvent)
         if not is_alias and self._depth >= MAX_DEPTH:
             problem = f"it is nested more than {MAX_DEPTH} deep"
@@ -151,7 +151,7 @@ class _AnyNumber(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Name the place of what is no value of its kind, like the 13th month of a date."""
+        """Name the place of a value that is none of its kind, like the 13th month of a date."""
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
@@ -160,13 +160,13 @@ class _AnyNumber(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Refuse a doubled key."""
-        seen: set[str] = set()
+        seen_keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
-            if key.value in seen:
+            if key.value in seen_keys:
                 raise _Refused(f"the key {_abbreviate(key)} stands twice", key)
-            seen.add(key.value)
+            seen_keys.add(key.value)
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: Any) -> int:
@@ -212,13 +212,13 @@ def _other_number(node: Any, value: float) -> _Refused:
 
 def _register(loader: Any) -> None:
     """Register the methods for their tags: PyYAML keeps them as functions of its own class."""
-    made: dict[str, Callable[[Any, Any], Any]] = {
+    readers: dict[str, Callable[[Any, Any], Any]] = {
         "int": loader.construct_yaml_int,
         "float": loader.construct_yaml_float,
         "timestamp": loader.construct_yaml_timestamp,
         **dict.fromkeys(("binary", "set", "omap", "pairs"), loader.refuse_kind),
     }
-    for name, method in made.items():
+    for name, method in readers.items():
         loader.add_constructor(f"tag:yaml.org,2002:{name}", method)
 
 

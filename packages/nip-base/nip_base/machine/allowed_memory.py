@@ -67,9 +67,9 @@ def _limited_groups(proc: Path) -> Iterator[tuple[Path, int]]:
                 yield group, limit
     # Version 1 tells here of limits above a container, whose groups are not to be seen in it.
     for group in groups[:1]:
-        above = read_number(group / "memory.stat", "hierarchical_memory_limit")
-        if above is not None:
-            yield group, above
+        parent_limit = read_number(group / "memory.stat", "hierarchical_memory_limit")
+        if parent_limit is not None:
+            yield group, parent_limit
 
 
 def _first_number(paths: Iterator[Path]) -> int | None:

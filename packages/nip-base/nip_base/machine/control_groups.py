@@ -28,9 +28,9 @@ def find_groups(controller: str, proc: Path = PROC) -> list[Path]:
             paths["cgroup" if names else "cgroup2"] = PurePosixPath(path)
     groups: dict[Path, None] = {}
     for line in mounts:
-        before, _, behind = line.partition(" - ")
-        kind, _, options = [*behind.split(" ", 2), "", ""][:3]
-        place = before.split(" ")
+        head, _, tail = line.partition(" - ")
+        kind, _, options = [*tail.split(" ", 2), "", ""][:3]
+        place = head.split(" ")
         is_tree = kind == "cgroup2" or (kind == "cgroup" and controller in options.split(","))
         if is_tree and kind in paths and len(place) > 4:
             groups |= dict.fromkeys(_climb(paths[kind], place[3], place[4]))
@@ -42,8 +42,8 @@ def _climb(own: PurePosixPath, root: str, mount: str) -> list[Path]:
     top = Path(mount.replace("\\040", " "))
     if not own.is_relative_to(root) or ".." in own.parts:
         return [top]  # a group outside of the mount: the mount's root is the nearest one seen
-    below = own.relative_to(root)
-    return [top / part for part in (below, *below.parents)]
+    subgroup = own.relative_to(root)
+    return [top / part for part in (subgroup, *subgroup.parents)]
 
 
 def read_number(path: Path, name: str | None = None) -> int | None:

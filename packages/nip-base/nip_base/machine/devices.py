@@ -33,7 +33,7 @@ def has_cuda(environment: Mapping[str, str]) -> bool:
 def count_cuda(environment: Mapping[str, str]) -> int | None:
     """Count the CUDA devices a process of this environment would have; None if nothing tells.
 
-    What the variable names and is not there is counted too.
+    A device that the variable names is counted even if it is not there.
     """
     if not has_cuda(environment):
         return 0
@@ -79,9 +79,9 @@ def only_on(environment: Mapping[str, str], device: str, setting: str) -> dict[s
     visible = _visible(environment)
     count = len(visible) or count_cuda(environment)
     if count and max(numbers) >= count:
-        shown = f" (CUDA_VISIBLE_DEVICES={','.join(visible)})" if visible else ""
+        devices_words = f" (CUDA_VISIBLE_DEVICES={','.join(visible)})" if visible else ""
         raise ValueError(
-            f"{setting} is {device!r}, counted from 0, but only {count} are visible{shown}"
+            f"{setting} is {device!r}, counted from 0, but only {count} are visible{devices_words}"
         )
     names = [visible[number] if visible else str(number) for number in numbers]
     return {**environment, "CUDA_VISIBLE_DEVICES": ",".join(names)}
@@ -102,7 +102,7 @@ def compile_caches(directory: Path) -> dict[str, str]:
 def training_memory(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables to make torch take a card's memory in segments that grow.
 
-    Passes of many lengths leave gaps otherwise. What the environment says of it goes first, and
+    Passes of many lengths leave gaps otherwise. The environment's own setting goes first, and
     where there is no card of Linux's own nothing is said.
     """
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older one

@@ -1,6 +1,6 @@
 """Telling processes apart, ending them, ending with a parent, and why one ended.
 
-A pid alone names nobody: it is reused. Every pid that is written down goes with an identity
+A pid alone names no process: it is reused. Every pid that is written down goes with an identity
 made of the boot and the start time, and nothing is signalled whose identity differs. Standard
 library only.
 """
@@ -27,7 +27,7 @@ Where they do, `processors` leaves one thread, which waits for none."""
 def working_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a computing child: its threads wait as in `WORKING_THREADS`.
 
-    A policy that somebody has set stays.
+    A policy that the user has set stays.
     """
     return {**({} if "OMP_WAIT_POLICY" in environment else WORKING_THREADS), **environment}
 
@@ -70,11 +70,11 @@ def end_process(pid: int, identity: str, *, grace_s: float, group: bool = False)
     """
     send = os.killpg if group else os.kill
     # Its identity is looked at before each signal: the pid may be another's by then.
-    for sent, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+    for signal_number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
         if not is_alive(pid, identity):
             return True
         try:
-            send(pid, sent)
+            send(pid, signal_number)
         except ProcessLookupError:
             return True
         except PermissionError:
@@ -87,10 +87,10 @@ def end_process(pid: int, identity: str, *, grace_s: float, group: bool = False)
     return not is_alive(pid, identity)
 
 
-def signal_group(group: int, sent: signal.Signals) -> None:
+def signal_group(group: int, signal_number: signal.Signals) -> None:
     """Send a signal to every process of a group, if there is one and it is ours."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, sent)
+        os.killpg(group, signal_number)
 
 
 def die_with_parent_process(parent: int) -> None:

@@ -6,12 +6,12 @@ Threads            the number for a thread that computes, looked at again betwee
 usual_threads      the one of the environment, or None
 
 An engine and a training have all processors where nothing else computes, which is so while one of
-them waits for the other. Where there is somebody else, threads that are to meet after every
+them waits for the other. Where other programs compute, threads that are to meet after every
 operation wait for the last of them to get a processor, and several are slower than one
 (`docs/decisions/0040-real-shapes.md`). The kernel tells how long threads were ready and waited, so
-nobody has to be asked who else there is: not engines of ours, nor other programs.
+no other program has to be asked, neither an engine of ours nor any other.
 
-A number that somebody has set stays. Where the kernel doesn't tell, half of the processors compute.
+A number that the user has set stays. Where the kernel doesn't tell, half of the processors compute.
 Standard library only.
 """
 
@@ -93,18 +93,18 @@ class Threads:
 
     def __init__(
         self,
-        most: int,
+        limit: int,
         apply: Callable[[int], None],
         *,
         fixed: int | None = None,
         read: Read = read_waiting,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._most, self._apply, self._read, self._clock = most, apply, read, clock
+        self._most, self._apply, self._read, self._clock = limit, apply, read, clock
         self._last = None if fixed is not None else read()
         self._is_fixed = self._last is None
-        half = max(1, most // 2)
-        self.count = fixed or (half if self._is_fixed else most)
+        half = max(1, limit // 2)
+        self.count = fixed or (half if self._is_fixed else limit)
         self._looked_s, self._again_s = clock(), 0.0
         self._pause_s = FIRST_PAUSE_S
         apply(self.count)
@@ -114,11 +114,11 @@ class Threads:
         now_s = self._clock()
         if self._is_fixed or now_s - self._looked_s < LOOK_S:
             return
-        before, now = self._last, self._read()
+        earlier, now = self._last, self._read()
         self._looked_s, self._last = now_s, now
-        if before is None or now is None:
+        if earlier is None or now is None:
             return
-        waited, ran = now[0] - before[0], now[1] - before[1]
+        waited, ran = now[0] - earlier[0], now[1] - earlier[1]
         if min(waited, ran) >= 0 and waited + ran > 0:  # a thread that has ended takes its share
             self._decide(waited / (waited + ran), now_s)
 

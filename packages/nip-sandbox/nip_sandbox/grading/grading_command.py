@@ -106,7 +106,7 @@ def _grade_file(
     rows: str, out: str, run: Callable[[Iterable[Row]], Iterator[Grade]], as_json: bool
 ) -> None:
     """Grade the rows of a file into another, and print how many came to which end."""
-    counts, begun = _Counts(), time.monotonic()
+    counts, start = _Counts(), time.monotonic()
     first_ungraded = ""
     with ExitStack() as stack:
         file = None if out == _STREAM else stack.enter_context(GradedFile(out))
@@ -123,7 +123,7 @@ def _grade_file(
                 sys.stdout.flush()
             else:
                 file.append(result)
-    counts.seconds = round(time.monotonic() - begun, 3)
+    counts.seconds = round(time.monotonic() - start, 3)
     _print_counts(counts, out, as_json)
     if first_ungraded:
         raise RowError(

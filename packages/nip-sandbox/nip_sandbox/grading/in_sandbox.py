@@ -246,10 +246,12 @@ def _answer(function: Any, call: str) -> Answer:
     except (*_RAISES, SystemExit) as error:
         answer = Answer(exception=(type(error).__name__, str(error)[:200]))
     try:
-        changed = [encode_value(value) for value in values]
+        encoded_values = [encode_value(value) for value in values]
     except (_NotPlain, *_RAISES):
         return answer
-    return answer if changed == arguments else answer._replace(arguments_after=changed)
+    return (
+        answer if encoded_values == arguments else answer._replace(arguments_after=encoded_values)
+    )
 
 
 def _say(out: int, line: str) -> None:
@@ -319,8 +321,8 @@ class _Asked:
             self.trouble = Verdict.NOT_PLAIN
             raise TypeError("the answer is no plain value")
         # 1. Changes of its arguments.
-        changed = [decode_value(value) for value in answer.arguments_after or ()]
-        for argument, value in zip(arguments, changed, strict=False):
+        decoded_values = [decode_value(value) for value in answer.arguments_after or ()]
+        for argument, value in zip(arguments, decoded_values, strict=False):
             if isinstance(argument, list | bytearray):
                 argument[:] = value
             elif isinstance(argument, dict | set):

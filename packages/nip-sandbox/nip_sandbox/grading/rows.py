@@ -204,8 +204,10 @@ class _Fields:
             raise RowError(f"{place}: must be a JSON object (got {_shorten(data)})")
         for key in data:
             if key not in keys:
-                near = get_close_matches(key, keys, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(keys)}"
+                similar = get_close_matches(key, keys, n=1)
+                hint = (
+                    f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(keys)}"
+                )
                 raise RowError(f"{place}: unknown key {key!r}; {hint}")
         self._data: dict[str, JsonValue] = data
         self._place = place

@@ -109,7 +109,9 @@ def attack(
         # The session that is open has created the run, or opened it.
         return lambda: flow(parameters.run_name, parameters.run_store)
 
-    result = run_flow(parameters, look, import_flow, as_json=as_json, verbose=verbose, shown=shown)
+    result = run_flow(
+        parameters, look, import_flow, as_json=as_json, verbose=verbose, display=shown
+    )
     show_result(result, as_json, shown, show_run)
 
 

@@ -199,7 +199,7 @@ def _refuse_others(hardening: Any) -> None:
 
 
 def _is_finished(step: Any) -> bool:
-    """Say whether a run of the rounds is finished. Raises the error that prevents a start."""
+    """Tell whether a run of the rounds is finished. Raises the error of a run that can't start."""
     from nip_core.session.prepare import prepare
     from nip_core.showing.finished import find_finished_run
 

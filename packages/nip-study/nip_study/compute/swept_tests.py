@@ -17,7 +17,7 @@ from nip_core.evaluation.baseline_verifiers import majority_decisions
 from nip_core.evaluation.baseline_words import shows_checking
 from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.split_metrics import AnyOfRow, BelievedMetrics, SplitMetrics
-from nip_core.evaluation.spread import Asked
+from nip_core.evaluation.spread import Resampling
 from nip_core.protocols import ACCEPT, REJECT
 from nip_study.compute.effort_curves import measure_curve
 from nip_study.documents.results_document import FINISHED, AttackResult, SweptTest
@@ -113,7 +113,7 @@ def _find_interval(plays: Sequence[Play], seed: int) -> Interval | None:
     numbers = {problem: number for number, problem in enumerate(ids)}
     problem = np.array([numbers[play.problem] for play in plays], dtype=np.int64)
     hit = np.array([play.is_right for play in plays], dtype=bool)
-    return Asked(seed, questions).spread(ids).rate(problem, hit, np.ones(len(plays)))
+    return Resampling(seed, questions).spread(ids).rate(problem, hit, np.ones(len(plays)))
 
 
 def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> AttackResult:

@@ -118,13 +118,13 @@ def pair_runs(sweep: PlannedSweep, arm: Arm, against: Arm) -> list[tuple[Planned
         )
     if by_rest[0].keys() != by_rest[1].keys():
         lone_keys = by_rest[0].keys() ^ by_rest[1].keys()
-        lone_names = ", ".join(sorted(" ".join(rest) for rest in lone_keys))
+        lone_names = ", ".join(sorted(" ".join(other_values) for other_values in lone_keys))
         raise SettingsError(
             f"arm and against must have the same other values (unpaired: {lone_names})"
         )
     if arms[0] == arms[1]:
         raise SettingsError("arm and against are the same runs")
-    return [(by_rest[0][rest], by_rest[1][rest]) for rest in by_rest[0]]
+    return [(by_rest[0][other_values], by_rest[1][other_values]) for other_values in by_rest[0]]
 
 
 def _runs_with(sweep: PlannedSweep, arm: Arm) -> list[PlannedRun]:

@@ -27,12 +27,12 @@ def attack_settings(
 
     `attack` has settings of the block of that name but `run`; without an `iteration`, the newest
     models are attacked. An attack by training takes at most so many `steps`, each an iteration, and
-    tests `every` so many. `overrides` are laid over the settings derived from the attacked run.
+    tests `every` so many. `overrides` are laid over what follows from the attacked run.
 
-    Raises SettingsError for a missing run or iteration, and for another game than the run's.
+    Raises SettingsError for what is not there, and for another game than the attacked run's.
     """
     source = RunStore(_open_store(run_store), run)
-    attacked_run = _read_attacked(source)
+    attacked = _read_attacked(source)
     iteration = attack.get("iteration")
     if iteration is None:
         iteration = source.finished_iterations()
@@ -60,8 +60,8 @@ def _default_name(attack: PlainMapping) -> str:
 
     Raises SettingsError where that is too long.
     """
-    way = name_way(str(attack["by"]), str(attack.get("script") or ""))
-    name = f"{attack['run']}-{way}-{attack['iteration']}"
+    by = name_way(str(attack["by"]), str(attack.get("script") or ""))
+    name = f"{attack['run']}-{by}-{attack['iteration']}"
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(f"the attack would be called {name!r}, which is too long; give --name")
     return name
@@ -78,7 +78,7 @@ def _read_attacked(source: RunStore) -> PlainDict:
     try:
         return complete_settings(source.open().parameters)
     except MissingFileError:
-        run_names = ", ".join(list_runs(source.store)) or "none"
+        there = ", ".join(list_runs(source.store)) or "none"
         raise SettingsError(
-            f"run {source.name!r} is not in {source.store.url}; there are {run_names}"
+            f"run {source.name!r} is not in {source.store.url}; there are {there}"
         ) from None
