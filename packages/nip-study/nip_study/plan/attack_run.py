@@ -32,7 +32,7 @@ def attack_settings(
     Raises SettingsError for what is not there, and for another game than the attacked run's.
     """
     source = RunStore(_open_store(run_store), run)
-    attacked = _read_attacked(source)
+    attacked_run = _read_attacked(source)
     iteration = attack.get("iteration")
     if iteration is None:
         iteration = source.finished_iterations()
