@@ -1,4 +1,4 @@
-"""The command `nip track`: sends trackers whatever they are missing of a run."""
+"""The command `nip track`: sends trackers the points that they lack of a run."""
 
 from dataclasses import asdict
 from typing import Annotated
