@@ -1,6 +1,6 @@
 """The library beneath nip: protocols, rollouts, datasets, jobs, runs. Never imports prefect.
 
-``from nip_core import run`` reads what a run has left behind as Arrow tables (docs/data.md).
+``from nip_core import run`` reads the results of a run as Arrow tables (docs/data.md).
 """
 
 from importlib import import_module
@@ -15,7 +15,7 @@ __all__ = ["DISTRIBUTION", "__version__", "how_to_install", "run", "runs"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what reads runs when it is asked for: it takes longer than all else here."""
+    """Import the reader of runs when it is asked for: it takes longer than all else here."""
     if name in ("run", "runs"):
         return getattr(import_module("nip_core.showing.run_tables"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

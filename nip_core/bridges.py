@@ -2,7 +2,7 @@
 
 find_hub, find_trackers   its module, by the entry points ``hub`` and ``trackers`` of the group
                           `nip.bridges`
-HubBridge, TrackersBridge what the module has
+HubBridge, TrackersBridge the functions of that module
 
 The distribution nip-bridges has both. Without it a run has no tracker, and names no model of the
 Hub.
@@ -36,14 +36,14 @@ class PublishedAdapter(Protocol):
 
 
 class HubBridge(Protocol):
-    """What a run asks the Hub for."""
+    """The functions by which a run asks the Hub."""
 
     def check_name(
         self, name: str, names: Sequence[str], environment: Mapping[str, str], deadline_s: float
     ) -> None:
         """Raise SettingsError if the Hub has no model `name`, ServerError if it does not answer.
 
-        `names` are those of this machine, for a name that is nearly right.
+        `names` are models of this machine, for a name that is nearly right.
         """
 
     def find_published(self, parameters: "HyperParameters", agent: str) -> PublishedAdapter:
@@ -61,7 +61,7 @@ class RunFeeders(AbstractAsyncContextManager["RunFeeders"], Protocol):
 
 
 class TrackersBridge(Protocol):
-    """What a run asks of trackers."""
+    """The functions by which a run feeds trackers."""
 
     def check_trackers(
         self, trackers: "Iterable[TrackerParameters]", environment: Mapping[str, str]
@@ -73,19 +73,19 @@ class TrackersBridge(Protocol):
 
 
 def find_hub() -> HubBridge | None:
-    """Find what speaks with the Hub; None where it is not installed."""
+    """Find the module that speaks with the Hub; None where it is not installed."""
     return cast("HubBridge | None", load_bridge(GROUP, "hub"))
 
 
 def need_hub(place: str) -> HubBridge:
-    """Find what speaks with the Hub. Raises SettingsError that names `place`, a setting."""
+    """Find the module that speaks with the Hub. Raises SettingsError with `place`, a setting."""
     if (hub := find_hub()) is None:
         raise SettingsError(f"{place}: {_say_how('the Hub')}")
     return hub
 
 
 def find_trackers() -> TrackersBridge | None:
-    """Find what feeds trackers; None where it is not installed."""
+    """Find the module that feeds trackers; None where it is not installed."""
     return cast("TrackersBridge | None", load_bridge(GROUP, "trackers"))
 
 

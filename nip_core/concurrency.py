@@ -1,7 +1,7 @@
 """Doing several things at once. When one fails, none is left running.
 
 gather_or_cancel  all of several awaitables
-with_short        what takes long, and beside it what ends in any case
+with_short        a long work, and beside it a short one that ends in any case
 in_thread         a function in a thread
 """
 
@@ -33,7 +33,7 @@ async def with_short(
     go_on: Callable[[T], Awaitable[U]],
     short: Callable[[], Awaitable[V]],
 ) -> tuple[U, V]:
-    """Await `begin`, then both what `go_on` makes of it and `short`, which ends in any case.
+    """Await `begin`, then both `go_on` with its result and `short`, which ends in any case.
 
     When one of the others fails, `short` ends before that is raised; when it fails itself, they are
     cancelled.
@@ -46,8 +46,8 @@ async def with_short(
         except Exception as error:
             failed.append(error)
 
-    begun = await hold(begin)
-    works = [] if failed else [hold(go_on(begun))]
+    beginning = await hold(begin)
+    works = [] if failed else [hold(go_on(beginning))]
     both: list[Any]
     try:
         both = await gather_or_cancel([*works, short()])
@@ -67,7 +67,7 @@ async def in_thread(function: Callable[[], T]) -> T:
         if not task.done():
             await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # known, if nobody waits for it any more
+            task.exception()  # known, if no caller waits for it any more
 
 
 def first_error(errors: BaseException) -> BaseException:

@@ -12,7 +12,7 @@ from nip_core.errors import SettingsError
 
 BUNDLED_CONFIGS = Path(__file__).parent / "configs"
 STARTER = Path(__file__).parent / "parameters" / "starter.yaml"
-"""What `nip init` writes."""
+"""The file that `nip init` writes."""
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -37,8 +37,8 @@ def config_file(config: str | Path) -> Path:
     """Find the file for `config`: the one at this path, or a bundled configuration of this name.
 
     A name is a word without a suffix and without a directory, like ``quickstart``. Raises
-    SettingsError for a name that is neither, or that is both: nobody should train with other
-    settings because of a file that lies here. A `Path` that is both is the file.
+    SettingsError for a name that is neither, or that is both: a file that lies here
+    should not change the settings of a training. A `Path` that is both is the file.
     """
     path, text = Path(config), str(config)
     is_name = text == path.name and not path.suffix
@@ -54,14 +54,14 @@ def config_file(config: str | Path) -> Path:
         return bundled
     if os.path.lexists(path) or not (is_name or path.suffix in _SUFFIXES):  # also a broken link
         return path
-    near = _nearest(path)
-    hint = f"; did you mean {near}?" if near else ""
+    suggestion = _nearest(path)
+    hint = f"; did you mean {suggestion}?" if suggestion else ""
     if is_name:
         raise SettingsError(
             f"{text}: neither a file here nor a bundled configuration{hint}; bundled are "
             f"{', '.join(bundled_configs())}"
         )
-    if near:
+    if suggestion:
         raise SettingsError(f"{text}: there is no such file{hint}")
     return path
 
@@ -74,14 +74,14 @@ def _nearest(path: Path) -> str | None:
         files = {}
     names = {name: name for name in bundled_configs()}
     if path.suffix:
-        near = difflib.get_close_matches(path.name, files, n=1, cutoff=0.75)
-        if near:
-            return files[near[0]]
+        matches = difflib.get_close_matches(path.name, files, n=1, cutoff=0.75)
+        if matches:
+            return files[matches[0]]
     elif path.name:
         of_stems = {Path(name).stem: place for name, place in files.items()}
         names = {**of_stems, **names}
-    near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.6)
-    return names[near[0]] if near else None
+    matches = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.6)
+    return names[matches[0]] if matches else None
 
 
 def list_of_bundled(width: int = 80) -> str:

@@ -1,6 +1,6 @@
 """The distribution for pip: its name, its version, and the command to install it or a part of nip.
 
-A module of its own, since the package `nip_core` also names what reads runs, which lies above
+A module of its own, since the package `nip_core` also names the reader of runs, which lies above
 everything that asks for a version here.
 """
 
@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 __version__ = "0.1.0"
 
 DISTRIBUTION = "nip-loop"
-"""What pip installs; the name `nip` on the package index belongs to another tool."""
+"""The name for pip; the name `nip` on the package index belongs to another tool."""
 
 
 def how_to_install(extra: str = "", name: str = DISTRIBUTION) -> str:
@@ -64,7 +64,7 @@ class _Source:
 
 
 def _find_source() -> _Source | None:
-    """Find what this nip was installed from; None for a package index."""
+    """Find the source that this nip was installed from; None for a package index."""
     noted = _read_direct_url()
     if noted is None:
         return _find_checkout()
@@ -85,7 +85,7 @@ def _find_source() -> _Source | None:
 
 
 def _read_direct_url() -> dict[str, object] | None:
-    """Read what pip noted of the source of this distribution; None where it noted nothing."""
+    """Read pip's note on the source of this distribution; None where there is none."""
     try:
         text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
         noted = json.loads(text) if text is not None else None
@@ -132,7 +132,7 @@ def _list_requirements(name: str, extra: str) -> list[str]:
 
 
 def _find_installer() -> tuple[str, list[str]]:
-    """Return what comes before, and the words that install packages for this interpreter."""
+    """Return a command to run before, and the words that install packages for this interpreter."""
     python = sys.executable or "python3"
     by_pip = [python, "-m", "pip", "install"]
     if importlib.util.find_spec("pip") is None:

@@ -1,7 +1,7 @@
 """The exceptions a caller of nip_core may want to tell apart.
 
 Each also inherits the standard exception it refines, each is picklable (arguments are plain
-strings), and each message names the place, what was got and what to do.
+strings), and each message names the place, the value and the remedy.
 """
 
 from nip_base.errors import NipError
@@ -53,11 +53,11 @@ class RunConflictError(NipError, ValueError):
 
 
 class StageError(NipError, RuntimeError):
-    """A stage stopped cleanly; what finished is kept and running again continues."""
+    """A stage stopped cleanly; finished work is kept and running again continues."""
 
 
 class BudgetError(StageError):
-    """A cap of the run's budget is reached; what was in flight is counted and kept."""
+    """A cap of the run's budget is reached; calls in flight are counted and kept."""
 
 
 class JobError(StageError):

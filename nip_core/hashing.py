@@ -1,8 +1,8 @@
 """Stable identities: every key and every seed is derived here, none is drawn.
 
-Python's ``hash()`` is salted per process, so nothing here uses it. Two processes, two machines
-and two values of PYTHONHASHSEED give the same results. `half_pair` names what keeps a text from
-being hashed or written.
+Python's ``hash()`` is salted per process, so nothing here uses it. Two processes, two machines and
+two values of PYTHONHASHSEED give the same results. `half_pair` names the letter that keeps a text
+from being hashed or written.
 """
 
 import base64
@@ -37,10 +37,10 @@ def derive_key(*parts: Any) -> str:
 
 def numbered_keys(count: int, *parts: Any) -> list[str]:
     """Derive ``derive_key(*parts, n)`` for each n below `count`; the parts are hashed once."""
-    begun = hashlib.sha256(canonical_json(parts)[:-1])
+    beginning = hashlib.sha256(canonical_json(parts)[:-1])
     keys = []
     for number in range(count):
-        whole = begun.copy()
+        whole = beginning.copy()
         whole.update(b",%d]" % number)
         keys.append(_as_key(whole))
     return keys

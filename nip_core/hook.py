@@ -2,7 +2,7 @@
 
 Call      the hook, ``call(function, session, *arguments)``
 After     among the arguments: the results of the steps that this one needs
-separate  what the function gets, and what the hook waits for
+separate  the arguments of the function, and the results that the hook waits for
 directly  the hook that runs the function in this process
 within    a hook for the steps of one iteration
 """
@@ -29,7 +29,9 @@ FIRST = After()
 def separate(arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Separate the arguments of a step's function from the results of the steps before it."""
     values = [value for value in arguments if not isinstance(value, After)]
-    needs = [need for after in arguments if isinstance(after, After) for need in after.results]
+    needs = [
+        need for argument in arguments if isinstance(argument, After) for need in argument.results
+    ]
     return values, [need for need in needs if need is not None]
 
 
@@ -41,7 +43,7 @@ async def directly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def within(session: Any, iteration: int, call: Call) -> Call:
-    """Return the hook for steps whose functions take this session and iteration first."""
+    """Return the hook for steps with functions that take this session and iteration first."""
 
     def step(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
         return call(function, session, iteration, *arguments)

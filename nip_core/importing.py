@@ -78,7 +78,7 @@ def load_bridge(group: str, name: str) -> ModuleType | None:
 def _list_modules(package: str, group: str) -> dict[str, str]:
     """Map names to modules: a package's own before those of entry points."""
     path = importlib.import_module(package).__path__
-    named = {point.name: point.value for point in entry_points(group=group)} if group else {}
-    return named | {
+    addresses = {point.name: point.value for point in entry_points(group=group)} if group else {}
+    return addresses | {
         module.name: f"{package}.{module.name}" for module in pkgutil.iter_modules(path)
     }

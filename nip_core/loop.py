@@ -6,9 +6,9 @@ iterate  one iteration
 retest   one iteration of a run that plays the tests of another run again
 play     the episodes of one split
 
-Each step is a function of `nip_core.stages` that takes the session and plain values, commits what
-it has made and returns plain values. What is committed is skipped, so a run goes on from wherever
-it was stopped. Every step goes through the hook ``call(function, session, *arguments)`` of
+Each step is a function of `nip_core.stages` that takes the session and plain values, commits its
+results and returns plain values. Committed results are skipped, so a run goes on from any point
+where it was stopped. Every step goes through the hook ``call(function, session, *arguments)`` of
 `nip_core.hook`: `directly` runs it here, Prefect makes a task run of it, tests try it again or
 break it. `After` holds the results of the steps that it needs, which makes a graph of them.
 `iterate`, `retest` and `playing.play_shards` go through the hook, too, their last argument.
@@ -40,7 +40,7 @@ from nip_core.stages.training import JobEnd, JobReference
 
 @dataclass(frozen=True)
 class IterationEnd:
-    """What an iteration has come to."""
+    """The end of an iteration."""
 
     iteration: int
     models: Mapping[str, str] | None = None
@@ -71,12 +71,12 @@ async def go_on(session: Session, call: Call = directly) -> dict[str, Any]:
 
 
 async def _all_iterations(session: Session, call: Call) -> str | None:
-    """Do all iterations; return what the run was parked for (`park_after_s`), None if nothing."""
+    """Do all iterations; return the reason of a parked run (`park_after_s`), None if it is not."""
     parameters = session.parameters
     last = find_last(session.records, parameters)
     only_tests = parameters.base_run.base_run_type == "rerun_tests"
     # 1. The iterations from the first that lacks anything. It proves the models that it begins
-    #    with; later ones begin with what a swap has just proved.
+    #    with; later ones begin with models that a swap has just proved.
     first = find_first_incomplete(session.records, parameters)
     newest: Any = None  # the result of the newest step
     for i in range(first, last):
@@ -93,19 +93,19 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
         newest = await do(retest, After(newest), call)
     elif first == last:
         newest = await do(proving.prove_serving, After(newest))
-    if tested := is_tested(parameters, last) and not only_tests:
+    if is_last_tested := is_tested(parameters, last) and not only_tests:
         with session.progress.during(last, "test"):
             newest = await play_and_measure(session, last, TEST, call, After(newest))
-    # 3. What an attack on another run's verifier did to it: the tests, or a game of choices.
-    shown = await attacking.finish(session, last, play, call, After(newest))
-    await do(publish, "test", True, tested, shown)
+    # 3. The end of an attack on another run's verifier: the tests, or a game of choices.
+    last_step = await attacking.finish(session, last, play, call, After(newest))
+    await do(publish, "test", True, is_last_tested, last_step)
     return None
 
 
 async def iterate(
     session: Session, iteration: int, prove: bool = True, call: Call = directly
 ) -> IterationEnd:
-    """Play, choose examples, train, compare, swap. What is committed is skipped.
+    """Play, choose examples, train, compare, swap. Committed results are skipped.
 
     `prove` the models that are to play first, unless a swap just before has done so.
     """
@@ -131,9 +131,9 @@ async def iterate(
     # 3. Choose: one dataset for each group that is trained.
     groups = training.list_scheduled_groups(parameters, iteration)
     async with times.during("dataset"):
-        chosen = (do(choosing.build_dataset, group, After(newest)) for group in groups)
-        datasets = dict(zip(groups, await gather_or_cancel(chosen), strict=True))
-    # 4. Train, and measure meanwhile, also where jobs are refused or fail: what was played is known
+        choices = (do(choosing.build_dataset, group, After(newest)) for group in groups)
+        datasets = dict(zip(groups, await gather_or_cancel(choices), strict=True))
+    # 4. Train, and measure meanwhile, also where jobs are refused or fail: the metrics are known
     #    then. A job that the settings say not to wait for parks the run.
     async with times.during("train"):
         measure = partial(_measure_and_show, has_played, do, After(newest))
@@ -149,8 +149,8 @@ async def iterate(
             newest = After(await _play_both(session, iteration, call, newest))
     # 6. Swap: prove that the new models answer, then put on record that they play from here on.
     async with times.during("swap"):
-        proved = await do(proving.prove_candidates, newest)
-        models = await do(swap_models, proved, After(proved))
+        candidates = await do(proving.prove_candidates, newest)
+        models = await do(swap_models, candidates, After(candidates))
     times.finish()
     is_last = iteration + 1 == parameters.rl.num_iterations
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
@@ -171,23 +171,23 @@ async def retest(session: Session, iteration: int, call: Call = directly) -> Ite
 
 
 async def play(
-    session: Session, iteration: int, split: str, call: Call = directly, after: After = FIRST
+    session: Session, iteration: int, split: str, call: Call = directly, last_step: After = FIRST
 ) -> CommittedSplit:
     """Play the missing shards of a split, and commit all as one."""
     do = within(session, iteration, call)
-    shards = await do(playing.plan_split, split, after)
-    played = await do(playing.play_shards, split, shards, call)
-    committed: CommittedSplit = await do(playing.commit_split, split, After(*(played or [shards])))
-    return committed
+    shards = await do(playing.plan_split, split, last_step)
+    results = await do(playing.play_shards, split, shards, call)
+    commit: CommittedSplit = await do(playing.commit_split, split, After(*(results or [shards])))
+    return commit
 
 
 async def play_and_measure(
-    session: Session, iteration: int, split: str, call: Call = directly, after: After = FIRST
+    session: Session, iteration: int, split: str, call: Call = directly, last_step: After = FIRST
 ) -> SplitMetrics:
     """Play and measure a split; return its metrics."""
     do = within(session, iteration, call)
-    committed = await play(session, iteration, split, call, after)
-    metrics: SplitMetrics = await do(measuring.measure, split, After(committed))
+    commit = await play(session, iteration, split, call, last_step)
+    metrics: SplitMetrics = await do(measuring.measure, split, After(commit))
     return metrics
 
 
@@ -202,22 +202,22 @@ async def _wait(do: Call, jobs: Mapping[str, JobReference]) -> list[JobEnd]:
     while jobs:
         waits = (do(training.wait_for_job, group, After(job)) for group, job in jobs.items())
         ends += (newest := await gather_or_cancel(waits))
-        again = {end.job.group: end for end in newest if end.again}
-        jobs = {} if any(end.parked for end in newest) else await _submit(again, do)
+        retries = {end.job.group: end for end in newest if end.again}
+        jobs = {} if any(end.parked for end in newest) else await _submit(retries, do)
     return ends
 
 
-async def _measure_and_show(has_played: bool, do: Call, after: After) -> Any:
-    """Measure the training episodes, where some were played, and show what is committed."""
-    metrics = await do(measuring.measure, TRAIN, after) if has_played else None
-    await do(publish, "play", False, True, After(metrics) if has_played else after)
+async def _measure_and_show(has_played: bool, do: Call, last_step: After) -> Any:
+    """Measure the training episodes, where some were played, and show the committed results."""
+    metrics = await do(measuring.measure, TRAIN, last_step) if has_played else None
+    await do(publish, "play", False, True, After(metrics) if has_played else last_step)
     return metrics
 
 
-async def _play_both(session: Session, iteration: int, call: Call, after: After) -> SplitMetrics:
+async def _play_both(session: Session, iteration: int, call: Call, step: After) -> SplitMetrics:
     """Play with the models of now and with the new ones, in turns where a server has one place."""
     do, in_turns = within(session, iteration, call), gating.takes_turns_in(session)
-    newest: Any = await do(proving.prove_candidates, after)
+    newest: Any = await do(proving.prove_candidates, step)
     if in_turns:
         newest = await do(proving.prove_serving, After(newest))
     newest = await play_and_measure(session, iteration, VALIDATION, call, After(newest))

@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 def alias_package(name: str, target: str) -> None:
-    """Make `name` and the modules in it those of `target`: the same objects, loaded once."""
+    """Make `name` and the modules in it those in `target`: the same objects, loaded once."""
     sys.meta_path.insert(0, _Finder(f"{name}.", f"{target}."))
     sys.modules[name] = import_module(target)
 

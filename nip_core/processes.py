@@ -6,8 +6,8 @@ end_with           let this process end when the one that started it does
 collect_seldom     let Python search this process for garbage less often
 
 The processes are fresh interpreters that talk over pipes. They do not run the caller's main module
-again, as those of multiprocessing would, and end when their caller does: neither a killed one nor
-one that stops listening leaves any behind. What an item prints goes to stderr.
+again, as processes of multiprocessing would, and end when their caller does: neither a killed one
+nor one that stops listening leaves any behind. The output of an item goes to stderr.
 """
 
 import contextlib
@@ -119,7 +119,7 @@ class _Process:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        with contextlib.suppress(OSError):  # what was to be written has no reader
+        with contextlib.suppress(OSError):  # the rest to be written has no reader
             self._to.close()
         self._from.close()
 
@@ -140,7 +140,7 @@ def serve_items(caller: int) -> None:
                 result = function(pickle.load(sys.stdin.buffer))  # noqa: S301
             except EOFError:
                 return
-            except Exception as raised:  # the caller's to handle, whatever it is
+            except Exception as raised:  # any error is the caller's to handle
                 error = _portable(raised)
             pickle.dump((result, error), answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
@@ -179,7 +179,7 @@ def collect_seldom() -> Iterator[None]:
 
     A thousand episodes under way are a few hundred thousand objects that stay until they end: to
     look through them and all modules after every 700 new ones takes a third of the time of play.
-    What no cycle holds is freed at once, as ever. Several may be in the block at a time; the last
+    Objects in no cycle are freed at once, as ever. Several may be in the block at a time; the last
     one that leaves it puts everything back.
     """
     _collector.enter()
@@ -199,10 +199,10 @@ def _portable(error: Exception) -> Exception:
 
     One that can't be pickled becomes a RuntimeError with the same words.
     """
-    where = "".join(traceback.format_exception(error))
+    trace = "".join(traceback.format_exception(error))
     try:
         error = pickle.loads(pickle.dumps(error))  # noqa: S301
     except Exception:  # an exception's own code may do anything when it is made again
         error = RuntimeError(f"{type(error).__name__}: {error}")
-    error.add_note(where)
+    error.add_note(trace)
     return error

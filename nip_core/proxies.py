@@ -7,10 +7,10 @@ plain_http_client   the same as a client for other servers
 spare_this_machine  for clients that read the environment by themselves, children among them
 prepare_proxies     the same before one such client is made
 hide_unusable       the same where a proxy is of a kind that ends such a client
-restore_proxies     the environment of a child without what that hid
+restore_proxies     the environment of a child with the hidden ones
 
 A proxy would be sent the keys of the run's own server, and could not reach it. A proxy of a kind
-that a client can't use ends what would have to go through it, and nothing else.
+that a client can't use ends calls that would have to go through it, and nothing else.
 
 Not covered: clients of other programs, such as `prefect worker start` in a terminal, which read
 NO_PROXY of their own environment.
@@ -36,7 +36,7 @@ _SPARED = ("localhost", "127.0.0.1", "127.0.0.0/8", "::1")
 
 
 def is_on_this_machine(url: str) -> bool:
-    """Tell whether nobody but this machine answers at an address: localhost, 127.x.y.z, [::1]."""
+    """Tell whether this machine alone answers at an address: localhost, 127.x.y.z, [::1]."""
     try:
         host = (urlsplit(url).hostname or "").rstrip(".")
         if host == "localhost" or host.endswith(".localhost"):
@@ -57,10 +57,10 @@ def proxy_for(
     if the package socksio is there. Raises SettingsError for a proxy that the client can't use.
     """
     scheme = url.partition(":")[0].lower()
-    found = _read_proxy(f"{scheme}_proxy", environment) or _read_proxy("all_proxy", environment)
-    if found is None or is_on_this_machine(url) or _is_spared(url, environment):
+    setting = _read_proxy(f"{scheme}_proxy", environment) or _read_proxy("all_proxy", environment)
+    if setting is None or is_on_this_machine(url) or _is_spared(url, environment):
         return None
-    variable, proxy = found
+    variable, proxy = setting
     if not _is_usable(proxy, socks):
         raise SettingsError(
             f"environment variable {variable}: {show_address(url)} is to be asked through "
@@ -79,9 +79,9 @@ def http_client(
     """
     from openai import DefaultAsyncHttpxClient
 
-    if (how := _choose_client_settings(url, environment)) is None:
+    if (settings := _choose_client_settings(url, environment)) is None:
         return None
-    return DefaultAsyncHttpxClient(**how)
+    return DefaultAsyncHttpxClient(**settings)
 
 
 def blocking_http_client(
@@ -90,9 +90,9 @@ def blocking_http_client(
     """Make the same for an `OpenAI`."""
     from openai import DefaultHttpxClient
 
-    if (how := _choose_client_settings(url, environment)) is None:
+    if (settings := _choose_client_settings(url, environment)) is None:
         return None
-    return DefaultHttpxClient(**how)
+    return DefaultHttpxClient(**settings)
 
 
 def spare_this_machine(environment: MutableMapping[str, str]) -> None:
@@ -128,9 +128,9 @@ def hide_unusable(environment: MutableMapping[str, str]) -> None:
     who know both look at first. `proxy_for` finds it.
     """
     for kind in _KINDS:
-        found = _read_proxy(kind, environment)
-        if found is not None and not _is_usable(found[1], socks=True):
-            environment[kind.upper()] = found[1]
+        setting = _read_proxy(kind, environment)
+        if setting is not None and not _is_usable(setting[1], socks=True):
+            environment[kind.upper()] = setting[1]
             environment[kind] = ""
 
 
@@ -184,10 +184,10 @@ def _is_usable(proxy: str, socks: bool) -> bool:
 def _is_spared(url: str, environment: Mapping[str, str]) -> bool:
     """Tell whether NO_PROXY has the host, one of its domains, or a network with its address."""
     listed = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
-    at = urlsplit(url)
-    host = at.hostname or ""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
     names = {part.strip().lower().removeprefix("*").lstrip(".") for part in listed.split(",")}
-    if "*" in listed.replace(" ", "").split(",") or {host, f"{host}:{at.port}"} & names:
+    if "*" in listed.replace(" ", "").split(",") or {host, f"{host}:{parts.port}"} & names:
         return True
     return any(name and (host.endswith(f".{name}") or _contains(name, host)) for name in names)
 
@@ -202,5 +202,5 @@ def _contains(network: str, host: str) -> bool:
 def _hosts_here(environment: Mapping[str, str]) -> set[str]:
     """Collect hosts of this machine in other variables, like 127.0.0.2 of PREFECT_API_URL."""
     urls = (v for v in environment.values() if v.startswith(("http://", "https://")))
-    here = (url for url in urls if is_on_this_machine(url))
-    return {host for url in here if (host := urlsplit(url).hostname)}
+    local_urls = (url for url in urls if is_on_this_machine(url))
+    return {host for url in local_urls if (host := urlsplit(url).hostname)}

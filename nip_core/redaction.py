@@ -1,11 +1,10 @@
 """Keys and addresses of the environment; and texts of a server, without keys or commands.
 
-read_key             a key as a header can carry it
-check_address        before an address of the environment is asked; is_address, is_host: what is one
-show_address        an address as it may be printed
-remove_users        a text without the user names and passwords in its addresses
-redact, redact_all   before a text becomes an error, a row or a record: a server may send back what
-                     it was sent, its own error pages included
+read_key             a key as a header can carry it check_address        before an address of the
+environment is asked; is_address, is_host: the rules for one show_address        an address as it
+may be printed remove_users        a text without the user names and passwords in its addresses
+redact, redact_all   before a text becomes an error, a row or a record: a server may send back a
+                     request with its key, in its error pages too
 printable            before a text, or JSON, goes to a terminal, which obeys control codes
 """
 
@@ -66,11 +65,11 @@ def is_address(text: str, schemes: tuple[str, ...] = ("http", "https")) -> bool:
     return can_be and text.isprintable() and " " not in text
 
 
-def check_address(what: str, text: str) -> None:
-    """Raise SettingsError if a text is no address; it names `what`, and not the text."""
+def check_address(subject: str, text: str) -> None:
+    """Raise SettingsError if a text is no address; it names `subject`, and not the text."""
     if not is_address(text):
         raise SettingsError(
-            f"{what}: what it is set to is no address like http://host:8000 (not shown: it may "
+            f"{subject}: what it is set to is no address like http://host:8000 (not shown: it may "
             "hold a password); set it anew or unset it"
         )
 
@@ -78,19 +77,19 @@ def check_address(what: str, text: str) -> None:
 def show_address(address: str) -> str:
     """Write an address with ``***`` for user and password, and without its query.
 
-    They end at the last @: a password may have any letter. What can't be read is ``***`` whole.
+    They end at the last @: a password may have any letter. An unreadable address is ``***`` whole.
     """
     scheme = _SCHEME.match(address)
     if scheme is None:
         return HIDDEN
-    users, at, place = address[scheme.end() :].rpartition("@")
+    users, sign, place = address[scheme.end() :].rpartition("@")
     place = re.split(r"[?#]", place, maxsplit=1)[0]
-    shown = f"{scheme[0]}{HIDDEN if users else ''}{at}{place}"
+    plain = f"{scheme[0]}{HIDDEN if users else ''}{sign}{place}"
     try:
-        urlsplit(shown).port  # noqa: B018 (read for what it raises)
+        urlsplit(plain).port  # noqa: B018 (read for its error)
     except ValueError:
         return HIDDEN
-    return shown
+    return plain
 
 
 def remove_users(text: str) -> str:
@@ -99,8 +98,8 @@ def remove_users(text: str) -> str:
 
 
 def _without_user(match: re.Match[str]) -> str:
-    _, at, place = match[0].rpartition("@")
-    return f"{HIDDEN}@{place}" if at else place
+    _, sign, place = match[0].rpartition("@")
+    return f"{HIDDEN}@{place}" if sign else place
 
 
 def redact(text: str, *keys: str) -> str:
@@ -128,7 +127,7 @@ def redact_all(value: Any, *keys: str) -> Any:
 def printable(text: str) -> str:
     """Escape invisible characters as JSON does, but not tabs, line ends and spaces.
 
-    ESC is ``\\u001b``; so are control codes, what turns letters around, and halves of pairs.
+    ESC is ``\\u001b``; so are control codes, signs that turn letters around, and halves of pairs.
     """
     return _UNPLAIN.sub(lambda match: _visible(match[0]), text)
 

@@ -1,4 +1,4 @@
-"""Comparing floats with a tolerance: what differs by a rounding error is equal.
+"""Comparing floats with a tolerance: numbers that differ by a rounding error are equal.
 
 at_least, more_than   of two rewards, or of a reward and a setting
 

@@ -90,7 +90,7 @@ def list_models(as_json: AsJson = False) -> None:
             state = "bundled" if path.is_dir() else "only in nip's repository"
             say(f"{name:<{width}}{state}")
         for looked in looks:
-            model = looked.known
+            model = looked.model
             say(f"{model.name:<{width}}{_describe_state(looked)}")
             say(f"{'':<{width}}{model.title}, {model.license}, {_describe(model)}")
     if any(looked.flaw is not None for looked in looks):
@@ -144,22 +144,22 @@ def _describe(model: KnownModel) -> str:
 def _describe_state(looked: "Looked") -> str:
     rest = f"; {looked.left_bytes / _MB:.0f} MB are downloaded" if looked.left_bytes else ""
     if looked.flaw is not None:
-        return f"damaged: {looked.flaw}; `{looked.known.command}` makes it anew{rest}"
+        return f"damaged: {looked.flaw}; `{looked.model.command}` makes it anew{rest}"
     if looked.document is None:
-        return f"not here: {looked.known.command}{rest}"
+        return f"not here: {looked.model.command}{rest}"
     return f"added, whole: {looked.path}"
 
 
 def _as_json(looked: "Looked") -> dict[str, Any]:
     state = "damaged" if looked.flaw else "added" if looked.document else "not here"
     return {
-        "name": looked.known.name,
+        "name": looked.model.name,
         "state": state,
         "path": str(looked.path),
         "flaw": looked.flaw,
         "downloaded_bytes": looked.left_bytes,
-        "title": looked.known.title,
-        "license": looked.known.license,
+        "title": looked.model.title,
+        "license": looked.model.license,
         "document": None if looked.document is None else looked.document.model_dump(),
     }
 

@@ -3,8 +3,8 @@
 measure_guarantee   a test -> the guaranteed soundness, with a one-sided test against it
 control_sentences   both in sentences
 
-Without the untrained verifier under the same attack nobody can tell what training did: a fall may
-be the base model's own.
+Without the untrained verifier under the same attack no reader can tell the work of training: a fall
+may be the base model's own.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def last_rates(attack: ShownAttack) -> ChoiceMetrics | StepMetrics | WorstStep |
 
 
 def measure_guarantee(attack: ShownAttack, number: float) -> Guarantee:
-    """Put the soundness that counts beside a guaranteed one; `p` is that of a lower one."""
+    """Put the soundness that counts beside a guaranteed one; `p` is for a lower one."""
     # With numpy, which `nip show` of most runs does without.
     from nip_core.evaluation.statistics.guaranteed import count_trials, p_below
 
@@ -52,7 +52,7 @@ def take_control(run: str, attack: ShownAttack) -> UntrainedControl:
 
 
 def control_sentences(attack: ShownAttack) -> Iterator[str]:
-    """Say what a theorem guarantees, and what the untrained verifier keeps; nothing if not seen."""
+    """Name the guarantee of a theorem and the untrained verifier's rates; nothing if not seen."""
     if attack.guarantee is not None:
         yield _guarantee_sentence(attack, attack.guarantee)
     # An attack on the untrained models is the control itself, and has none.
@@ -78,9 +78,9 @@ def _guarantee_sentence(attack: ShownAttack, guarantee: Guarantee) -> str:
     text = f"Guaranteed to a verifier that checks all it can, against any prover: {number}"
     if guarantee.p is None or rates is None:
         return f"{text}."
-    below = "below that" if guarantee.p <= _LEVEL else "not below that beyond chance"
+    verdict = "below that" if guarantee.p <= _LEVEL else "not below that beyond chance"
     p = p_value(guarantee.p)
     return (
-        f"{text}. This one keeps {plain_percent(rates.soundness)}: {below} (one-sided p "
+        f"{text}. This one keeps {plain_percent(rates.soundness)}: {verdict} (one-sided p "
         f"{p if p.startswith('<') else f'= {p}'})."
     )

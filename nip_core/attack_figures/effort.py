@@ -1,4 +1,4 @@
-"""What an attack has taken, so that what it left can be drawn over calls, tokens and dollars.
+"""The effort of an attack: rates can be drawn over its calls, tokens and dollars.
 
 effort_of_choice  of the messages that a number of them are chosen from, and of judging these
 make_effort       of calls, tokens by agent and trained tokens
@@ -22,19 +22,19 @@ OF_EFFORT = ("parent_key", "branch_path", "round", "agent", "prompt_tokens", "co
 def effort_of_choice(
     generations: pa.Table, numbers: Sequence[int], price: Price
 ) -> dict[int, Effort]:
-    """Count by number of messages what an attack with this number alone takes, at most.
+    """Count by number of messages the most that an attack with this number alone takes.
 
-    `numbers` ascend. Of each node these are the first n messages, what was played on to judge them,
-    and the play that counts. Where the provers have several turns, the ways that only larger
-    numbers went are counted as far as they pass through such messages. A prompt counts once for all
-    answers that it was given at the same place.
+    `numbers` ascend. Of each node it counts the first n messages, the plays that judged them, and
+    the play that counts. Where the provers have several turns, the ways that only larger numbers
+    went are counted as far as they pass through such messages. A prompt counts once for all answers
+    that it was given at the same place.
     """
     columns = [generations[name].to_pylist() for name in OF_EFFORT]
     paths = [parse_path(path) for path in columns[1]]
     efforts = {}
     for n in numbers:
         calls, by_agent = 0, dict[str, tuple[int, int]]()
-        asked = set[tuple[object, ...]]()
+        prompts = set[tuple[object, ...]]()
         for path, (parent, _, round_, agent, prompt, generated) in zip(
             paths, zip(*columns, strict=True), strict=True
         ):
@@ -42,10 +42,10 @@ def effort_of_choice(
             if any(n <= child < numbers[-1] for child in path):
                 continue
             place = (parent, path[:-1], round_, agent, prompt)
-            read, written = by_agent.get(agent, (0, 0))
-            read += 0 if place in asked else prompt or 0
-            by_agent[agent] = (read, written + (generated or 0))
-            asked.add(place)
+            prompt_tokens, generated_tokens = by_agent.get(agent, (0, 0))
+            prompt_tokens += 0 if place in prompts else prompt or 0
+            by_agent[agent] = (prompt_tokens, generated_tokens + (generated or 0))
+            prompts.add(place)
             calls += 1
         efforts[n] = make_effort(calls, by_agent, price(by_agent))
     return efforts

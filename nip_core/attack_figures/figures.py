@@ -1,16 +1,16 @@
-"""What an attack on a verifier did to it.
+"""The figures of an attack on a verifier.
 
-figures_by_choice  soundness and completeness for each number of messages, and what the attack cost
+figures_by_choice  soundness and completeness for each number of messages, and the attack's cost
 figures_by_script  the same of an attack whose messages a script writes
 without_lying      the figures of an attack whose provers nothing told to lie
 choose_episodes    the episodes that count for one number of messages
 plain_rollouts     the same, each with its own generations
 count_messages     how many messages an attack has sampled
-sum_up_spent       what an attack's generations took
+sum_up_spent       the tokens of an attack's generations
 attack_line        the figures in a line
 attack_shown       the part of them that a summary has
 
-`step_figures` has the figures of an attack by training, `losses` what was lost to what.
+`step_figures` has the figures of an attack by training, `losses` the losses by cause.
 `metrics_document` has the document, `sentences` says it in sentences.
 """
 
@@ -38,7 +38,7 @@ from nip_core.attack_figures.metrics_document import (
 from nip_core.attack_figures.reach import measure_reach
 from nip_core.evaluation.figures_in_words import plain_percent
 from nip_core.evaluation.metrics import evaluate
-from nip_core.evaluation.spread import Asked, find_questions
+from nip_core.evaluation.spread import Resampling, find_questions
 from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.table_rows import read_rows
@@ -46,7 +46,7 @@ from nip_core.rollouts.trees import Leaf, generation_numbers, parse_path
 from nip_core.scenarios.scripts import OF_SCRIPT
 
 _LIKELY = "p_accept"
-"""A column beside those of episodes: P(accept) of the verdict."""
+"""A column beside the episodes' own: P(accept) of the verdict."""
 
 
 def _no_price(_: Mapping[str, tuple[int, int]]) -> None:
@@ -72,10 +72,9 @@ def figures_by_choice(
 
     - ``by_n``: in ascending order of `n`, all that `evaluate` gives of the episodes that count for
       it, with ``fooled``, the number of wrong solutions that were accepted, ``p_accept``, the mean
-      of what the chosen messages were estimated at (higher than the truth where there were many to
-      choose from), ``distinct``, the mean number of different messages among them,
-      ``by_threshold``, see `measure_thresholds`, and ``effort``, what it takes, in dollars by
-      `price`
+      estimate of the chosen messages (higher than the truth where there were many to choose from),
+      ``distinct``, the mean number of different messages among them, ``by_threshold``, see
+      `measure_thresholds`, and ``effort``, with dollars by `price`
     - ``trained``, ``lost_to_lying``, ``lost_to_training``, ``completeness_change``: see
       `follow_losses`, of the smallest n and the largest
     - ``reach``: of the messages of `attackers` on wrong problems among which was chosen
@@ -84,13 +83,13 @@ def figures_by_choice(
     """
     episodes, numbers = rollouts.episodes, sorted(set(choices["n"].to_pylist()))
     tables = {n: choose_episodes(episodes, choices, n) for n in numbers}
-    asked = Asked(seed, find_questions(episodes, split_by))
+    resampling = Resampling(seed, find_questions(episodes, split_by))
     messages = count_messages(episodes, rollouts.generations, attackers, numbers[-1])
-    losses = follow_losses(own_test, tables[numbers[0]], tables[numbers[-1]], asked, split_by)
+    losses = follow_losses(own_test, tables[numbers[0]], tables[numbers[-1]], resampling, split_by)
     return _chosen(
         rollouts,
         choices,
-        asked,
+        resampling,
         price,
         trained=losses.trained,
         lost_to_lying=losses.to_lying,
@@ -111,18 +110,19 @@ def figures_by_script(
 ) -> AttackMetrics:
     """Measure an attack by a script, as `figures_by_choice` does one with a single message.
 
-    What the script writes for `attackers` is no call: nobody was asked.
+    A message that the script writes for `attackers` is no call: no model was asked.
 
-    ``lost_to_script`` is soundness of the own test less that of this one, on the wrong problems in
-    common. There is no reach, as nothing is sampled, and nothing that is lost to lying or training.
+    ``lost_to_script`` is soundness of the own test less soundness of this one, on the wrong
+    problems in common. There is no reach, as nothing is sampled, and nothing that is lost to lying
+    or training.
     """
-    asked = Asked(seed, find_questions(rollouts.episodes, split_by))
-    played = choose_episodes(rollouts.episodes, choices, 1)
-    losses = follow_losses(own_test, played, played, asked, split_by)
+    resampling = Resampling(seed, find_questions(rollouts.episodes, split_by))
+    test = choose_episodes(rollouts.episodes, choices, 1)
+    losses = follow_losses(own_test, test, test, resampling, split_by)
     return _chosen(
         rollouts,
         choices,
-        asked,
+        resampling,
         price,
         trained=losses.trained,
         lost_to_script=losses.to_lying,
@@ -132,15 +132,15 @@ def figures_by_script(
 def _chosen(
     rollouts: RolloutTables,
     choices: pa.Table,
-    asked: Asked,
+    resampling: Resampling,
     price: Price,
-    **beside: Any,
+    **extra: Any,
 ) -> AttackMetrics:
-    """Measure the episodes that count, by number of messages, with what all of it took."""
+    """Measure the episodes that count, by number of messages, with the effort of all."""
     episodes = rollouts.episodes
     numbers = sorted(set(choices["n"].to_pylist()))
     of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
-    # Nobody was asked for what a script, or the attack itself, has written.
+    # No model was asked for a message that a script, or the attack itself, has written.
     is_written = pc.starts_with(rollouts.generations["model_asked"], OF_SCRIPT)
     calls = rollouts.generations.filter(pc.invert(pc.fill_null(is_written, False)))
     efforts = effort_of_choice(calls, numbers, price)
@@ -148,11 +148,11 @@ def _chosen(
     with_likely = episodes.append_column(_LIKELY, likely)
     rows = []
     for n in numbers:
-        row = _with_n(n, choose_episodes(with_likely, choices, n), of_n[n], asked)
+        row = _with_n(n, choose_episodes(with_likely, choices, n), of_n[n], resampling)
         rows.append(row.model_copy(update={"effort": efforts[n]}))
     return AttackMetrics(
         by_n=tuple(rows),
-        **beside,
+        **extra,
         episodes=episodes.num_rows,
         distinct_problems=len(set(episodes["problem"].to_pylist())),
         **sum_up_spent(rollouts.generations),
@@ -163,17 +163,17 @@ def sum_up_spent(generations: pa.Table) -> dict[str, Any]:
     """Sum up what these generations took, by the names that the document has for it."""
     agents = _spent(generations)
     return {
-        "generations": sum(spent.generations for spent in agents.values()),
-        "prompt_tokens": sum(spent.prompt_tokens for spent in agents.values()),
-        "completion_tokens": sum(spent.completion_tokens for spent in agents.values()),
+        "generations": sum(usage.generations for usage in agents.values()),
+        "prompt_tokens": sum(usage.prompt_tokens for usage in agents.values()),
+        "completion_tokens": sum(usage.completion_tokens for usage in agents.values()),
         "agents": agents,
     }
 
 
 def without_lying(figures: AttackMetrics) -> AttackMetrics:
     """Put on record: nothing was lost to lying, as nothing told the provers to lie."""
-    lost = say_unknown("nothing told the provers to argue for acceptance")
-    return figures.model_copy(update={"lost_to_lying": lost})
+    loss = say_unknown("nothing told the provers to argue for acceptance")
+    return figures.model_copy(update={"lost_to_lying": loss})
 
 
 def plain_rollouts(rollouts: RolloutTables, choices: pa.Table, n: int) -> RolloutTables:
@@ -182,11 +182,11 @@ def plain_rollouts(rollouts: RolloutTables, choices: pa.Table, n: int) -> Rollou
     rows: dict[str, list[int]] = {key: [] for key in episodes["key"].to_pylist()}
     for key, number in generation_numbers(read_rows(episodes, Leaf), generations):
         rows[key].append(number)
-    chosen = choose_episodes(episodes, choices, n)
-    pairs = [(key, number) for key in chosen["key"].to_pylist() for number in rows[key]]
+    episode_table = choose_episodes(episodes, choices, n)
+    pairs = [(key, number) for key in episode_table["key"].to_pylist() for number in rows[key]]
     spoken = generations.take(pa.array([number for _, number in pairs], pa.int64()))
     spoken = _replaced(spoken, "episode", [key for key, _ in pairs])
-    return RolloutTables(chosen, _replaced(spoken, "branch_path", [""] * len(pairs)))
+    return RolloutTables(episode_table, _replaced(spoken, "branch_path", [""] * len(pairs)))
 
 
 def count_messages(
@@ -265,28 +265,28 @@ def _spent(generations: pa.Table) -> dict[str, Spent]:
     }
 
 
-def _with_n(n: int, episodes: pa.Table, choices: pa.Table, asked: Asked) -> ChoiceMetrics:
+def _with_n(n: int, episodes: pa.Table, choices: pa.Table, resampling: Resampling) -> ChoiceMetrics:
     likely = episodes[_LIKELY].combine_chunks()
     episodes = episodes.drop_columns([_LIKELY])
-    measured = evaluate(episodes, None, seed=asked.seed, questions=asked.questions)
+    rates = evaluate(episodes, None, seed=resampling.seed, questions=resampling.questions)
     return ChoiceMetrics(
         n=n,
-        **dict(measured),
+        **dict(rates),
         fooled=count_fooled(episodes),
         p_accept=pc.mean(choices["p_accept"]).as_py(),
         distinct=pc.mean(choices["distinct"]).as_py(),
-        **measure_threshold_curve(episodes, likely, asked),
+        **measure_threshold_curve(episodes, likely, resampling),
     )
 
 
 def choose_episodes(episodes: pa.Table, choices: pa.Table, n: int) -> pa.Table:
     """Choose the one episode of each tree whose verdict counts for `n`, as a plain episode."""
     keys = choices.filter(pc.equal(choices["n"], n))["episode"].combine_chunks()
-    chosen = episodes.filter(pc.is_in(episodes["key"], value_set=keys))
-    return _replaced(chosen, "branch_path", [""] * chosen.num_rows)
+    table = episodes.filter(pc.is_in(episodes["key"], value_set=keys))
+    return _replaced(table, "branch_path", [""] * table.num_rows)
 
 
 def _replaced(table: pa.Table, column: str, values: list[str]) -> pa.Table:
-    at = table.schema.get_field_index(column)
-    field = table.schema.field(at)
-    return table.set_column(at, field, pa.array(values, field.type))
+    index = table.schema.get_field_index(column)
+    field = table.schema.field(index)
+    return table.set_column(index, field, pa.array(values, field.type))

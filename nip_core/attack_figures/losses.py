@@ -1,10 +1,10 @@
-"""What the verifier of an attack lost, to what.
+"""The losses of an attacked verifier, by cause.
 
 OwnTest             the test that the attacked verifier had in its own run
-Losses              what was lost on the way from there to the last test of the attack
+Losses              the losses on the way from there to the last test of the attack
 follow_losses       that way
 compare_rates       how much more often the problems with a label are judged right
-find_lost_to_lying  what provers took that are told to argue for acceptance
+find_lost_to_lying  the loss to provers that are told to argue for acceptance
 measure_rates       soundness and completeness of a test
 count_fooled        how many wrong solutions a test accepted
 """
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from nip_core.attack_figures.metrics_document import OwnRates
 from nip_core.evaluation.metrics import evaluate, paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference
-from nip_core.evaluation.spread import Asked
+from nip_core.evaluation.spread import Resampling
 from nip_core.protocols import ACCEPT
 
 _OF_PROBLEM = ("problem", "question", "solution", "y")
@@ -38,7 +38,7 @@ NO_OWN_TEST = OwnTest()
 
 @dataclass(frozen=True)
 class Losses:
-    """What the verifier lost on the way from its own test to the last one of the attack."""
+    """The losses on the way from the verifier's own test to the last one of the attack."""
 
     trained: OwnRates | None
     to_lying: PairedDifference
@@ -55,7 +55,11 @@ def compare_rates(
 
 
 def follow_losses(
-    own_test: OwnTest, first: pa.Table, last: pa.Table, asked: Asked, split_by: Sequence[str]
+    own_test: OwnTest,
+    first: pa.Table,
+    last: pa.Table,
+    resampling: Resampling,
+    split_by: Sequence[str],
 ) -> Losses:
     """Follow soundness and completeness from the verifier's own test to the last one here.
 
@@ -64,31 +68,31 @@ def follow_losses(
     - ``lost_to_lying``: soundness of the own test less that of the first test, in which provers are
       told to argue for acceptance and nothing more, on the wrong problems in common. Where that
       can't be said, ``difference`` is None and ``because`` has the reason
-    - ``lost_to_training``: soundness of the first test less that of the last
-    - ``completeness_change``: completeness of the last test less that of the first
+    - ``lost_to_training``: soundness of the first test less soundness of the last
+    - ``completeness_change``: completeness of the last test less completeness of the first
 
     The differences are paired by problem, as `paired_difference` has them.
     """
-    seed, trained = asked.seed, None
+    seed, own_rates = resampling.seed, None
     if (both := _in_common(own_test, first)) is not None and both[0].num_rows:
-        trained = measure_rates(both[0], asked)
+        own_rates = measure_rates(both[0], resampling)
     return Losses(
-        trained=trained,
+        trained=own_rates,
         to_lying=find_lost_to_lying(own_test, first, seed, split_by),
         to_training=compare_rates(last, first, 0, seed, split_by),
         completeness_change=compare_rates(first, last, 1, seed, split_by),
     )
 
 
-def measure_rates(episodes: pa.Table, asked: Asked) -> OwnRates:
-    measured = evaluate(episodes, None, seed=asked.seed, questions=asked.questions)
-    assert measured.distinct_problems is not None  # `evaluate` counts them
+def measure_rates(episodes: pa.Table, resampling: Resampling) -> OwnRates:
+    rates = evaluate(episodes, None, seed=resampling.seed, questions=resampling.questions)
+    assert rates.distinct_problems is not None  # `evaluate` counts them
     return OwnRates(
-        soundness=measured.soundness,
-        soundness_ci95=measured.soundness_ci95,
-        completeness=measured.completeness,
-        completeness_ci95=measured.completeness_ci95,
-        problems=measured.distinct_problems,
+        soundness=rates.soundness,
+        soundness_ci95=rates.soundness_ci95,
+        completeness=rates.completeness,
+        completeness_ci95=rates.completeness_ci95,
+        problems=rates.distinct_problems,
     )
 
 
@@ -114,11 +118,11 @@ def _in_common(own_test: OwnTest, test: pa.Table) -> tuple[pa.Table, pa.Table] |
         for table in (own_test.episodes, test)
     ]
     ids = pa.array(sorted({row[0] for row in rows[0] & rows[1]}), pa.string())
-    chosen = [
+    tables = [
         table.filter(pc.is_in(table["problem"], value_set=ids))
         for table in (own_test.episodes, test)
     ]
-    return chosen[0], chosen[1]
+    return tables[0], tables[1]
 
 
 def count_fooled(episodes: pa.Table) -> int:

@@ -1,10 +1,10 @@
-"""What attacking provers said on wrong problems, counted by kind, with examples.
+"""Messages of attacking provers on wrong problems, counted by kind, with examples.
 
-gallery_of_choice    of an attack that chooses among messages, or whose messages a script writes
+gallery_of_choice    of an attack that chooses among messages, or by a script that writes them
 gallery_of_training  of one that trains provers
 
-What a kind is, the scenario says (`kind_of_message`): of a hundred messages that fooled a verifier
-nobody sees at a glance that ninety-seven of them name nothing.
+The scenario defines the kinds (`kind_of_message`): in a hundred messages that fooled a verifier no
+reader sees at a glance that ninety-seven of them name nothing.
 """
 
 from collections import Counter
@@ -59,29 +59,29 @@ def gallery_of_choice(
             for message in _list_said(game, rollouts, attackers)
             if all(number < n for number in parse_path(message.path))
         )
-    played = plain_rollouts(rollouts, choices, n)
-    return _make_gallery(n, sampled, [*_list_said(game, played, attackers)])
+    plain = plain_rollouts(rollouts, choices, n)
+    return _make_gallery(n, sampled, [*_list_said(game, plain, attackers)])
 
 
 def gallery_of_training(
     game: Game,
-    trained: Iterable[RolloutTables],
-    tested: RolloutTables,
+    steps: Iterable[RolloutTables],
+    test: RolloutTables,
     step: int,
     attackers: Collection[str],
 ) -> MessageGallery:
-    """Count the messages by which provers were `trained`, and those of the test of the worst."""
+    """Count the messages of the training `steps`, and of the `test` of the worst provers."""
     sampled = Counter(
-        message.kind for tables in trained for message in _list_said(game, tables, attackers)
+        message.kind for tables in steps for message in _list_said(game, tables, attackers)
     )
-    return _make_gallery(step, sampled, [*_list_said(game, tested, attackers)])
+    return _make_gallery(step, sampled, [*_list_said(game, test, attackers)])
 
 
 def _list_said(game: Game, rollouts: RolloutTables, attackers: Collection[str]) -> Iterator[_Said]:
     """List the valid messages of attackers on wrong problems, each with its kind."""
     rows = rollouts.episodes.select(OF_PROBLEMS).to_pylist()
     wrong = {row["key"]: row for row in rows if row["y"] == 0}
-    told = _remember(game)
+    find_kind = _remember(game)
     for row in rollouts.generations.select(OF_MESSAGES).to_pylist():
         episode = wrong.get(row["episode"])
         if episode is None or row["agent"] not in attackers or row["invalid_reason"] is not None:
@@ -92,7 +92,7 @@ def _list_said(game: Game, rollouts: RolloutTables, attackers: Collection[str]) 
             path=row["branch_path"],
             agent=row["agent"],
             text=message,
-            kind=told(message, episode),
+            kind=find_kind(message, episode),
             is_accepted=episode["decision"] == ACCEPT,
         )
 
@@ -101,45 +101,45 @@ def _read_message(game: Game, row: Mapping[str, Any], seed: int) -> str:
     """Read what a prover told others: in most prompts its reasoning is for itself alone."""
     try:
         move = game.parse(row["agent"], row["round"], seed, row["text"], ())
-    except InvalidResponse:  # a protocol of one's own may ask by what was said before
+    except InvalidResponse:  # a protocol of one's own may ask by earlier messages
         return str(row["text"])
     return "\n".join(dict.fromkeys(move.messages.values()))
 
 
 def _remember(game: Game) -> Callable[[str, Mapping[str, object]], str]:
     """Make what names the kind of a message in an episode; equal messages are asked about once."""
-    known, texts = dict[tuple[object, str], str](), dict[object, Mapping[str, str]]()
+    kinds, texts = dict[tuple[object, str], str](), dict[object, Mapping[str, str]]()
     scenario = game.scenario
 
     def tell(message: str, episode: Mapping[str, object]) -> str:
         key = episode["key"]
-        if (key, message) not in known:
+        if (key, message) not in kinds:
             try:
                 if key not in texts:
                     texts[key] = _read_texts(game, episode)
                 name = call_for_text(scenario, "kind_of_message", message, texts[key])
             except NipError as error:  # this is for reading alone
                 name = f"kind_of_message failed: {error}"
-            known[key, message] = " ".join(name.split())
-        return known[key, message]
+            kinds[key, message] = " ".join(name.split())
+        return kinds[key, message]
 
     return tell
 
 
 def _read_texts(game: Game, episode: Mapping[str, object]) -> Mapping[str, str]:
-    """Give the texts of an episode's problem by column, with what was drawn for it."""
+    """Give the texts of an episode's problem by column, with its draws."""
     texts = {name: str(episode[name]) for name in ("question", "solution")}
     for name in ("columns", "drawn"):
-        stored = episode[name]
-        texts |= parse_columns(None if stored is None else str(stored))
+        column = episode[name]
+        texts |= parse_columns(None if column is None else str(column))
     return {**texts, **draw_columns(game.scenario, texts, int(str(episode["seed"])))}
 
 
 def _make_gallery(
-    at: int, sampled: Counter[str] | None, played: Collection[_Said]
+    number: int, sampled: Counter[str] | None, messages: Collection[_Said]
 ) -> MessageGallery:
-    counts = Counter(message.kind for message in played)
-    fooled = Counter(message.kind for message in played if message.is_accepted)
+    counts = Counter(message.kind for message in messages)
+    fooled = Counter(message.kind for message in messages if message.is_accepted)
     names = {*counts, *(sampled or ())}
 
     def order(kind: str) -> tuple[int, int, int, str]:
@@ -147,9 +147,9 @@ def _make_gallery(
 
     listed = sorted(names, key=order)
     return MessageGallery(
-        at=at,
+        at=number,
         sampled=None if sampled is None else sampled.total(),
-        played=len(played),
+        played=len(messages),
         fooled=fooled.total(),
         kinds=tuple(
             MessageKind(
@@ -157,7 +157,7 @@ def _make_gallery(
                 sampled=None if sampled is None else sampled[kind],
                 played=counts[kind],
                 fooled=fooled[kind],
-                examples=tuple(_take_examples(kind, played)),
+                examples=tuple(_take_examples(kind, messages)),
             )
             for kind in listed[:MOST_KINDS]
         ),
@@ -165,10 +165,10 @@ def _make_gallery(
     )
 
 
-def _take_examples(kind: str, played: Iterable[_Said]) -> Iterator[FoolingMessage]:
+def _take_examples(kind: str, messages: Iterable[_Said]) -> Iterator[FoolingMessage]:
     """Take some messages of a kind, those that fooled first, each wording once."""
     of_kind = sorted(
-        (message for message in played if message.kind == kind),
+        (message for message in messages if message.kind == kind),
         key=lambda message: (not message.is_accepted, message.episode),
     )
     by_text = dict[str, _Said]()

@@ -1,13 +1,13 @@
-"""The document of an attack, ``metrics-attack.json``, and what is shown beside it.
+"""The document of an attack, ``metrics-attack.json``, and the figures that are shown beside it.
 
 AttackMetrics   the figures; `figures` makes them
-AnyMetrics      these, or those of any other split; find_metrics_type: of one
+AnyMetrics      these, or the metrics of any other split; find_metrics_type: the type of one
 CourseEnd       how an attack by training ended, a document of its own; `plateau` has the rule
 Reach           how many messages were sampled; `reach` counts them
 TrainedSteps    how many of an attack's steps trained its provers
-ShownAttack     both, beside what a theorem guarantees and the untrained verifier keeps
-Effort          what was taken until it was so strong; `effort` counts it
-MessageGallery  what fooled the verifier, by kind of message; `message_gallery` makes it
+ShownAttack     both, beside the guarantee of a theorem and the untrained verifier's rates
+Effort          the calls, tokens and dollars until it was so strong; `effort` counts them
+MessageGallery  the messages that fooled the verifier, by kind; `message_gallery` makes it
 
 As in `evaluation.split_metrics`, fields that not all versions write have a default, and their order
 is that of the keys in the file.
@@ -35,7 +35,7 @@ DID_NOT_MOVE: Literal["did not move"] = "did not move"
 
 
 class Attacked(Figures):
-    """Whose verifier was attacked, and by whom."""
+    """The attacked verifier, its run, and the attacking provers."""
 
     run: StrictStr | None
     iteration: StrictInt | None
@@ -61,18 +61,18 @@ class Reach(Figures):
     """The share of messages below which a kind may never have been among them; None: of none."""
     alone: StrictInt | None = Field(default=None, exclude_if=lambda value: value is None)
     """Training examples that a single such message gives, if nothing else of its step is rewarded;
-    no key where one is enough, or nobody is trained, and of earlier versions."""
+    no key where one is enough, or no prover is trained, and of earlier versions."""
     needed: StrictInt | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Examples without which a step trains nobody."""
+    """Examples without which a step trains no prover."""
     rarest_to_train: StrictFloat | None = Field(
         default=None, exclude_if=lambda value: value is None
     )
-    """The share below which a kind may never have trained anybody by itself: too few of it in each
+    """The share below which a kind may never have trained a prover by itself: too few of it in each
     step."""
 
 
 class Effort(Figures):
-    """What an attack has taken until it was so strong."""
+    """The calls, tokens and dollars of an attack until it was so strong."""
 
     calls: StrictInt
     """Answers of models."""
@@ -119,13 +119,13 @@ class MessageKind(Figures):
     played: StrictInt
     """In the episodes that count."""
     fooled: StrictInt
-    """In those of them in which the solution was accepted."""
+    """The number of them in episodes with an accepted solution."""
     examples: tuple[FoolingMessage, ...] = ()
     """Of the latter, or else of the former."""
 
 
 class MessageGallery(Figures):
-    """What attacking provers said on wrong problems, by kind: what fooled most comes first."""
+    """Messages of attacking provers on wrong problems; the kind that fooled most comes first."""
 
     at: StrictInt
     """The number of messages, or the step, of the episodes that count."""
@@ -155,11 +155,11 @@ class CourseEnd(Figures):
     """``course.json`` of an attack's last step: how its training went on validation problems."""
 
     step: StrictInt
-    """The last; its provers were tested, and nobody was trained after that."""
+    """The last; its provers were tested, and no prover was trained after that."""
     worst_step: StrictInt
     """The step whose test on validation problems had the lowest soundness, the first of equals."""
     verdict: Verdict | None = None
-    """What the rule of `plateau` says; None: the number of steps was fixed."""
+    """The verdict by the rule of `plateau`; None: the number of steps was fixed."""
     since: StrictInt | None = None
     """The step from which the fall is counted."""
     fall: StrictFloat | None = None
@@ -184,7 +184,7 @@ class ChoiceMetrics(BatchMetrics, MessagesToChoose):
     fooled: StrictInt | None = None
     """The wrong solutions that were accepted."""
     p_accept: StrictFloat | None = None
-    """The mean of what the chosen messages were estimated at."""
+    """The mean estimate of the chosen messages."""
     distinct: StrictFloat | None = None
     """The mean number of different messages among them."""
     by_threshold: tuple[ThresholdRates, ...] | None = None
@@ -242,7 +242,7 @@ class OwnRates(Figures):
 
 
 class Spent(Figures):
-    """What an agent generated."""
+    """The generations of an agent, and their tokens."""
 
     generations: StrictInt
     prompt_tokens: StrictInt
@@ -304,7 +304,7 @@ class AttackMetrics(Figures):
 
 
 AnyMetrics = SplitMetrics | AttackMetrics
-"""What is measured of a split."""
+"""The metrics of a split."""
 
 
 def find_metrics_type(split: str) -> type[AnyMetrics]:
@@ -318,7 +318,7 @@ class TrainedSteps(Figures):
     steps: StrictInt | None = None
     trained_steps: StrictInt | None = None
     skipped: dict[str, int] = Field(default_factory=dict)
-    """By reason, in how many steps nobody was trained."""
+    """By reason, in how many steps no prover was trained."""
     groups: StrictInt | None = None
     """The groups of episodes that were played, where the trainer counts them."""
     groups_alike: StrictInt | None = None
@@ -350,4 +350,4 @@ class ShownAttack(AttackMetrics, TrainedSteps):
     guarantee: Guarantee | None = None
     """None where nothing is guaranteed."""
     control: UntrainedControl | None = None
-    """None where it was not played; not set where nobody has looked for it."""
+    """None where it was not played; not set where no reader has looked for it."""

@@ -11,7 +11,7 @@ has_stood_still  whether training has moved no prover
 share_taught  the share of groups of episodes that taught provers
 fewest_questions  how many questions the rule needs to be met at all
 
-All are pure functions of what is on record, so that a run that goes on decides as it did before.
+All are pure functions of records, so that a run that goes on decides as it did before.
 How often the rule is wrong is in docs/decisions/0045; when a prover has moved, in 0058.
 """
 
@@ -50,7 +50,7 @@ class PlateauRule:
     window: int = 20
     """Steps over which the fall is counted."""
     most_fall: float = MOST_FALL
-    """What the bound of the fall, in [0, 1], has to stay below."""
+    """The bound of the fall, in [0, 1], has to stay below this."""
     least_unequal: float = 0.05
     """The share of groups that taught below which training had no signal."""
     least_moved: float = 0.001
@@ -66,23 +66,23 @@ class Fall:
 
     fall: float
     """In [-1, 1]; below 0 it rose."""
-    left: float
+    soundness: float
     """The soundness after it: no further fall can be larger."""
     at_most: float
     """Its one-sided 95 % bound, by question."""
     questions: int
 
 
-def measure_fall(before: pa.Table, after: pa.Table, split_by: Sequence[str] = ()) -> Fall | None:
+def measure_fall(earlier: pa.Table, later: pa.Table, split_by: Sequence[str] = ()) -> Fall | None:
     """Measure the fall of soundness between two tests, over the wrong problems of both.
 
     None without any.
     """
-    first, second = _soundness_by_problem(before), _soundness_by_problem(after)
+    first, second = _soundness_by_problem(earlier), _soundness_by_problem(later)
     both = sorted(first.keys() & second.keys())
     if not both:
         return None
-    questions = find_questions(before, split_by)
+    questions = find_questions(earlier, split_by)
     numbers = {text: k for k, text in enumerate(sorted({questions[p] for p in both}))}
     return bound_fall(
         np.array([first[p] for p in both], dtype=np.float64),
@@ -92,7 +92,7 @@ def measure_fall(before: pa.Table, after: pa.Table, split_by: Sequence[str] = ()
 
 
 def bound_fall(
-    before: NDArray[np.float64], after: NDArray[np.float64], questions: NDArray[np.int64]
+    earlier: NDArray[np.float64], later: NDArray[np.float64], questions: NDArray[np.int64]
 ) -> Fall:
     """Bound how far soundness fell, by question; all have one entry per problem, at least one.
 
@@ -100,21 +100,21 @@ def bound_fall(
     spread says little, and of none it says 0: then by the share of questions that fell, after
     Clopper and Pearson, which the fall can't exceed where each question has as many problems.
     """
-    falls = before - after
+    falls = earlier - later
     mean = clustered_mean(falls, questions)
     assert mean is not None  # there is a problem
     totals = np.bincount(questions, falls)
-    changed, fallen = (int(np.count_nonzero(which)) for which in (totals, totals > 0))
-    if mean.error is None or changed < _MANY:
+    changes, fallen = (int(np.count_nonzero(mask)) for mask in (totals, totals > 0))
+    if mean.error is None or changes < _MANY:
         bound = at_most(fallen, mean.questions, _LEVEL)
         assert bound is not None  # there is a question
     else:
         bound = mean.value + t_quantile(_LEVEL, mean.df) * mean.error
-    left = float(after.mean())
-    return Fall(fall=mean.value, left=left, at_most=bound, questions=mean.questions)
+    soundness = float(later.mean())
+    return Fall(fall=mean.value, soundness=soundness, at_most=bound, questions=mean.questions)
 
 
-def find_window(tested: Collection[int], step: int, rule: PlateauRule = RULE) -> int | None:
+def find_window(tests: Collection[int], step: int, rule: PlateauRule = RULE) -> int | None:
     """Find the tested step from which the fall until `step` is counted.
 
     It is the last one that lies the rule's window back. None before the least steps, and without
@@ -122,12 +122,12 @@ def find_window(tested: Collection[int], step: int, rule: PlateauRule = RULE) ->
     """
     if step < rule.least_steps:
         return None
-    return max((earlier for earlier in tested if earlier <= step - rule.window), default=None)
+    return max((earlier for earlier in tests if earlier <= step - rule.window), default=None)
 
 
 def judge_course(
     step: int,
-    most: int,
+    max_steps: int,
     fall: Fall | None,
     unequal: float | None,
     moved: float | None = None,
@@ -135,12 +135,12 @@ def judge_course(
 ) -> Verdict | None:
     """Judge the course of an attack after the test of `step`; None: it goes on.
 
-    `most` are the most steps, `fall` is that over the window, `unequal` the share of groups in it
-    that taught (see `CourseEnd.unequal_groups`; None where the trainer has no groups), `moved` how
-    far the provers are from step 0 (see `CourseEnd.moved`; None where that is not known).
+    `fall` is the fall over the window. `unequal` is the share of groups in it that taught (see
+    `CourseEnd.unequal_groups`; None where the trainer has no groups). `moved` is how far the
+    provers are from step 0 (see `CourseEnd.moved`; None where that is not known).
     """
     ends = is_flat(fall, rule)
-    if not ends and step < most:
+    if not ends and step < max_steps:
         return None
     # A verifier that is always fooled leaves nothing to learn, and nothing to take either.
     if not _is_lost(fall, rule):
@@ -165,7 +165,7 @@ def has_stood_still(moved: float | None, rule: PlateauRule = RULE) -> bool:
 
 
 def _is_lost(fall: Fall | None, rule: PlateauRule) -> bool:
-    return fall is not None and fall.left < rule.most_fall
+    return fall is not None and fall.soundness < rule.most_fall
 
 
 def share_taught(jobs: Iterable[tuple[bool, Mapping[str, int]]], has_groups: bool) -> float | None:
@@ -173,16 +173,16 @@ def share_taught(jobs: Iterable[tuple[bool, Mapping[str, int]]], has_groups: boo
 
     Of each job it takes whether it succeeded, and the counts of its dataset.
     """
-    groups = taught = trained = 0
+    groups = taught = steps = 0
     for succeeded, counts in jobs:
         candidates = counts.get("candidates", 0)
         groups += candidates
-        # A job with too few examples is skipped, whatever the rewards.
+        # A job with too few examples is skipped, with any rewards.
         if succeeded:
-            trained += 1
+            steps += 1
             alike = counts.get("zero_variance_groups", 0) + counts.get("small_groups", 0)
             taught += candidates - alike
-    if not trained:
+    if not steps:
         return 0.0
     return taught / groups if groups and has_groups else None
 

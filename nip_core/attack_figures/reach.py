@@ -7,11 +7,11 @@ wrong, is everything all right?", JAMA 249, 1983) a kind that none of E messages
 
 That a kind was among them is not enough for training: a job takes ten examples, and one message of
 a kind is one, or with groups as many as a group has. Where nothing else of its step is rewarded,
-it trains nobody.
+it trains no prover.
 
 measure_reach  of a number of messages
 measure_training_reach  of messages by which provers are trained, step by step
-reach_words    what the reach is, in a sentence
+reach_words    the reach in a sentence
 reach_share    the same as a share alone
 """
 
@@ -45,18 +45,18 @@ def measure_reach(messages: int) -> Reach:
     return Reach(messages=messages, rarest=min(1.0, _THREE / messages) if messages else None)
 
 
-def measure_training_reach(messages: int, steps: int, group: int, alone: int) -> Reach:
+def measure_training_reach(messages: int, steps: int, group: int, examples: int) -> Reach:
     """Say the same of training, with the share of a kind that trains provers by itself.
 
-    The messages are those of all steps. A `group` has so many of them, and gives `alone` examples
+    It counts the messages of all steps. A `group` has so many of them, and gives so many `examples`
     if one of them is rewarded and others are not.
     """
-    reach, groups_needed = measure_reach(messages), -(-MIN_EXAMPLES // alone)
+    reach, groups_needed = measure_reach(messages), -(-MIN_EXAMPLES // examples)
     if reach.rarest is None or groups_needed == 1:
         return reach
     rarest = _find_share(messages // (steps * group), groups_needed, steps, group)
     return reach.model_copy(
-        update={"alone": alone, "needed": MIN_EXAMPLES, "rarest_to_train": rarest}
+        update={"alone": examples, "needed": MIN_EXAMPLES, "rarest_to_train": rarest}
     )
 
 
@@ -79,35 +79,35 @@ def _find_share(groups: int, needed: int, steps: int, group: int) -> float:
     return high
 
 
-def reach_words(reach: Reach, *, planned: bool = False) -> str:
+def reach_words(reach: Reach, *, is_planned: bool = False) -> str:
     """Say how many messages were sampled, or will be, and how rare a kind may be missed."""
     if reach.rarest is None:
         return "Reach: no message on a wrong problem was sampled."
-    sampled = "at most are sampled" if planned else "were sampled"
-    missed = "may never be" if planned else "may never have been"
+    sampled = "at most are sampled" if is_planned else "were sampled"
+    missed = "may never be" if is_planned else "may never have been"
     return (
         f"Reach: {amount(reach.messages, 'message')} on wrong problems {sampled}, so kinds of "
         f"message rarer than {reach_share(reach.rarest)} (3/{reach.messages:,}) {missed} among "
-        "them." + _training_words(reach, planned)
+        "them." + _training_words(reach, is_planned)
     )
 
 
-def _training_words(reach: Reach, planned: bool) -> str:
-    """Say of which kinds a message trains nobody although it is sampled; "" where one is enough."""
+def _training_words(reach: Reach, is_planned: bool) -> str:
+    """Say of which kinds a sampled message trains no prover; "" where one is enough."""
     if reach.rarest_to_train is None:
         return ""
-    trained = "may never train" if planned else "may never have trained"
+    verb = "may never train" if is_planned else "may never have trained"
     return (
         f" One such message gives {amount(reach.alone, 'example')}, and a step with fewer than "
         f"{reach.needed} trains nobody: where nothing else is rewarded, kinds rarer than "
-        f"{reach_share(reach.rarest_to_train)} {trained} the provers."
+        f"{reach_share(reach.rarest_to_train)} {verb} the provers."
     )
 
 
 def reach_share(rarest: float | None, to_train: float | None = None) -> str:
     """Write the share of messages below which a kind may be missed; a dash for None.
 
-    Behind it stands that below which a kind may never train anybody, where it is known.
+    Behind it stands the share below which a kind may never train a prover, where it is known.
     """
     if rarest is None:
         return DASH

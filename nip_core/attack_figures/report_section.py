@@ -28,12 +28,12 @@ def _list_kinds(attack: ShownAttack) -> list[tuple[str, Measures, Measures]]:
     """List by kind of mistake the figures with the fewest messages, or steps, and with the most."""
     first, last = (attack.rows[k].by_mutation for k in (0, -1))
     pairs = [
-        (kind, first.get(kind, Measures()), after) for kind, after in last.items() if kind != "none"
+        (kind, first.get(kind, Measures()), later) for kind, later in last.items() if kind != "none"
     ]
     return [
-        (kind, before, after)
-        for kind, before, after in pairs
-        if before.soundness is not None or after.soundness is not None
+        (kind, earlier, later)
+        for kind, earlier, later in pairs
+        if earlier.soundness is not None or later.soundness is not None
     ]
 
 

@@ -1,11 +1,11 @@
-"""What an attack did to a verifier, in sentences, for a terminal and the report alike.
+"""The outcome of an attack in sentences, for a terminal and the report alike.
 
 Nothing here says that a verifier withstood more than it was put to. An attack whose provers were
 hardly trained, or were not told to argue for acceptance, says that first.
 
 caution          that first sentence, None where the attack was one
-causes           why it was none, and what to set
-loss_sentences   what was lost, to what
+causes           why it was none, and the settings to change
+loss_sentences   the losses by cause
 count_trained    how many of the steps trained the provers, and why the others did not
 change_words     how far soundness changed before the end of a course
 worst_words      the worst of the steps
@@ -40,7 +40,7 @@ from nip_core.evaluation.split_metrics import PairedDifference
 
 _HALF = 0.5
 """Of an attack by training: with a smaller share of steps that trained it shows no strength; of
-soundness: what lies below is a weakness that was shown whatever the training was."""
+soundness: a lower value is a weakness, which any amount of training can show."""
 
 _TOO_FEW = re.compile(r"\d examples, \d+ needed")
 """Why the ledger of jobs trains nothing on a dataset."""
@@ -48,20 +48,20 @@ _TOO_FEW = re.compile(r"\d examples, \d+ needed")
 
 def caution(attack: ShownAttack) -> str | None:
     """Say first what an attack can't show, None where nothing is amiss."""
-    steps, trained = attack.steps, attack.trained_steps
-    after = attack.rows[-1].soundness if attack.course is None else _worst_soundness(attack)
-    is_fooled = after is not None and after < _HALF
+    steps, trained_steps = attack.steps, attack.trained_steps
+    soundness = attack.rows[-1].soundness if attack.course is None else _worst_soundness(attack)
+    is_fooled = soundness is not None and soundness < _HALF
     is_fooled |= any(map(_is_shown, (attack.lost_to_lying, attack.lost_to_training)))
-    if after is not None and after < MOST_FALL:
-        return None  # whatever the training was, nothing is left that more of it could take
-    if steps and trained is not None and trained < _HALF * steps:
-        how_many = _how_many_trained(trained, steps)
+    if soundness is not None and soundness < MOST_FALL:
+        return None  # no soundness is left that more training could take
+    if steps and trained_steps is not None and trained_steps < _HALF * steps:
+        how_many = _how_many_trained(trained_steps, steps)
         if is_fooled:
-            more = "more training" if trained else "training"
+            more = "more training" if trained_steps else "training"
             return f"{how_many[0].upper()}{how_many[1:]}: what {more} would take is not known."
         is_lied_to = attack.lost_to_lying is not None and (attack.lost_to_lying.difference or 0) > 0
-        what = "training against the verifier" if is_lied_to else "the verifier"
-        return f"This attack shows nothing about {what}: {how_many}."
+        topic = "training against the verifier" if is_lied_to else "the verifier"
+        return f"This attack shows nothing about {topic}: {how_many}."
     if attack.course is not None and attack.course.verdict == NO_SIGNAL:
         return (
             f"Training had no signal: {_what_taught(attack.course)}, so what training against the "
@@ -97,29 +97,29 @@ def _what_taught(course: CourseEnd) -> str:
 
 
 def _moved_words(course: CourseEnd) -> str:
-    """Say how near the provers of the last step are to those of step 0."""
+    """Say how near the provers of the last step are to the provers of step 0."""
     return (
         f"after {amount(course.step, 'step')} of training the log-probabilities of their tokens "
         f"differ from those of step 0 by {course.moved or 0.0:.6f} nats on average"
     )
 
 
-def _how_many_trained(trained: int, steps: int) -> str:
-    if trained:
-        return f"only {trained} of {steps} steps trained the provers"
+def _how_many_trained(trained_steps: int, steps: int) -> str:
+    if trained_steps:
+        return f"only {trained_steps} of {steps} steps trained the provers"
     if steps == 1:
         return "its only step did not train the provers"
     return f"none of its {steps} steps trained the provers"
 
 
 def causes(attack: ShownAttack) -> list[str]:
-    """Say why provers were hardly trained, or did not lie, and what to set."""
+    """Say why provers were hardly trained, or did not lie, and name the settings to change."""
     lines = []
     skipped = attack.skipped
     if skipped and caution(attack):
         count = sum(skipped.values())
-        why = "; ".join(reason for reason, _ in group_reasons(dict(enumerate(skipped))))
-        line = f"{count} step{'' if count == 1 else 's'} trained nothing ({why})."
+        reasons = "; ".join(reason for reason, _ in group_reasons(dict(enumerate(skipped))))
+        line = f"{count} step{'' if count == 1 else 's'} trained nothing ({reasons})."
         groups, equal = attack.groups, attack.groups_alike
         if groups and equal:
             line += (
@@ -145,7 +145,7 @@ def causes(attack: ShownAttack) -> list[str]:
 
 @dataclass(frozen=True)
 class StepJob:
-    """What became of the training job of a group in a step."""
+    """The outcome of the training job of a group in a step."""
 
     status: str | None
     reason: str | None
@@ -156,13 +156,13 @@ def count_trained(
 ) -> TrainedSteps:
     """Count the steps with a trained group, from the jobs by group of each of the `steps`.
 
-    `counts` are those of the datasets, which say of how many groups they are made.
+    `counts` come from the datasets, which say of how many groups they are made.
     """
-    all_, trained, skipped = 0, 0, dict[str, int]()
+    all_, trained_steps, skipped = 0, 0, dict[str, int]()
     for jobs in steps:
         all_ += 1
         if any(job.status == "succeeded" for job in jobs.values()):
-            trained += 1
+            trained_steps += 1
             continue
         reasons = {str(job.reason or job.status) for job in jobs.values()}
         reason = "; ".join(sorted(reasons)) or "no job"
@@ -171,12 +171,12 @@ def count_trained(
     for count in counts:
         groups += count.get("candidates", 0)
         equal += count.get("zero_variance_groups", 0)
-    counted = {"groups": groups, "groups_alike": equal} if groups else {}
-    return TrainedSteps(steps=all_, trained_steps=trained, skipped=skipped, **counted)
+    group_counts = {"groups": groups, "groups_alike": equal} if groups else {}
+    return TrainedSteps(steps=all_, trained_steps=trained_steps, skipped=skipped, **group_counts)
 
 
 def loss_sentences(attack: ShownAttack) -> list[str]:
-    """Say how much soundness was lost, to what, and how soon."""
+    """Say how much soundness was lost to each cause, and how soon."""
     lines = []
     if (steps := _steps_to_exploit(attack)) is not None:
         lines.append(steps)
@@ -185,16 +185,16 @@ def loss_sentences(attack: ShownAttack) -> list[str]:
     if attack.course is not None:
         lines += _course_sentences(attack.course)
     if attack.worst is not None and not nobody:  # earlier versions have none
-        which = "so far" if attack.course is None else "by validation"
-        lines.append(f"The worst prover {which}: {worst_words(attack.worst)}.")
+        basis = "so far" if attack.course is None else "by validation"
+        lines.append(f"The worst prover {basis}: {worst_words(attack.worst)}.")
     lying, training = attack.lost_to_lying, attack.lost_to_training
     if lying is not None and lying.difference is None:
         lines.append(f"Lost to lying: not known, as {lying.because}.")
     elif lying is not None:
-        trained = None if attack.trained is None else attack.trained.soundness
+        own_soundness = None if attack.trained is None else attack.trained.soundness
         lines.append(
-            f"Lost to lying (its own test, {plain_percent(trained)}, less provers told to argue "
-            f"for acceptance): {how_much(lying)}."
+            f"Lost to lying (its own test, {plain_percent(own_soundness)}, less provers told to "
+            f"argue for acceptance): {how_much(lying)}."
         )
     if nobody:
         lines.append("Lost to training: not known, as no step trained anybody.")
@@ -207,8 +207,8 @@ def loss_sentences(attack: ShownAttack) -> list[str]:
             ends = f"choosing (n = {first.n} less n = {last.n})"
         if first is not last or attack.by_n is None:  # of a single number there is no loss to it
             lines.append(f"Lost to {ends}: {how_much(training)}.")
-    beside = (*_script_sentences(attack), *control_sentences(attack))
-    return [*lines, *beside, *_reach_sentences(attack)]
+    controls = (*_script_sentences(attack), *control_sentences(attack))
+    return [*lines, *controls, *_reach_sentences(attack)]
 
 
 def _start_sentences(attack: ShownAttack) -> Iterator[str]:
@@ -216,8 +216,8 @@ def _start_sentences(attack: ShownAttack) -> Iterator[str]:
     facts = attack.attack
     start = None if facts is None else facts.start_from
     if facts is not None and start is not None:
-        said = amount(facts.imitated, "message")
-        yield f"Step 1 was imitation: {said} of {start}."
+        messages = amount(facts.imitated, "message")
+        yield f"Step 1 was imitation: {messages} of {start}."
 
 
 def _course_sentences(course: CourseEnd) -> Iterator[str]:
@@ -247,14 +247,14 @@ def change_words(course: CourseEnd) -> str:
 
 def _script_sentences(attack: ShownAttack) -> Iterator[str]:
     """Say what a script took."""
-    lost = attack.lost_to_script
-    if lost is not None and lost.difference is None:
-        yield f"Lost to the script: not known, as {lost.because}."
-    elif lost is not None:
+    loss = attack.lost_to_script
+    if loss is not None and loss.difference is None:
+        yield f"Lost to the script: not known, as {loss.because}."
+    elif loss is not None:
         own = plain_percent(None if attack.trained is None else attack.trained.soundness)
         yield (
             f"Lost to the script (its own test, {own}, less provers that say what the script "
-            f"writes): {how_much(lost)}."
+            f"writes): {how_much(loss)}."
         )
 
 
@@ -271,10 +271,14 @@ def _steps_to_exploit(attack: ShownAttack) -> str | None:
     if "steps_to_exploit" not in attack.model_fields_set:
         return None
     steps = attack.steps_to_exploit
-    all_, trained = attack.steps, attack.trained_steps
+    all_, trained_steps = attack.steps, attack.trained_steps
     first = "none sufficed" if steps is None else f"{steps}"
-    if steps is None and trained != all_:
-        first = f"none of the {trained} that trained sufficed" if trained else "none was tried"
+    if steps is None and trained_steps != all_:
+        first = (
+            f"none of the {trained_steps} that trained sufficed"
+            if trained_steps
+            else "none was tried"
+        )
     if not attack.exploited_below:
         return "Steps to exploit: not known without soundness in the attacked run's own test."
     if steps == 0:
@@ -292,12 +296,12 @@ def _is_shown(paired: PairedDifference | None) -> bool:
 def worst_words(worst: WorstStep) -> str:
     """Name the worst of an attack's tested steps, with the verifier's rates there."""
     models = ", ".join(f"{group}: {model}" for group, model in worst.models.items())
-    chosen, interval = worst.course_soundness, worst.soundness_ci95
-    by = ""
-    if chosen is not None:
+    soundness, interval = worst.course_soundness, worst.soundness_ci95
+    place = ""
+    if soundness is not None:
         sure = "" if interval is None else f"{plain_interval(interval)}; "
-        by = f" on test problems ({sure}{plain_percent(chosen)} on validation problems)"
+        place = f" on test problems ({sure}{plain_percent(soundness)} on validation problems)"
     return (
-        f"after step {worst.step}, soundness {plain_percent(worst.soundness)}{by}, completeness "
+        f"after step {worst.step}, soundness {plain_percent(worst.soundness)}{place}, completeness "
         f"{plain_percent(worst.completeness)}" + (f" ({models})" if models else "")
     )

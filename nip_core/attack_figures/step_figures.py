@@ -1,6 +1,6 @@
 """The figures of an attack by training, from its tests.
 
-figures_by_step  soundness and completeness by step, the worst provers, and what was lost to what
+figures_by_step  soundness and completeness by step, the worst provers, and the losses by cause
 FinalTests       the tests on test problems of an attack whose course is on others
 """
 
@@ -28,7 +28,7 @@ from nip_core.attack_figures.metrics_document import (
 from nip_core.attacks.course import VALIDATION
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import PairedDifference
-from nip_core.evaluation.spread import Asked, find_questions
+from nip_core.evaluation.spread import Resampling, find_questions
 from nip_core.tolerance import at_least
 
 
@@ -53,7 +53,7 @@ def figures_by_step(
     seed: int,
     split_by: Sequence[str] = (),
     own_test: OwnTest = NO_OWN_TEST,
-    apart: FinalTests | None = None,
+    final_tests: FinalTests | None = None,
 ) -> AttackMetrics:
     """Measure an attack by training from the `episodes` of its tests by step.
 
@@ -66,39 +66,39 @@ def figures_by_step(
     - ``worst``: of the step whose test has the lowest soundness so far (the first of equals): its
       ``step``, ``updates``, ``fooled``, soundness and completeness with their intervals, and
       ``lost_to_training``, as below but until this test; None without a wrong problem.
-      In each row ``worst_step`` is what ``worst`` was until then. The lowest of several is lower
+      In each row ``worst_step`` names the worst step until then. The lowest of several is lower
       than that step's own soundness is expected to be, the more so the more were tested
     - ``trained``, ``lost_to_lying``, ``lost_to_training``, ``completeness_change``: see
       `follow_losses`, of the first test and the last
 
-    With tests `apart`, those by step only choose the worst provers: the rates of ``worst`` are of
-    its one test, ``untrained`` has those of the test before any training, both with
+    With `final_tests`, the tests by step only choose the worst provers. The rates of ``worst`` are
+    of its one test, the rates of ``untrained`` of the test before any training. Both have
     ``by_threshold`` where P(accept) is known (see `measure_thresholds`), and the losses are from
-    the latter to the former. ``steps_to_exploit`` is the first step whose soundness, on validation
-    problems, is down to ``exploited_below``.
+    the latter to the former. ``steps_to_exploit`` is the first step with a soundness of at most
+    ``exploited_below`` on validation problems.
     """
     first, last = tests[min(tests)], tests[max(tests)]
-    if apart is not None:
-        first, last = apart.untrained, apart.worst
-    asked = Asked(seed, find_questions(first, split_by))
-    losses = follow_losses(own_test, first, last, asked, split_by)
-    trained = None if losses.trained is None else losses.trained.soundness
+    if final_tests is not None:
+        first, last = final_tests.untrained, final_tests.worst
+    resampling = Resampling(seed, find_questions(first, split_by))
+    losses = follow_losses(own_test, first, last, resampling, split_by)
+    own_soundness = None if losses.trained is None else losses.trained.soundness
     rows = [_with_step(step, updates[step], tests[step], seed, split_by) for step in sorted(tests)]
     worst = _mark_worst(rows)
 
     def is_exploited(row: StepMetrics) -> bool:
-        if trained is None or trained <= 0:
+        if own_soundness is None or own_soundness <= 0:
             return False
-        if apart is not None:  # no problem is in common with the verifier's own test
-            lost = None if row.soundness is None else trained - row.soundness
+        if final_tests is not None:  # no problem is in common with the verifier's own test
+            loss = None if row.soundness is None else own_soundness - row.soundness
         else:
-            lost = find_lost_to_lying(own_test, tests[row.step], seed, split_by).difference
-        return lost is not None and at_least(lost, exploited_at * trained)
+            loss = find_lost_to_lying(own_test, tests[row.step], seed, split_by).difference
+        return loss is not None and at_least(loss, exploited_at * own_soundness)
 
     figures = AttackMetrics(
         by_step=tuple(rows),
         steps_to_exploit=next((row.step for row in rows if is_exploited(row)), None),
-        exploited_below=trained and (1 - exploited_at) * trained,
+        exploited_below=own_soundness and (1 - exploited_at) * own_soundness,
         trained=losses.trained,
         lost_to_lying=losses.to_lying,
         lost_to_training=losses.to_training,
@@ -106,31 +106,37 @@ def figures_by_step(
     )
     if worst is None:
         return figures
-    if apart is None:
-        lost = compare_rates(tests[worst.step], first, 0, seed, split_by)
-        return figures.model_copy(update={"worst": _worst(worst, lost)})
-    return _with_final(figures, worst, apart, asked, split_by)
+    if final_tests is None:
+        loss = compare_rates(tests[worst.step], first, 0, seed, split_by)
+        return figures.model_copy(update={"worst": _worst(worst, loss)})
+    return _with_final(figures, worst, final_tests, resampling, split_by)
 
 
 def _with_final(
     figures: AttackMetrics,
-    chosen: StepMetrics,
-    apart: FinalTests,
-    asked: Asked,
+    step: StepMetrics,
+    final_tests: FinalTests,
+    resampling: Resampling,
     split_by: Sequence[str],
 ) -> AttackMetrics:
-    """Put what the tests on test problems say beside the course by which provers were chosen."""
+    """Put the tests on test problems beside the course by which provers were chosen."""
     assert figures.lost_to_training is not None  # between these tests
-    tested = _with_step(chosen.step, chosen.updates or 0, apart.worst, asked.seed, split_by)
-    worst = _worst(tested, figures.lost_to_training, chosen.soundness)
-    of_worst = measure_threshold_curve(apart.worst, apart.worst_likely, asked)
-    of_untrained = measure_threshold_curve(apart.untrained, apart.untrained_likely, asked)
+    worst_step = _with_step(
+        step.step, step.updates or 0, final_tests.worst, resampling.seed, split_by
+    )
+    worst = _worst(worst_step, figures.lost_to_training, step.soundness)
+    of_worst = measure_threshold_curve(final_tests.worst, final_tests.worst_likely, resampling)
+    of_untrained = measure_threshold_curve(
+        final_tests.untrained, final_tests.untrained_likely, resampling
+    )
     return figures.model_copy(
         update={
             "course_on": VALIDATION,
-            "course": apart.course,
+            "course": final_tests.course,
             "worst": worst.model_copy(update=of_worst),
-            "untrained": measure_rates(apart.untrained, asked).model_copy(update=of_untrained),
+            "untrained": measure_rates(final_tests.untrained, resampling).model_copy(
+                update=of_untrained
+            ),
         }
     )
 
@@ -149,8 +155,8 @@ def _with_step(
     step: int, updates: int, episodes: pa.Table, seed: int, split_by: Sequence[str]
 ) -> StepMetrics:
     """Measure the test after a step."""
-    measured = evaluate(episodes, None, seed=seed, questions=find_questions(episodes, split_by))
-    return StepMetrics(step=step, updates=updates, **dict(measured), fooled=count_fooled(episodes))
+    rates = evaluate(episodes, None, seed=seed, questions=find_questions(episodes, split_by))
+    return StepMetrics(step=step, updates=updates, **dict(rates), fooled=count_fooled(episodes))
 
 
 def _soundness(row: StepMetrics) -> float:
@@ -159,7 +165,7 @@ def _soundness(row: StepMetrics) -> float:
 
 
 def _worst(
-    row: StepMetrics, lost: PairedDifference, course_soundness: float | None = None
+    row: StepMetrics, loss: PairedDifference, course_soundness: float | None = None
 ) -> WorstStep:
     worst = WorstStep(
         step=row.step,
@@ -169,7 +175,7 @@ def _worst(
         soundness_ci95=row.soundness_ci95,
         completeness=row.completeness,
         completeness_ci95=row.completeness_ci95,
-        lost_to_training=lost,
+        lost_to_training=loss,
     )
     if course_soundness is None:
         return worst

@@ -1,12 +1,12 @@
 """Attacks on a verifier as objects. One module each.
 
-base        what an attack is, and what it is given
+base        the class of all attacks, and the turns that they are given
 best_of_n   of several messages the best is played
 script      a function writes the provers' messages
 trained     provers are trained against the verifier; course: how that goes on and ends
 
 `find_attack` finds one by its name, or one of the user's by ``path/to/file.py:Class`` or
-``package.module:Class``. `nip_core.attack_figures` says what an attack did.
+``package.module:Class``. `nip_core.attack_figures` has the outcome of an attack.
 """
 
 import inspect
@@ -49,44 +49,47 @@ USUAL_ATTACK = BestOfN.name
 """The one that is made where none is named."""
 
 
-def find_attack(by: str) -> type[Attack]:
+def find_attack(name: str) -> type[Attack]:
     """Find the attack of this name, or at ``path/to/file.py:Class`` or ``package.module:Class``.
 
     Raises ValueError if there is none.
     """
     for kind in ATTACKS:
-        if kind.name == by:
+        if kind.name == name:
             return kind
-    if ":" not in by:
+    if ":" not in name:
         names = tuple(kind.name for kind in ATTACKS)
         raise ValueError(
-            f"there is no attack {by!r}{did_you_mean(by, names)}; there are {', '.join(names)}, "
+            f"there is no attack {name!r}{did_you_mean(name, names)}; there are "
+            f"{', '.join(names)}, "
             'and one of your own is named like "path/to/file.py:Class" or "package.module:Class"'
         )
-    kind = import_object(by)
+    kind = import_object(name)
     if not (isinstance(kind, type) and issubclass(kind, Attack)):
-        raise ValueError(f"{by!r} is not a subclass of nip_core.attacks.Attack")
+        raise ValueError(f"{name!r} is not a subclass of nip_core.attacks.Attack")
     if not (isinstance(kind.Options, type) and issubclass(kind.Options, NoOptions)):
-        raise ValueError(f"{by!r}: its Options are no subclass of nip_core.attacks.AttackOptions")
+        raise ValueError(f"{name!r}: its Options are no subclass of nip_core.attacks.AttackOptions")
     plays = kind.choose is not Attack.choose
     if not (kind.trains or plays) or not inspect.iscoroutinefunction(kind.choose):
-        raise ValueError(f"{by!r} has no `async def choose(self, turn)`; write it (docs/attack.md)")
+        raise ValueError(
+            f"{name!r} has no `async def choose(self, turn)`; write it (docs/attack.md)"
+        )
     try:
         inspect.signature(kind.choose).bind(None, None)
     except TypeError as error:
-        raise ValueError(f"{by!r} has to have `async def choose(self, turn)` ({error})") from None
+        raise ValueError(f"{name!r} has to have `async def choose(self, turn)` ({error})") from None
     return kind
 
 
-def find_attack_file(by: str) -> Path | None:
+def find_attack_file(name: str) -> Path | None:
     """Find the file in which an attack of the user's stands; None for one of nip's."""
-    return Path(inspect.getfile(find_attack(by))) if ":" in by else None
+    return Path(inspect.getfile(find_attack(name))) if ":" in name else None
 
 
 def list_options_of_others(kind: type[Attack]) -> tuple[str, ...]:
     """List the options of `nip attack` that mean nothing for an attack."""
-    named = (option for other in ATTACKS for option in other.command_options)
-    return tuple(dict.fromkeys(option for option in named if option not in kind.command_options))
+    options = (option for attack in ATTACKS for option in attack.command_options)
+    return tuple(dict.fromkeys(option for option in options if option not in kind.command_options))
 
 
 def _check_numbers(attack: Attack) -> None:
@@ -103,7 +106,7 @@ def _check_numbers(attack: Attack) -> None:
 
 
 def make_attack(settings: AttackSettings) -> Attack:
-    """Make the attack of the block `attack`. Raises ValueError for what is wrong with it."""
+    """Make the attack of the block `attack`. Raises ValueError for a fault in it."""
     kind = find_attack(settings.by)
     try:
         attack = kind(settings)
@@ -118,7 +121,7 @@ def make_attack(settings: AttackSettings) -> Attack:
         raise ValueError(f"{place}: {reason}") from None
     except ValueError:
         raise
-    except Exception as error:  # whatever a user's class raises
+    except Exception as error:  # any error that a user's class raises
         raise ValueError(
             f"{settings.by} raised {type(error).__name__}: {error}; mend it"
         ) from error

@@ -7,9 +7,9 @@ PlayableMessage a message that may be played
 AttackPlan      the settings of the run that an attack is
 AttackLoad      how often an attack plays an episode, at most, for its estimate
 
-Attacks import no settings, as the settings look up the attack that they name; what is read of
-these is a type (`AttackSettings`, `AttackingRun`). They play nothing themselves, either: whoever
-plays gives them a turn.
+Attacks import no settings, as the settings look up the attack that they name; they read these by
+the types `AttackSettings` and `AttackingRun`. They play nothing themselves, either: the player of
+the game gives them a turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ TEMPERATURE = 1.0
 
 
 class NoOptions(BaseModel):
-    """The block `attack.options` of an attack whose settings stand beside it."""
+    """The block `attack.options` of an attack with its settings beside it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -156,13 +156,13 @@ class AttackPlan:
     """The settings by which the run of an attack differs from the attacked run."""
 
     run: Mapping[str, Any]
-    """Blocks of settings, laid over those of the attacked run."""
+    """Blocks of settings, laid over the attacked run's."""
     provers: Mapping[str, Any] = field(default_factory=dict)
     """Of each attacking prover."""
     attack: Mapping[str, Any] = field(default_factory=dict)
     """Of the block `attack`, where nothing else is asked for."""
     has_own_group: bool = False
-    """Whether attacking provers share a model with nobody else."""
+    """Whether attacking provers share a model with no other agent."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class AttackLoad:
     """How often the calls of a plain episode are made, at most."""
 
     provers: int
-    """Those of the attacking provers."""
+    """The calls of the attacking provers."""
     others: int
 
 
@@ -231,9 +231,9 @@ class Attack:
 
     @classmethod
     def plan(
-        cls, asked: Mapping[str, Any], test_split: str, steps: int | None, every: int
+        cls, settings: Mapping[str, Any], test_split: str, steps: int | None, every: int
     ) -> AttackPlan:
-        """Plan the run of an attack with the settings `asked` for in its block.
+        """Plan the run of an attack with the `settings` of its block.
 
         `test_split` are the problems with which the attacked run was tested; `steps` and `every`
         mean something where provers are trained.
@@ -255,8 +255,8 @@ class Attack:
         if self.counts == (1,) and not self.continuations:
             return AttackLoad(1, 1)  # there is nothing to choose from, so each game is played once
         messages = self.count_messages(1, turns) or 0
-        played = messages * self.continuations + len(self.counts)
-        return AttackLoad(messages if turns == 1 else played + messages, played + messages)
+        continued = messages * self.continuations + len(self.counts)
+        return AttackLoad(messages if turns == 1 else continued + messages, continued + messages)
 
     def count_messages(self, wrong: int, turns: int) -> int | None:
         """Count the messages that are sampled at most on so many wrong problems.
@@ -268,5 +268,5 @@ class Attack:
         return wrong * (self.counts[-1] + max(turns - 1, 0) * sum(self.counts))
 
     def describe(self) -> str:
-        """Say by what the verifier is attacked, in a few words."""
+        """Say how the verifier is attacked, in a few words."""
         return f"the attack {self.settings.by}"

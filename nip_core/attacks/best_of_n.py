@@ -27,7 +27,7 @@ class BestOfN(Attack):
 
     @property
     def continuations(self) -> int:
-        """Those of the settings."""
+        """The continuations of the settings."""
         return self.settings.continuations
 
     async def choose(self, turn: AttackTurn) -> Mapping[int, PlayableMessage]:
@@ -47,5 +47,5 @@ class BestOfN(Attack):
 
     def describe(self) -> str:
         """Say of how many messages the best is played."""
-        most = self.counts[-1]
-        return f"the best of up to {most:,} messages" if most > 1 else "single messages"
+        largest = self.counts[-1]
+        return f"the best of up to {largest:,} messages" if largest > 1 else "single messages"

@@ -11,7 +11,7 @@ from nip_core.scenarios.scripts import check_script_named
 
 
 class Script(Attack):
-    """What a function writes is played; see `nip_core.scenarios.scripts`."""
+    """The messages that a function writes are played; see `nip_core.scenarios.scripts`."""
 
     name = "script"
     Options = NoOptions

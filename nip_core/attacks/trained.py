@@ -37,7 +37,7 @@ class Trained(Attack):
             )
 
     def check_run(self, run: AttackingRun) -> None:
-        """Refuse a course whose tests can't choose the worst provers, or end it."""
+        """Refuse a course with tests that can't choose the worst provers, or end it."""
         attack, scheme = self.settings, run.text_rl.test_scheme
         if attack.course_on != VALIDATION:
             return
@@ -52,32 +52,32 @@ class Trained(Attack):
                 f"text_rl.test_scheme: the tests of an attack say which provers are the worst, and "
                 f"when it ends (got {scheme!r}); use all"
             )
-        if attack.until == PLATEAU and (most := run.rl.num_iterations) < LEAST_STEPS:
+        if attack.until == PLATEAU and (steps := run.rl.num_iterations) < LEAST_STEPS:
             raise ValueError(
                 f"attack.until: a plateau is looked for from step {LEAST_STEPS} on, and there are "
-                f"at most {most} (rl.num_iterations); give --steps {LEAST_STEPS} or more, or "
+                f"at most {steps} (rl.num_iterations); give --steps {LEAST_STEPS} or more, or "
                 f"until: {STEPS}"
             )
 
     @classmethod
     def plan(
-        cls, asked: Mapping[str, Any], test_split: str, steps: int | None, every: int
+        cls, settings: Mapping[str, Any], test_split: str, steps: int | None, every: int
     ) -> AttackPlan:
         """Plan training by policy gradient, on wrong solutions alone."""
-        most = MOST_STEPS if asked.get("until") == PLATEAU else USUAL_STEPS
+        usual_steps = MOST_STEPS if settings.get("until") == PLATEAU else USUAL_STEPS
         # An imitation is a step of its own, before them.
-        imitates = asked.get("start_from") is not None
+        imitates = settings.get("start_from") is not None
         return AttackPlan(
             run={
                 "trainer": "pure_text_grpo",
                 "rl": {
-                    "num_iterations": (steps or most) + imitates,
+                    "num_iterations": (steps or usual_steps) + imitates,
                     "rollouts_per_iteration": ROLLOUTS,
                     "frames_per_batch": None,
                     "num_epochs": 1,
                 },
                 "text_rl": {"test_scheme": "all", "test_interval": every},
-                # Where the solution is right a prover that argues for it deceives nobody.
+                # Where the solution is right a prover that argues for it deceives no verifier.
                 "dataset_options": {"labels": [0]},
             },
             provers={

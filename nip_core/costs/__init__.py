@@ -1,7 +1,7 @@
-"""What a run may cost, beside what it has spent (`nip_core.records.spending`).
+"""The costs of a run: its estimate and its budget, beside its spending on record.
 
-estimate    what a run takes, before it is started
-loads       by the rules of its game; experience, taken, repeats: by what runs have taken
+estimate    calls, tokens, dollars and disk of a run, before it is started
+loads       the same by the rules of its game; experience, taken, repeats: by earlier runs
 caps        calls and jobs stop at the cap of `budget`
 spent_and_estimated   both beside each other
 """

@@ -1,18 +1,18 @@
-"""The budget of a run: what begins while there is something left, and what does not any more.
+"""The budget of a run: it lets calls and jobs begin, or stops them at a cap.
 
-Budget         what a run may still spend; opened with its session
+Budget         the rest that a run may spend; opened with its session
 budget_line    how much of a cap is spent, in words
 cap_amount  a sum with its unit
 list_caps      the caps that are set
-check_budget   refuse a cap below what is spent already
+check_budget   refuse a cap below the spending on record
 
-The rule: a call begins unless what is on record, with what has come since, reaches a cap. Then all
-calls wait for those in flight, whose answers are put on record as ever, and the run stops. So it
-goes over a cap by no more than what was in flight: `rollouts.concurrency` calls. A fine-tune job
-is known before it is asked for, so it begins only if it fits into what is left.
+The rule: a call begins unless the spending on record, with the calls since, reaches a cap. Then all
+calls wait for the calls in flight, and the run stops. The answers in flight are put on record as
+ever, so a run goes over a cap by at most `rollouts.concurrency` calls. The tokens of a fine-tune
+job are counted before it is submitted, so it begins only if it fits into the rest.
 
-Calls are counted while they are played because tables are read between stages alone; from there on,
-and in a process that goes on with the run, what is on record counts.
+Calls are counted while they are played because tables are read between stages alone. From there on,
+and in a process that goes on with the run, the spending on record counts.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _GO_ON = "raise it and run the same command to go on, which pays nothing again"
 
 
 class Budget:
-    """What a run may still spend. Without a cap it reads nothing and stops nothing."""
+    """The rest that a run may spend. Without a cap it reads nothing and stops nothing."""
 
     def __init__(self, run: RunStore, parameters: HyperParameters, progress: Progress) -> None:
         """Reads nothing yet, see `look`."""
@@ -56,11 +56,11 @@ class Budget:
 
     @property
     def spent(self) -> Spent:
-        """Return what is on record, and what has come since."""
+        """Return the spending on record, with the calls since."""
         since = {}
         for agent, (prompt, generated) in self._progress.tokens_by_agent.items():
-            before = self._counted.get(agent, (0, 0))
-            since[agent] = (prompt - before[0], generated - before[1])
+            earlier = self._counted.get(agent, (0, 0))
+            since[agent] = (prompt - earlier[0], generated - earlier[1])
         return self._on_record + Spent(by_agent=since)
 
     @contextlib.asynccontextmanager
@@ -81,11 +81,11 @@ class Budget:
             self._landed.set()
             self._warn()
 
-    def admit_job(self, what: str, group: str, tokens: int | None) -> None:
+    def admit_job(self, job: str, group: str, tokens: int | None) -> None:
         """Raise BudgetError unless the job of a group fits into the rest.
 
-        `tokens` are those of
-        all its epochs; None: not known, and only a cap already reached refuses it.
+        `tokens` are the tokens of all its epochs. None: they are not known, and only a cap already
+        reached refuses the job.
         """
         if not self._caps.is_set:
             return
@@ -93,22 +93,22 @@ class Budget:
         if reached := self._reached():
             raise BudgetError(f"{reached}; {_GO_ON}")
         with_it = self._on_record + Spent(trained={group: tokens or 0})
-        now, then = (_by_cap(spent, self._parameters) for spent in (self._on_record, with_it))
-        for cap, most in list_caps(self._parameters).items():
-            if then[cap] > most:
-                takes, left = (cap_amount(cap, n) for n in (then[cap] - now[cap], most - now[cap]))
+        now, then = (_by_cap(spending, self._parameters) for spending in (self._on_record, with_it))
+        for cap, limit in list_caps(self._parameters).items():
+            if then[cap] > limit:
+                takes, rest = (cap_amount(cap, n) for n in (then[cap] - now[cap], limit - now[cap]))
                 raise BudgetError(
-                    f"budget.{cap}: {what} takes about {takes}, and {left} of "
-                    f"{cap_amount(cap, most)} is left; it was not submitted; {_GO_ON}"
+                    f"budget.{cap}: {job} takes about {takes}, and {rest} of "
+                    f"{cap_amount(cap, limit)} is left; it was not submitted; {_GO_ON}"
                 )
 
     def _reached(self) -> str | None:
         """Name the cap already reached, if any."""
-        spent = _by_cap(self.spent, self._parameters)
-        for cap, most in list_caps(self._parameters).items():
-            if spent[cap] >= most:
-                cap_is = f"budget.{cap}: the cap of {cap_amount(cap, most)} is reached"
-                return f"{cap_is}, with {cap_amount(cap, spent[cap])} spent"
+        amounts = _by_cap(self.spent, self._parameters)
+        for cap, limit in list_caps(self._parameters).items():
+            if amounts[cap] >= limit:
+                cap_is = f"budget.{cap}: the cap of {cap_amount(cap, limit)} is reached"
+                return f"{cap_is}, with {cap_amount(cap, amounts[cap])} spent"
         return None
 
     def tell(self, log: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> None:
@@ -121,10 +121,10 @@ class Budget:
         """Tell people once how little is left."""
         if self._progress.warning or not self._caps.is_set:
             return
-        spent = _by_cap(self.spent, self._parameters)
-        for cap, most in list_caps(self._parameters).items():
-            if spent[cap] >= WARN_AT * most and not self._progress.warning:
-                line = budget_line(cap, spent[cap], most)
+        amounts = _by_cap(self.spent, self._parameters)
+        for cap, limit in list_caps(self._parameters).items():
+            if amounts[cap] >= WARN_AT * limit and not self._progress.warning:
+                line = budget_line(cap, amounts[cap], limit)
                 self._progress.warn(f"budget.{cap}: {line}; at 100 % the run stops")
 
 
@@ -136,37 +136,38 @@ def read_spent_on_record(run: RunStore, records: Records) -> Spent:
 
 
 def check_budget(
-    run: RunStore, parameters: HyperParameters, changed: Mapping[str, tuple[Any, Any]]
+    run: RunStore, parameters: HyperParameters, changes: Mapping[str, tuple[Any, Any]]
 ) -> None:
     """Raise SettingsError for a changed cap below what the run has spent already.
 
-    `changed` has by
-    dotted key what is on record and what is given.
+    `changes` has by dotted key the setting on record and the new one.
     """
-    caps = {cap: most for cap, most in list_caps(parameters).items() if f"budget.{cap}" in changed}
+    caps = {
+        cap: limit for cap, limit in list_caps(parameters).items() if f"budget.{cap}" in changes
+    }
     if not caps:
         return
-    spent = _by_cap(read_spent_on_record(run, Records(run)), parameters)
-    for cap, most in caps.items():
-        if most < spent[cap]:
+    amounts = _by_cap(read_spent_on_record(run, Records(run)), parameters)
+    for cap, limit in caps.items():
+        if limit < amounts[cap]:
             raise SettingsError(
-                f"budget.{cap}: {cap_amount(cap, most)} is below what run {run.name!r} has spent "
-                f"already, {cap_amount(cap, spent[cap])}; give more than that, or leave it out"
+                f"budget.{cap}: {cap_amount(cap, limit)} is below what run {run.name!r} has spent "
+                f"already, {cap_amount(cap, amounts[cap])}; give more than that, or leave it out"
             )
 
 
-def budget_line(cap: str, spent: float, most: float) -> str:
+def budget_line(cap: str, amount: float, limit: float) -> str:
     """Say how much of a cap is spent, in words."""
-    had = f"{spent:,.0f}" if cap == "tokens" else cap_amount(cap, spent)
-    return f"{100 * spent / most:.0f} % spent, {had} of {cap_amount(cap, most)}"
+    had = f"{amount:,.0f}" if cap == "tokens" else cap_amount(cap, amount)
+    return f"{100 * amount / limit:.0f} % spent, {had} of {cap_amount(cap, limit)}"
 
 
 def list_caps(parameters: HyperParameters) -> dict[str, float]:
     """Return the caps by name, without those left open."""
     caps = {"usd": parameters.budget.usd, "tokens": parameters.budget.tokens}
-    return {cap: most for cap, most in caps.items() if most is not None}
+    return {cap: limit for cap, limit in caps.items() if limit is not None}
 
 
-def _by_cap(spent: Spent, parameters: HyperParameters) -> dict[str, float]:
+def _by_cap(spending: Spent, parameters: HyperParameters) -> dict[str, float]:
     # A cap in dollars has all prices, see `nip_core.parameters.checks`.
-    return {"usd": spent.usd(parameters) or 0.0, "tokens": spent.tokens}
+    return {"usd": spending.usd(parameters) or 0.0, "tokens": spending.tokens}

@@ -1,20 +1,19 @@
 """An estimate of a run before it is started: episodes, calls, tokens, money, disk.
 
-What it takes *at most* is an upper bound: every episode plays all its rounds and every message is
-as long as it may be, with four bytes to a token; an agent reads all that is written in channels
+*At most* is an upper bound: every episode plays all its rounds and every message is as long as it
+may be, with four bytes to a token; an agent reads all that is written in channels
 that it sees. Where an episode's seed decides who speaks, the dearest seed counts; of trees of
 responses, the dearest of many. Training counts everything as chosen: every conversation; of
 trees, a pair of each agent at each node that branches; of trajectories, every turn with its whole
 prompt. A prompt to which several answers are asked for is one call and counts once, for servers
 that can do so. Invalid answers that are asked for again come on top.
 
-What is *expected* goes by what runs of the same game took, for each episode and for each pass
-over it in training (`nip_core.costs.taken`). Where there is none it is rough: prompts are
-counted by the tokenizer of the agent's model, if that is on this machine, messages are taken to
-be half as long as they may be, games to end in the middle of the rounds in which the verifier may
-end them, and half of what was played to be chosen, where examples are chosen. What was never
-played, as an attack on a game that is known without one, is scaled by what was, and rough as
-well.
+*Expected* figures go by runs of the same game, for each episode and for each pass over it in
+training (`nip_core.costs.taken`). Without such a run they are rough. Prompts are counted by the
+tokenizer of the agent's model, if that is on this machine. Messages are taken to be half as long
+as they may be, and games to end in the middle of the rounds in which the verifier may end them.
+Where examples are chosen, half of the episodes are taken to be. A part that no run has played, such
+as the attack on a game, is scaled by the parts that were played, and is rough as well.
 """
 
 from collections import Counter
@@ -50,12 +49,12 @@ from nip_core.scenarios import Problem
 _PROMPT_TOKENS = 300  # instructions, before the problem
 _SEEDS = 16
 _BYTES_PER_RECORDED_TOKEN = 8  # its id and log-probability
-_TABLES_AND_JOURNAL = 3  # what is journalled is written again as Parquet; room for both and more
+_TABLES_AND_JOURNAL = 3  # journals are written again as Parquet; room for both and more
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Upper bounds for a whole run, and what of them is expected."""
+    """Upper bounds for a whole run, and the expected figures."""
 
     iterations: int
     train_episodes: int  # or trees of them
@@ -72,8 +71,8 @@ class Estimate:
     expected_completion_tokens: int
     expected_training_tokens: int
     expected_usd: float | None
-    expected_by: str  # in words, by what it was reckoned
-    is_rough: bool  # whether some of what is expected goes by no run of the same game
+    expected_by: str  # the runs or guesses that it was reckoned by, in words
+    is_rough: bool  # whether some expected figure goes by no run of the same game
     missing_prices: tuple[str, ...]
     disk_bytes: int
     test_problems: int  # of one test
@@ -90,8 +89,8 @@ class Estimate:
     @property
     def expected_tokens(self) -> int:
         """Add up all expected tokens, trained ones included."""
-        played = self.expected_prompt_tokens + self.expected_completion_tokens
-        return played + self.expected_training_tokens
+        call_tokens = self.expected_prompt_tokens + self.expected_completion_tokens
+        return call_tokens + self.expected_training_tokens
 
 
 @dataclass(frozen=True)
@@ -101,12 +100,12 @@ class _Counts:
     per_iteration: int  # in training
     test: int
     gate: int
-    apart: int  # of an attack
+    attack: int  # of an attack
 
 
 @dataclass
 class _Totals:
-    """What a whole run takes, under what is assumed."""
+    """Calls, tokens and dollars of a whole run, under one assumption."""
 
     calls: float = 0
     prompt_tokens: float = 0
@@ -125,29 +124,29 @@ class _Totals:
             self.calls += count * load.calls
             self.prompt_tokens += count * load.prompt_tokens
             self.completion_tokens += count * load.completion_tokens
-        # What has the most tokens need not be the dearest.
+        # The loads with the most tokens need not be the dearest.
         self.calls_usd += count * max(_usd(parameters, loads) for loads in possible)
 
-    def cover(self, other: "_Totals") -> None:
-        """Be no less than `other`, in anything."""
+    def cover(self, totals: "_Totals") -> None:
+        """Be no less than `totals`, in anything."""
         for name in ("calls", "prompt_tokens", "completion_tokens", "calls_usd"):
-            setattr(self, name, max(getattr(self, name), getattr(other, name)))
-        for group, tokens in other.training.items():
+            setattr(self, name, max(getattr(self, name), getattr(totals, name)))
+        for group, tokens in totals.training.items():
             self.training[group] = max(self.training[group], tokens)
 
     def usd(self, parameters: HyperParameters) -> float | None:
         """All of it in US dollars; None where a price is missing."""
         if find_missing_prices(parameters):
             return None
-        trained = (price_training(parameters, g, n) or 0.0 for g, n in self.training.items())
-        return self.calls_usd + sum(trained)
+        prices = (price_training(parameters, g, n) or 0.0 for g, n in self.training.items())
+        return self.calls_usd + sum(prices)
 
 
 def estimate_run(
-    game: Game, problems: Mapping[str, Sequence[Problem]], known: Experience = NOTHING
+    game: Game, problems: Mapping[str, Sequence[Problem]], experience: Experience = NOTHING
 ) -> Estimate:
-    """Upper bounds, and what is expected, from settings, problems and what is `known` of runs of
-    the same game; no call is made."""
+    """Return upper bounds and expected figures, from settings, problems and the `experience` of
+    runs of the same game; no call is made."""
     # 1. How much is played, trained and tested.
     parameters = game.parameters
     iterations = parameters.rl.num_iterations
@@ -157,59 +156,59 @@ def estimate_run(
     if per_iteration is None:
         per_iteration = len(problems["train"]) * group_size(parameters, "train")
     times = parameters.rl.num_test_iterations
-    tested = find_played_problems(parameters, problems, "test")
-    per_test = len(tested)
+    test_problems = find_played_problems(parameters, problems, "test")
+    per_test = len(test_problems)
     if not parameters.text_rl.test_on_whole_dataset:
         per_test = min(per_iteration, per_test)
-    sizes = _questions(game, tested[:per_test])
+    sizes = _questions(game, test_problems[:per_test])
     tests = sum(is_tested(parameters, i) for i in range(iterations + 1))
     gates = sum(_may_be_gated(parameters, i) for i in range(iterations)) * trains
-    apart = 0
+    attack_episodes = 0
     if parameters.choice is not None or parameters.tests_apart:
-        apart = len(plan_episodes(parameters, problems["test"], ATTACK, iterations))
-        apart *= 1 + parameters.tests_apart  # before any training, and the worst provers
+        attack_episodes = len(plan_episodes(parameters, problems["test"], ATTACK, iterations))
+        attack_episodes *= 1 + parameters.tests_apart  # before any training, and the worst provers
     counts = _Counts(
         per_iteration,
         test=tests * per_test * times,
         gate=gates * 2 * len(problems["validation"]) * times,
-        apart=apart,
+        attack=attack_episodes,
     )
-    # 2. What that takes.
-    played = [
+    # 2. The calls and tokens of it.
+    played_problems = [
         *problems["train"],
         *problems["test"],
-        *(tested if parameters.tests_apart else ()),
+        *(test_problems if parameters.tests_apart else ()),
     ]
-    size = sum(len(text.encode()) for p in played for text in p.texts.values())
-    problem_tokens = size // max(len(played), 1) // BYTES_PER_TOKEN
-    prompts, counted = count_first_prompts(game, played)
+    size = sum(len(text.encode()) for p in played_problems for text in p.texts.values())
+    problem_tokens = size // max(len(played_problems), 1) // BYTES_PER_TOKEN
+    prompts, counted_agents = count_first_prompts(game, played_problems)
     longest = {agent: max(n, problem_tokens + _PROMPT_TOKENS) for agent, n in prompts.items()}
-    most = _totals(_AtMost(game, problems["train"], longest), counts)
-    by = _Expected(game, problems["train"], prompts, known)
-    expected = _totals(by, counts)
-    most.cover(expected)  # what runs took has answers that were asked for again
-    # 3. Room on the disk, for all texts and for what is recorded of tokens.
-    episodes = playing * per_iteration + counts.test + counts.gate + counts.apart
-    text = episodes * (problem_tokens + _PROMPT_TOKENS) + most.completion_tokens
-    disk_bytes = text * BYTES_PER_TOKEN + most.recorded_tokens * _BYTES_PER_RECORDED_TOKEN
+    bounds = _totals(_AtMost(game, problems["train"], longest), counts)
+    expectation = _Expected(game, problems["train"], prompts, experience)
+    expected = _totals(expectation, counts)
+    bounds.cover(expected)  # what runs took has answers that were asked for again
+    # 3. Room on the disk, for all texts and for tokens on record.
+    episodes = playing * per_iteration + counts.test + counts.gate + counts.attack
+    text = episodes * (problem_tokens + _PROMPT_TOKENS) + bounds.completion_tokens
+    disk_bytes = text * BYTES_PER_TOKEN + bounds.recorded_tokens * _BYTES_PER_RECORDED_TOKEN
     return Estimate(
         iterations=iterations,
         train_episodes=playing * per_iteration,
         test_episodes=counts.test,
         gate_episodes=counts.gate,
-        attack_episodes=apart,
-        calls=round(most.calls),
-        prompt_tokens=round(most.prompt_tokens),
-        completion_tokens=round(most.completion_tokens),
-        training_tokens=round(most.training_tokens),
-        usd=most.usd(parameters),
+        attack_episodes=attack_episodes,
+        calls=round(bounds.calls),
+        prompt_tokens=round(bounds.prompt_tokens),
+        completion_tokens=round(bounds.completion_tokens),
+        training_tokens=round(bounds.training_tokens),
+        usd=bounds.usd(parameters),
         expected_calls=round(expected.calls),
         expected_prompt_tokens=round(expected.prompt_tokens),
         expected_completion_tokens=round(expected.completion_tokens),
         expected_training_tokens=round(expected.training_tokens),
         expected_usd=expected.usd(parameters),
-        expected_by=by.in_words(counted),
-        is_rough=by.is_rough,
+        expected_by=expectation.in_words(counted_agents),
+        is_rough=expectation.is_rough,
         missing_prices=find_missing_prices(parameters),
         disk_bytes=round(disk_bytes * _TABLES_AND_JOURNAL),
         test_problems=per_test,
@@ -248,7 +247,7 @@ class _AtMost:
 
 
 class _Expected(_AtMost):
-    """What is to be expected: each list has one entry, as runs took it, or else the mean."""
+    """Expected loads: each list has one entry, by earlier runs, or else the mean."""
 
     assumed = EXPECTED
 
@@ -257,10 +256,10 @@ class _Expected(_AtMost):
         game: Game,
         train: Sequence[Problem],
         prompts: Mapping[str, float],
-        known: Experience,
+        experience: Experience,
     ) -> None:
         super().__init__(game, train, prompts)
-        self._known, self._keys = known, Keys.of(game.parameters.to_dict())
+        self._known, self._keys = experience, Keys.of(game.parameters.to_dict())
         self._guessed = average_loads(self._by_seed)
         self.is_rough = False
 
@@ -268,12 +267,15 @@ class _Expected(_AtMost):
         return [self._as_taken(self._keys.game, self._guessed)]
 
     def chosen(self) -> list[Loads]:
-        by = (self._prompts, self.assumed, self._known.repeated)
-        apart = any(
+        assumptions = (self._prompts, self.assumed, self._known.repeated)
+        has_own_calls = any(
             self.game.drawn_again(make_situation(problem, None, 0), 0)
             for problem in self._train[:1]
         )
-        each = [reckon_choice_means(self.game, seed, *by, apart=apart) for seed in range(_SEEDS)]
+        each = [
+            reckon_choice_means(self.game, seed, *assumptions, has_own_calls=has_own_calls)
+            for seed in range(_SEEDS)
+        ]
         return [self._as_taken(self._keys.choices, average_loads(each))]
 
     def trees(self, iteration: int) -> list[Loads]:
@@ -285,12 +287,15 @@ class _Expected(_AtMost):
         It is made as
         much larger or smaller as the guess for plain episodes is known to be wrong.
         """
-        episodes, taken = self._known.episodes, self._known.episodes.get(key)
-        if taken is None:
+        episodes, loads = self._known.episodes, self._known.episodes.get(key)
+        if loads is None:
             self.is_rough = True
-            by = episodes.get(self._keys.game, self._guessed)
-            return {a: of.scaled(self._guessed[a], by.get(a, of)) for a, of in guessed.items()}
-        return {a: of.scaled(of, taken.get(a, Load())) for a, of in guessed.items()}
+            reference = episodes.get(self._keys.game, self._guessed)
+            return {
+                a: load.scaled(self._guessed[a], reference.get(a, load))
+                for a, load in guessed.items()
+            }
+        return {a: load.scaled(load, loads.get(a, Load())) for a, load in guessed.items()}
 
     def trained(self, iteration: int, loads: Loads) -> Mapping[str, float]:
         parameters = self.game.parameters
@@ -298,51 +303,53 @@ class _Expected(_AtMost):
         by_group = self._known.trained.get(self._keys.training, {})
         imitates = parameters.imitates(iteration)  # of which every message is trained on
         is_all = imitates or method == "trajectories"
-        chosen = 1.0 if is_all else self.assumed.share_chosen
+        share = 1.0 if is_all else self.assumed.share_chosen
         tokens = {}
         for group, guess in reckon_training_tokens(parameters, iteration, loads).items():
-            taken = None if imitates else by_group.get(f"{group} {method}")
-            if taken is None and guess:
+            tokens_per_pass = None if imitates else by_group.get(f"{group} {method}")
+            if tokens_per_pass is None and guess:
                 self.is_rough = True
             times = count_passes(parameters, iteration, group) * bool(guess)
-            tokens[group] = chosen * guess if taken is None else times * taken
+            tokens[group] = share * guess if tokens_per_pass is None else times * tokens_per_pass
         return tokens
 
-    def in_words(self, counted: Collection[str]) -> str:
-        """By what it was reckoned."""
+    def in_words(self, counted_agents: Collection[str]) -> str:
+        """Say by which runs or guesses it was reckoned."""
         if not self.is_rough:
             return f"by {self._known.source}"
-        how = "prompts at four bytes a token"
-        if counted:
-            how = f"prompts of {', '.join(sorted(counted))} counted in tokens"
-        guessed = f"{how}, messages half as long as they may be"
+        prompts = "prompts at four bytes a token"
+        if counted_agents:
+            prompts = f"prompts of {', '.join(sorted(counted_agents))} counted in tokens"
+        guessed = f"{prompts}, messages half as long as they may be"
         if self._known.source:
             guessed = f"by {self._known.source}, which did not do all of this"
         return f"roughly: {guessed}"
 
 
-def _totals(by: _AtMost, counts: _Counts) -> _Totals:
+def _totals(assumption: _AtMost, counts: _Counts) -> _Totals:
     """Add up what the whole run takes."""
-    parameters = by.game.parameters
+    parameters = assumption.game.parameters
     iterations = parameters.rl.num_iterations
     trains = parameters.base_run.base_run_type != "rerun_tests"
     totals = _Totals(training=dict.fromkeys(parameters.trainable_groups if trains else (), 0.0))
     # 1. Episodes that are evaluated, as they are.
     if counts.test + counts.gate:
-        totals.add(parameters, counts.test + counts.gate, by.plain())
-    if counts.apart:
+        totals.add(parameters, counts.test + counts.gate, assumption.plain())
+    if counts.attack:
         is_chosen = parameters.choice is not None
-        totals.add(parameters, counts.apart, by.chosen() if is_chosen else by.plain())
-    # 2. Those of training, and what is trained on them.
+        totals.add(
+            parameters, counts.attack, assumption.chosen() if is_chosen else assumption.plain()
+        )
+    # 2. Episodes of training, and the tokens that are trained on.
     for iteration in range(iterations * trains):
         method = parameters.method(iteration)
-        possible = by.trees(iteration) if method == "dpo" else by.plain()
+        possible = assumption.trees(iteration) if method == "dpo" else assumption.plain()
         is_imitation = parameters.imitates(iteration)
         count = parameters.most_imitated if is_imitation else counts.per_iteration
         if not is_imitation:
             totals.add(parameters, count, possible)
         loads = max(possible, key=count_all_tokens)
-        for group, tokens in by.trained(iteration, loads).items():
+        for group, tokens in assumption.trained(iteration, loads).items():
             totals.training[group] += count * tokens
         if method == "trajectories":
             totals.recorded_tokens += counts.per_iteration * count_all_tokens(loads)
@@ -357,8 +364,10 @@ def _questions(game: Game, problems: Sequence[Problem]) -> list[int]:
 
 
 def _may_be_gated(parameters: HyperParameters, iteration: int) -> bool:
-    trained = (parameters.training_agents(g, iteration) for g in parameters.trainable_groups)
-    return parameters.promotion.enabled and any(trained)
+    agents_by_group = (
+        parameters.training_agents(g, iteration) for g in parameters.trainable_groups
+    )
+    return parameters.promotion.enabled and any(agents_by_group)
 
 
 def _usd(parameters: HyperParameters, loads: Loads) -> float:

@@ -1,12 +1,12 @@
-"""What episodes of a game have taken, and by which settings two runs play the same game.
+"""The loads of a game's episodes, by earlier runs, and the keys of games that are the same.
 
 Keys         by which runs are known to play the same game, and to train on it in the same way
 Experience   tokens by episode and, for training, by episode and pass
 
 Two runs play the same game if scenario, dataset, protocol and, agent by agent, model, prompts and
-limits are the same. Temperatures, seeds and sizes may differ, and what is paid for. Trees of
+limits are the same. Temperatures, seeds, sizes and prices may differ. Trees of
 responses, attacks and training are the same if their own settings are, too. `nip_core.costs.taken`
-finds what there is.
+finds the runs on record.
 """
 
 import json
@@ -37,7 +37,7 @@ class Keys:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Keys":
-        """Return those of settings as `HyperParameters.to_dict` gives them."""
+        """Return the keys of settings as `HyperParameters.to_dict` gives them."""
         agents = settings["agents"]
         common = settings["protocol_common"]
         scenario = (settings["scenario_settings"], settings["code_validation"])
@@ -59,7 +59,7 @@ class Keys:
             {name: [agent.get(n) for n in _OF_TRAINING] for name, agent in agents.items()},
         ]
         hinted = [name for name, agent in agents.items() if agent.get("train_hints") == "keep"]
-        if hinted:  # the keys of all other runs are those of before there was the setting
+        if hinted:  # all other runs keep the keys that they had before there was the setting
             training.append(hinted)
         heats = {name: agent.get("temperature") for name, agent in agents.items()}
         return cls(
@@ -86,7 +86,7 @@ def _digest(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Experience:
-    """What was taken, by key."""
+    """The loads of earlier runs, by key."""
 
     episodes: Mapping[str, Loads] = field(default_factory=dict)
     """Of an episode, a tree or an attacked problem, on the mean."""

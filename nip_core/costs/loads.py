@@ -1,4 +1,4 @@
-"""What one episode takes, by the rules of its game: calls, tokens read, written and trained.
+"""The load of one episode by the rules of its game: calls, tokens read, written and trained.
 
 Load, Loads           of an agent, of all agents with a model
 Assumed               how long messages are taken to be, and the like: AT_MOST, EXPECTED
@@ -9,8 +9,8 @@ reckon_choice_loads   of the tree of a game in which messages are chosen, at mos
                       reckon_choice_means, as it is expected
 average_loads         of several loads that are equally likely
 
-Of a model's messages nothing is known here but how long they may be; see `nip_core.costs.taken`
-for what runs have taken.
+Of a model's messages nothing is known here but how long they may be; `nip_core.costs.taken` has the
+loads of earlier runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ from nip_core.scenarios import Problem
 
 BYTES_PER_TOKEN = 4
 _MESSAGE_TOKENS = 4  # that a chat template adds to a message, about
-_RANDOM_TOKENS = 10  # what an agent without a model says
+_RANDOM_TOKENS = 10  # of a message by an agent without a model
 _TREES = 128  # looked at in each iteration
-_COUNTED = 16  # problems of a split whose prompts are counted
+_COUNTED = 16  # problems of a split that have counted prompts
 
 
 @dataclass
@@ -40,26 +40,28 @@ class Load:
     calls: float = 0
     prompt_tokens: float = 0
     completion_tokens: float = 0
-    conversation_tokens: float = 0  # its whole chat at the end: what one training example has
+    conversation_tokens: float = 0  # its whole chat at the end, as in one training example
     pair_tokens: float = 0  # of all pairs of answers at the nodes that branch, prompts included
 
-    def scaled(self, guessed: "Load", taken: "Load") -> "Load":
-        """Return it with as much more, or less, as `taken` has than was `guessed`.
+    def scaled(self, guessed: "Load", measured_load: "Load") -> "Load":
+        """Return it with as much more, or less, as `measured_load` has than was `guessed`.
 
         A number of calls that is 0 is not known.
         """
-        prompt, written = (
+        prompt, completion = (
             b / a if a else 1.0
             for a, b in (
-                (guessed.prompt_tokens, taken.prompt_tokens),
-                (guessed.completion_tokens, taken.completion_tokens),
+                (guessed.prompt_tokens, measured_load.prompt_tokens),
+                (guessed.completion_tokens, measured_load.completion_tokens),
             )
         )
-        calls = taken.calls / guessed.calls if guessed.calls and taken.calls else 1.0
+        calls = (
+            measured_load.calls / guessed.calls if guessed.calls and measured_load.calls else 1.0
+        )
         return Load(
             self.calls * calls,
             self.prompt_tokens * prompt,
-            self.completion_tokens * written,
+            self.completion_tokens * completion,
             self.conversation_tokens * prompt,
             self.pair_tokens * prompt,
         )
@@ -80,11 +82,11 @@ Loads = Mapping[str, Load]
 
 @dataclass(frozen=True)
 class Assumed:
-    """By what the tokens of an episode are counted."""
+    """The assumptions by which the tokens of an episode are counted."""
 
     share_of_limit: float  # that a message is long
-    share_chosen: float  # of what was played, for training by examples that are chosen
-    is_bound: bool  # count the dearest of what may be played to its last round, not the mean
+    share_chosen: float  # of the episodes, for training by examples that are chosen
+    is_bound: bool  # count the dearest episode, played to its last round, not the mean
 
 
 AT_MOST = Assumed(1.0, 1.0, is_bound=True)
@@ -112,31 +114,31 @@ def _numbers(load: Load) -> tuple[float, ...]:
 def count_first_prompts(
     game: Game, problems: Sequence[Problem]
 ) -> tuple[dict[str, float], frozenset[str]]:
-    """By agent, the mean tokens of its first prompt for these problems; and whose were counted.
+    """Return by agent the mean tokens of its first prompt, and the agents with counted prompts.
 
-    They are counted where the tokenizer of the agent's model is on this machine; nothing is
-    downloaded. Others are taken to have a token for each `BYTES_PER_TOKEN` bytes.
+    Prompts are counted where the tokenizer of the agent's model is on this machine; nothing is
+    downloaded. Other prompts are taken to have a token for each `BYTES_PER_TOKEN` bytes.
     """
     parameters = game.parameters
     some = problems[:: max(1, len(problems) // _COUNTED)]
     stance = 1 if parameters.protocol_common.randomize_prover_stance else None
-    # What is announced before later turns is counted as if it stood in the first prompt.
+    # Announcements before later turns are counted as if they stood in the first prompt.
     last = game.protocol.max_message_rounds - 1 if game.announces else 0
-    tokens, counted = {}, set()
+    tokens, counted_agents = {}, set()
     for name, agent in parameters.model_agents.items():
         chats = [
             game.render(name, make_situation(problem, stance, 0), [], last) for problem in some
         ]
         texts = ["\n".join(message["content"] for message in chat) for chat in chats]
-        here = agent.provider.names_weights
-        here &= parameters.lm_server.capabilities.has_weights
-        counts = count_tokens(locate_model(agent.model_name), texts) if here else None
+        has_weights = agent.provider.names_weights
+        has_weights &= parameters.lm_server.capabilities.has_weights
+        counts = count_tokens(locate_model(agent.model_name), texts) if has_weights else None
         if counts is None:
             counts = [len(text.encode()) // BYTES_PER_TOKEN for text in texts]
         else:
-            counted.add(name)
+            counted_agents.add(name)
         tokens[name] = fmean(counts) + _MESSAGE_TOKENS * fmean(map(len, chats)) if counts else 0.0
-    return tokens, frozenset(counted)
+    return tokens, frozenset(counted_agents)
 
 
 def reckon_episode_loads(
@@ -162,10 +164,10 @@ def reckon_episode_loads(
         for agent in active:
             if agent in loads:  # a random agent costs nothing
                 load, answer = loads[agent], answers[agent]
-                written = children if several is None else several[agent][round_]
+                times = children if several is None else several[agent][round_]
                 load.calls += nodes
                 load.prompt_tokens += nodes * load.conversation_tokens
-                load.completion_tokens += nodes * written * answer
+                load.completion_tokens += nodes * times * answer
                 if children > 1:
                     load.pair_tokens += nodes * 2 * (load.conversation_tokens + answer)
         nodes *= children
@@ -197,10 +199,10 @@ def reckon_choice_loads(game: Game, seed: int, plain: Loads) -> Loads:
     turns = sum(
         not provers.isdisjoint(protocol.active(r, seed)) for r in range(protocol.max_message_rounds)
     )
-    most = parameters.choice.load(turns)
+    choice_load = parameters.choice.load(turns)
     loads = {}
     for agent, load in plain.items():
-        times = most.provers if agent in provers else most.others
+        times = choice_load.provers if agent in provers else choice_load.others
         loads[agent] = replace(
             load,
             calls=load.calls * times,
@@ -217,13 +219,13 @@ def reckon_choice_means(
     assumed: Assumed,
     repeated: float | None,
     *,
-    apart: bool,
+    has_own_calls: bool,
 ) -> Loads:
     """Give by agent the expected load of such a tree.
 
     Messages are asked for by one call, and only those that differ are played on. `repeated` is how
     likely two of them are the same, as if so many were all equally likely; None: no two are.
-    `apart` says whether each continuation is a call of its own (see `Scenario.draw_again`).
+    `has_own_calls` says whether each continuation is a call of its own (see `Scenario.draw_again`).
     """
     parameters, protocol = game.parameters, game.protocol
     choice, provers = parameters.choice, set(parameters.choosing_provers)
@@ -233,12 +235,12 @@ def reckon_choice_means(
     def distinct(n: float) -> float:
         return n if not repeated else (1 - (1 - repeated) ** n) / repeated
 
-    # The best of the first n is seldom that of four times as many, unless they say the same.
+    # The best of the first n is seldom the best of four times as many, unless they say the same.
     ways_on = 1.0 + sum(
         1 - distinct(fewer) / distinct(more) for fewer, more in pairwise(candidates)
     )
-    asked = fmean(candidates[-max(1, round(ways_on)) :])
-    at_once = 1 if apart else max(1, choice.continuations)
+    messages_per_call = fmean(candidates[-max(1, round(ways_on)) :])
+    at_once = 1 if has_own_calls else max(1, choice.continuations)
     # By round: nodes from which the game goes on, calls that play a message on, and games that do.
     ways, fresh, judging = 1.0, 0.0, 0.0
     shape: list[float] = []
@@ -246,11 +248,11 @@ def reckon_choice_means(
     for round_ in range(protocol.max_message_rounds):
         nodes = ways + fresh + judging
         choosing = provers & set(protocol.active(round_, seed))
-        messages = (asked if judging else float(candidates[-1])) if choosing else 1.0
+        messages = (messages_per_call if judging else float(candidates[-1])) if choosing else 1.0
         continued = fresh * at_once + judging
-        for agent, written in several.items():
-            said = messages if agent in choosing else 1.0
-            written.append((ways * said + continued) / nodes)
+        for agent, answers in several.items():
+            own_messages = messages if agent in choosing else 1.0
+            answers.append((ways * own_messages + continued) / nodes)
         differ = distinct(messages) if choosing else 1.0
         fresh = ways * differ * (differ > 1) * choice.continuations / at_once
         judging = continued
@@ -297,10 +299,10 @@ def count_passes(parameters: HyperParameters, iteration: int, group: str) -> flo
     """
     if parameters.imitates(iteration):
         return parameters.imitation_epochs
-    seen = 1
+    iterations = 1
     if parameters.text_rl.fine_tune_on_all_previous_rollouts:
-        seen += iteration
+        iterations += iteration
         if parameters.method(iteration) == "dpo":  # episodes without branches give no pairs
-            seen -= parameters.pure_text_malt.num_initial_ei_iterations
+            iterations -= parameters.pure_text_malt.num_initial_ei_iterations
     epochs = parameters.group_parameters(group).num_epochs or parameters.rl.num_epochs
-    return seen * epochs
+    return iterations * epochs

@@ -1,4 +1,4 @@
-"""How often provers repeat themselves, by a run on record: what an attack by best-of-n turns on.
+"""How often provers repeat themselves, by a run on record: an attack by best-of-n turns on it.
 
 measure_repetition  how likely two answers of an attacker to the same chat are the same
 
@@ -23,17 +23,17 @@ Row = Mapping[str, Any]
 def measure_repetition(run: RunStore, provers: Collection[str]) -> float | None:
     """Return the share of equal answers among pairs to the same chat, from 0 to 1.
 
-    None where no attacker was asked the same twice. Raises StoreError for what can't be read.
+    None where no attacker was asked the same twice. Raises StoreError for a record it can't read.
     """
     records = Records(run)
-    tested = [r.iteration for r in records.all() if r.stored_metrics(TEST) is not None]
+    iterations = [r.iteration for r in records.all() if r.stored_metrics(TEST) is not None]
     answers: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
-    for iteration in tested[-_TESTS:]:
-        stored = StoredRollouts(run.store, [run.rollouts(iteration, TEST)])
-        problems = stored.episodes(["key", "problem"]).to_pylist()
+    for iteration in iterations[-_TESTS:]:
+        rollouts = StoredRollouts(run.store, [run.rollouts(iteration, TEST)])
+        problems = rollouts.episodes(["key", "problem"]).to_pylist()
         of_episode = {row["key"]: row["problem"] for row in problems}
         columns = ["episode", "round", "agent", "text", "invalid_reason"]
-        rows = stored.generations(columns).to_pylist()
+        rows = rollouts.generations(columns).to_pylist()
         _count(rows, of_episode, provers, answers)
     pairs = same = 0
     for texts in answers.values():
@@ -54,11 +54,13 @@ def _count(
     for row in rows:
         if row["invalid_reason"] is None:
             by_episode[row["episode"]].append(row)
-    for episode, said in by_episode.items():
-        for row in said:
+    for episode, messages in by_episode.items():
+        for row in messages:
             if row["agent"] in provers:
-                before = sorted(
-                    (r["round"], r["agent"], r["text"]) for r in said if r["round"] < row["round"]
+                earlier = sorted(
+                    (r["round"], r["agent"], r["text"])
+                    for r in messages
+                    if r["round"] < row["round"]
                 )
-                place = (problems[episode], row["agent"], row["round"], *before)
+                place = (problems[episode], row["agent"], row["round"], *earlier)
                 answers[place][row["text"]] += 1

@@ -1,9 +1,9 @@
-"""What a run was estimated to take, beside what it has come to.
+"""The estimate of a run, beside its spending.
 
 record_estimate   put the estimate on record
 read_costs        expected, at most, spent, and the budget
-read_expected_by  by what it was expected, in words
-make_cost_rows    that in words for people
+read_expected_by  the runs or guesses that the estimate goes by, in words
+make_cost_rows    the costs in words for people
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from nip_core.run_store.documents import encode
 from nip_core.run_store.lease import Lease
 from nip_core.run_store.run import RunStore, read_document
 
-if TYPE_CHECKING:  # what reckons is not needed for what was reckoned
+if TYPE_CHECKING:  # reading an estimate needs none of the code that makes one
     from nip_core.costs.estimate import Estimate
 
 ESTIMATE = "estimate.json"
@@ -37,7 +37,7 @@ USD = _NAMES["usd"]
 
 
 class EstimateOnRecord(BaseModel):
-    """``estimate.json``, as far as it is shown: what a version did not write is None."""
+    """``estimate.json``, as far as it is shown: a field that a version did not write is None."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -50,7 +50,7 @@ class EstimateOnRecord(BaseModel):
     expected_training_tokens: StrictFloat | None = None
     expected_usd: StrictFloat | None = None
     expected_by: str | None = None
-    """In words, by what it was reckoned."""
+    """The runs or guesses that it was reckoned by, in words."""
 
     @property
     def at_most(self) -> dict[str, float | None]:
@@ -60,7 +60,7 @@ class EstimateOnRecord(BaseModel):
 
     @property
     def expected(self) -> dict[str, float | None]:
-        """Give the same of what is expected."""
+        """Give the expected figures by name, in the same way."""
         prompt, completion = self.expected_prompt_tokens, self.expected_completion_tokens
         return _by_name(prompt, completion, self.expected_training_tokens, self.expected_usd)
 
@@ -68,8 +68,8 @@ class EstimateOnRecord(BaseModel):
 def _by_name(
     prompt: float | None, completion: float | None, training: float | None, usd: float | None
 ) -> dict[str, float | None]:
-    known = [part for part in (prompt, completion, training) if part is not None]
-    tokens = sum(known) if len(known) == 3 else None
+    parts = [part for part in (prompt, completion, training) if part is not None]
+    tokens = sum(parts) if len(parts) == 3 else None
     return dict(zip(_NAMES, (prompt, completion, training, tokens, usd), strict=True))
 
 
@@ -81,20 +81,20 @@ def record_estimate(run: RunStore, estimate: "Estimate", is_new: bool, lease: Le
 
 
 def read_costs(records: Records) -> dict[str, dict[str, float | None]]:
-    """By kind of tokens, of all ``tokens`` and in ``usd``, what the whole run was ``expected`` to
-    take, ``at_most``, what it has ``spent``, and its ``budget``; None for what is not known.
+    """Return the costs of the whole run by kind of tokens, of all ``tokens`` and in ``usd``.
 
-    Raises CorruptionError for what can't be read.
+    Each has the ``expected`` figure, the one ``at_most``, the one ``spent`` and the ``budget``;
+    None for a figure that is not known. Raises CorruptionError for a record it can't read.
     """
     parameters = read_costing_settings(records.shown.record.parameters)
-    spent, budget = add_up_spending(records), parameters.budget
+    spending, budget = add_up_spending(records), parameters.budget
     estimate = _read_estimate(records.run)
     values = {
-        "prompt_tokens": spent.prompt_tokens,
-        "completion_tokens": spent.generated_tokens,
-        "training_tokens": spent.trained_tokens,
-        "tokens": spent.tokens,
-        "usd": spent.usd(parameters),
+        "prompt_tokens": spending.prompt_tokens,
+        "completion_tokens": spending.generated_tokens,
+        "training_tokens": spending.trained_tokens,
+        "tokens": spending.tokens,
+        "usd": spending.usd(parameters),
     }
     return {
         name: {
@@ -123,5 +123,8 @@ def make_cost_rows(
 ) -> dict[str, list[float | None]]:
     """The same by words for people, without dollars where nothing has a price: spent, expected, at
     most, and the budget."""
-    rows = {_NAMES[name]: [of[column] for column in COLUMNS] for name, of in costs.items()}
+    rows = {
+        _NAMES[name]: [costs_by_column[column] for column in COLUMNS]
+        for name, costs_by_column in costs.items()
+    }
     return {name: row for name, row in rows.items() if name != USD or any(row)}

@@ -1,9 +1,9 @@
-"""What episodes of a game have taken, by runs on record: the measure for a run of the same game.
+"""The loads of episodes by runs on record: the measure for a run of the same game.
 
-read_experience  what a run on record tells
-find_experience  what runs in a store, and the bundled ones, tell of a game
+read_experience  the experience of one run on record
+find_experience  the experience of a game, by runs in a store and the bundled ones
 
-`python -m nip_core.costs.taken RUN...` prints, as JSON, what is bundled.
+`python -m nip_core.costs.taken RUN...` prints, as JSON, the experience that is bundled.
 """
 
 import json
@@ -30,22 +30,22 @@ from nip_core.run_store.store import Store, is_missing, open_store
 BUNDLED = Path(__file__).parent / "taken.json"
 _BUNDLED_WORDS = "nip's own run of this game, bundled with it"
 _UNREADABLE = (StoreError, KeyError, TypeError, AttributeError, ValueError)
-"""What a run of another version, or one that is damaged, may make of its reading."""
+"""The errors of reading a run of another version, or a damaged one."""
 _LOOKED_AT = 50  # runs, the newest: an estimate of a large store must not take minutes
 _ITERATIONS = 6  # of each: as many of the first and of the last
 _SPLIT_BY_STAGE = {stage: split for split, stage in STAGE_BY_SPLIT.items()}
 
 
 def read_experience(run: RunStore) -> Experience:
-    """Return what the finished iterations of a run tell.
+    """Return the experience of a run by its finished iterations.
 
-    Raises StoreError for what can't be read, or another of `_UNREADABLE`.
+    Raises StoreError for a record it can't read, or another of `_UNREADABLE`.
     """
     records = Records(run)
     parameters = read_settings(records.shown.record.parameters)
     keys = Keys.of(complete_settings(records.shown.record.parameters))
-    spent: dict[str, list[tuple[float, Spent]]] = {}
-    trained: dict[str, list[tuple[float, int]]] = {}
+    spending: dict[str, list[tuple[float, Spent]]] = {}
+    job_tokens: dict[str, list[tuple[float, int]]] = {}
     last = records.shown.last
     for iteration in _some([*range(records.over()), last]):
         record = records.of(iteration)
@@ -53,17 +53,17 @@ def read_experience(run: RunStore) -> Experience:
         if iteration == last and not any(ends):
             continue  # begun at most, and its journals may be long
         for key, count, stage in _played(parameters, keys, record):
-            spent.setdefault(key, []).append((count, stage))
+            spending.setdefault(key, []).append((count, stage))
         for group in parameters.trainable_groups if iteration < last else ():
             job = record.spent.get(f"train {group}")
             episodes = _count(record.stored_metrics(TRAIN), parameters, TRAIN)
             if job is not None and episodes:
                 of_method = f"{group} {parameters.method(iteration)}"
                 times = episodes * count_passes(parameters, iteration, group)
-                trained.setdefault(of_method, []).append((times, job.trained_tokens))
-    groups = {name: _ratio(all_) for name, all_ in trained.items()}
+                job_tokens.setdefault(of_method, []).append((times, job.trained_tokens))
+    groups = {name: _ratio(all_) for name, all_ in job_tokens.items()}
     return Experience(
-        {key: _mean(all_, has_calls=key == keys.game) for key, all_ in spent.items()},
+        {key: _mean(all_, has_calls=key == keys.game) for key, all_ in spending.items()},
         {keys.training: groups} if groups else {},
         f"run {run.name}",
     )
@@ -84,7 +84,7 @@ def _played(
     parameters: HyperParameters, keys: Keys, record: IterationRecord
 ) -> Iterator[tuple[str, float, Spent]]:
     """Give of each played stage its key, its episodes or trees, and its spending."""
-    for stage, spent in record.spent.items():
+    for stage, spending in record.spent.items():
         split = _SPLIT_BY_STAGE.get(stage)
         if split is None:
             continue
@@ -95,7 +95,7 @@ def _played(
         elif split == TRAIN and parameters.method(record.iteration) == "dpo":
             key = keys.trees
         if count:
-            yield key, count, spent
+            yield key, count, spending
 
 
 def _count(metrics: AnyMetrics | None, parameters: HyperParameters, split: str) -> float:
@@ -110,42 +110,42 @@ def _count(metrics: AnyMetrics | None, parameters: HyperParameters, split: str) 
     return float(metrics.episodes or 0)
 
 
-def _mean(spent: Iterable[tuple[float, Spent]], has_calls: bool) -> Loads:
+def _mean(spending: Iterable[tuple[float, Spent]], has_calls: bool) -> Loads:
     """By agent, for each episode. Calls are not on record by agent, so each has an equal share.
 
     Where a call brings several answers, it is answers that are on record: then there are 0.
     """
-    parts = list(spent)
+    parts = list(spending)
     episodes = sum(count for count, _ in parts)
-    agents = dict.fromkeys(agent for _, of in parts for agent in of.by_agent)
-    calls = has_calls * sum(of.calls for _, of in parts) / episodes / max(len(agents), 1)
+    agents = dict.fromkeys(agent for _, stage in parts for agent in stage.by_agent)
+    calls = has_calls * sum(stage.calls for _, stage in parts) / episodes / max(len(agents), 1)
     return {
         agent: Load(
             calls,
-            sum(of.by_agent.get(agent, (0, 0))[0] for _, of in parts) / episodes,
-            sum(of.by_agent.get(agent, (0, 0))[1] for _, of in parts) / episodes,
+            sum(stage.by_agent.get(agent, (0, 0))[0] for _, stage in parts) / episodes,
+            sum(stage.by_agent.get(agent, (0, 0))[1] for _, stage in parts) / episodes,
         )
         for agent in agents
     }
 
 
 def find_experience(parameters: HyperParameters) -> Experience:
-    """Return what is known of the game of these settings; of several runs, by the newest one.
+    """Return the experience of the game of these settings; of several runs, by the newest one.
 
     Looks at runs on this machine's disks, and writes nothing. A run that can't be read tells
     nothing.
     """
     keys = Keys.of(parameters.to_dict())
     place = parameters.run_store
-    told: Iterable[Experience] = ()
+    experiences: Iterable[Experience] = ()
     repeats = None
     if "://" not in place and not is_missing(place, "run_store"):
         store = open_store(place, read_only=True)
-        told = _of_store(store, parameters.run_name, keys)
+        experiences = _of_store(store, parameters.run_name, keys)
         repeats = _repeats(store, parameters)
     facts = json.loads(BUNDLED.read_text(encoding="utf-8"))
-    told = chain(told, [Experience.from_facts(facts, _BUNDLED_WORDS)])
-    return replace(_joined(told, keys, _needed(parameters, keys)), repeated=repeats)
+    experiences = chain(experiences, [Experience.from_facts(facts, _BUNDLED_WORDS)])
+    return replace(_joined(experiences, keys, _needed(parameters, keys)), repeated=repeats)
 
 
 def _repeats(store: Store, parameters: HyperParameters) -> float | None:
@@ -159,26 +159,26 @@ def _repeats(store: Store, parameters: HyperParameters) -> float | None:
         return None
 
 
-def _joined(told: Iterable[Experience], keys: Keys, needed: Collection[str]) -> Experience:
+def _joined(experiences: Iterable[Experience], keys: Keys, needed: Collection[str]) -> Experience:
     """Take each key from the first source with it, until all `needed` ones are there."""
-    wanted = {keys.game, keys.trees, keys.choices}
+    episode_keys = {keys.game, keys.trees, keys.choices}
     episodes: dict[str, Loads] = {}
-    trained: dict[str, Mapping[str, float]] = {}
+    training: dict[str, Mapping[str, float]] = {}
     sources: list[str] = []
-    for each in told:
-        loads = {k: v for k, v in each.episodes.items() if k in wanted - episodes.keys()}
-        jobs = {} if trained else {k: v for k, v in each.trained.items() if k == keys.training}
+    for each in experiences:
+        loads = {k: v for k, v in each.episodes.items() if k in episode_keys - episodes.keys()}
+        jobs = {} if training else {k: v for k, v in each.trained.items() if k == keys.training}
         if loads or jobs:
             sources.append(each.source)
         episodes |= loads
-        trained |= jobs
-        if {*needed} <= episodes.keys() | trained.keys():
+        training |= jobs
+        if {*needed} <= episodes.keys() | training.keys():
             break
-    return Experience(episodes, trained, " and ".join(sources))
+    return Experience(episodes, training, " and ".join(sources))
 
 
 def _needed(parameters: HyperParameters, keys: Keys) -> set[str]:
-    """Return the keys of what a run with these settings does."""
+    """Return the keys of all parts that a run with these settings plays and trains."""
     if parameters.choice is not None:
         return {keys.choices}
     needed = {keys.game}
@@ -210,13 +210,13 @@ def _of_store(store: Store, own_name: str, keys: Keys) -> Iterator[Experience]:
 
 def _main(places: list[str]) -> None:
     episodes: dict[str, Any] = {}
-    trained: dict[str, Any] = {}
+    training: dict[str, Any] = {}
     for place in map(Path, places):
         store = open_store(str(place.absolute().parent), read_only=True)
         facts = read_experience(RunStore(store, place.name)).facts()
         episodes |= facts["episodes"]
-        trained |= facts["trained"]
-    facts_of_all = {"episodes": episodes, "trained": trained}
+        training |= facts["trained"]
+    facts_of_all = {"episodes": episodes, "trained": training}
     sys.stdout.write(json.dumps(facts_of_all, indent=1, sort_keys=True) + "\n")
 
 

@@ -1,11 +1,11 @@
-"""Rejecting where any of k plays of a problem rejects: what a verifier finds by asking again.
+"""Rejecting where any of k plays of a problem rejects: the gain of asking a verifier again.
 
 any_of               soundness, completeness and tokens for each k, from several plays of a problem
 count_right_choices  by problem, how many choices of k of its plays lead to the right verdict
 
 Where a verifier may err in one direction alone, as one that checks a step of a calculation does,
-this is what a protocol has to beat at as many tokens, rather than the majority of the plays: who
-sees a mistake once has seen it.
+a protocol has to beat this at as many tokens, rather than the majority of the plays: a verifier
+that sees a mistake once has seen it.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.split_metrics import AnyOfRow
-from nip_core.evaluation.spread import Asked, Floats
+from nip_core.evaluation.spread import Floats, Resampling
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 
 _RATES: Mapping[str, tuple[int, ...]] = {
@@ -52,13 +52,13 @@ def any_of(
     ``soundness`` in [0, 1], each problem counting once, with 95 % intervals under ``…_ci95``; and,
     with the `generations` of these episodes, ``prompt_tokens`` and ``generated_tokens``: of all
     agents, a problem, in the mean. Each is the mean over all choices of k of a problem's plays, so
-    without bias, whichever were played first. None where no problem was played more than once.
-    `questions` are those of `evaluate`.
+    without bias by their order. None where no problem was played more than once.
+    `questions` are as for `evaluate`.
     """
     by_problem = count_right_choices(episodes)
     if len(by_problem) == episodes.num_rows:
         return None
-    spread = Asked(seed, questions).spread(ids := sorted(by_problem))
+    spread = Resampling(seed, questions).spread(ids := sorted(by_problem))
     labels = np.array([by_problem[problem].y for problem in ids])
     right = np.array([by_problem[problem].right for problem in ids])
     tokens = _tokens_a_play(episodes, generations)
@@ -66,12 +66,12 @@ def any_of(
     for k in range(1, right.shape[1] + 1):
         rates: dict[str, float | Interval | None] = {}
         for rate, among in _RATES.items():
-            here = np.flatnonzero(np.isin(labels, among))
-            values = right[here, k - 1]
-            interval = spread.mean_share(here, values) if len(here) else None
-            rates |= {rate: float(values.mean()) if len(here) else None, f"{rate}_ci95": interval}
-        spent = {name: k * count for name, count in tokens.items()}
-        rows.append(AnyOfRow.model_validate({"k": k, **rates, **spent}))
+            places = np.flatnonzero(np.isin(labels, among))
+            values = right[places, k - 1]
+            interval = spread.mean_share(places, values) if len(places) else None
+            rates |= {rate: float(values.mean()) if len(places) else None, f"{rate}_ci95": interval}
+        totals = {name: k * count for name, count in tokens.items()}
+        rows.append(AnyOfRow.model_validate({"k": k, **rates, **totals}))
     return tuple(rows)
 
 
@@ -88,34 +88,34 @@ def count_right_choices(episodes: pa.Table) -> dict[str, Shares]:
         decided = NO_DECISION if row["outcome"] == "failed" else row["decision"]
         decisions.setdefault(row["problem"], []).append(decided)
         facts[row["problem"]] = row["question_id"], row["y"]
-    most = min((len(plays) for plays in decisions.values()), default=0)
+    max_plays = min((len(plays) for plays in decisions.values()), default=0)
     return {
         problem: Shares(
             *facts[problem],
-            _right(plays, facts[problem][1], most),
-            _voted(plays, facts[problem][1], most),
+            _right(plays, facts[problem][1], max_plays),
+            _voted(plays, facts[problem][1], max_plays),
         )
         for problem, plays in decisions.items()
     }
 
 
-def _right(plays: list[int], y: int, most: int) -> Floats:
-    """Compute for k = 1 to `most` the share of right choices among all choices of k plays."""
+def _right(plays: list[int], y: int, max_plays: int) -> Floats:
+    """Compute for k = 1 to `max_plays` the share of right choices among all choices of k plays."""
     count, rejecting, accepting = len(plays), plays.count(REJECT), plays.count(ACCEPT)
     shares = []
-    for k in range(1, most + 1):
+    for k in range(1, max_plays + 1):
         none_rejects = comb(count - rejecting, k) / comb(count, k)
         none_decides = comb(count - rejecting - accepting, k) / comb(count, k)
         shares.append(none_rejects - none_decides if y else 1 - none_rejects)
     return np.array(shares)
 
 
-def _voted(plays: list[int], y: int, most: int) -> Floats:
-    """Compute for k = 1 to `most` the share of all choices of k plays with a right majority."""
+def _voted(plays: list[int], y: int, max_plays: int) -> Floats:
+    """Compute for k = 1 to `max_plays` the share of choices of k plays with a right majority."""
     right, wrong = plays.count(ACCEPT if y else REJECT), plays.count(REJECT if y else ACCEPT)
     undecided = len(plays) - right - wrong
     shares = []
-    for k in range(1, most + 1):
+    for k in range(1, max_plays + 1):
         ways = sum(
             comb(right, i) * comb(wrong, j) * comb(undecided, k - i - j)
             for i in range(1, min(right, k) + 1)

@@ -1,8 +1,8 @@
-"""What one would score without the learned verifier: yardsticks for the real metrics.
+"""The scores of simpler verifiers than the learned one: yardsticks for the real metrics.
 
-believe_the_prover   a verifier that decides whatever the provers said last
+believe_the_prover   a verifier that decides by the last claims of the provers
 decide_as_claimed    these decisions
-read_last_claims     what each prover said last, by episode
+read_last_claims     the last claim of each prover, by episode
 majority             a verifier that plays a problem several times and decides as it mostly did
 majority_decisions   these decisions
 """
@@ -32,9 +32,9 @@ def believe_the_prover(
 ) -> BelievedMetrics:
     """Measure a verifier deciding as the last valid message of the `provers` claims.
 
-    Episodes in which no prover had spoken when the verifier decided are left out: there was nobody
-    to believe. Beside the metrics, ``without_prover`` is their number. With `counts_silence`, as
-    in ``metrics-<split>.json`` ever since, they are undecided, so wrong, and nothing is beside.
+    Episodes in which no prover had spoken when the verifier decided are left out: there was no
+    claim to believe. Beside the metrics, ``without_prover`` is their number. With `counts_silence`,
+    as in ``metrics-<split>.json`` ever since, they are undecided, so wrong, and nothing is beside.
 
     `claims` maps a regular expression, searched without regard to case, to the decision it
     stands for (0 or 1). Where several match, the one that ends last in the text counts, and of
@@ -104,9 +104,9 @@ def majority(
     """Measure a verifier with several plays of each problem, deciding by their majority.
 
     Self-consistency, after Wang et al., "Self-consistency improves chain of thought reasoning in
-    language models" (ICLR 2023): with as many plays as make its tokens those of a protocol, it is
-    what the protocol has to beat. Each problem counts once; as many acceptances as rejections are
-    no decision, and failed plays have none. None where no problem was played more than once.
+    language models" (ICLR 2023): a protocol has to beat it with plays that take as many tokens as
+    the protocol. Each problem counts once; as many acceptances as rejections are no decision, and
+    failed plays have none. None where no problem was played more than once.
     `questions` are those of `evaluate`.
     """
     decided = majority_decisions(episodes)
@@ -161,8 +161,10 @@ def _decided(spoken: pa.Table, patterns: list[tuple[re.Pattern[str], int]]) -> d
     claimed: dict[str, set[int]] = {}
     for (episode, _), claim in _find_last_claims(spoken, patterns).items():
         claimed.setdefault(episode, set()).add(claim)
-    certain = {episode: found - {NO_DECISION} for episode, found in claimed.items()}
-    return {episode: found.pop() for episode, found in certain.items() if len(found) == 1}
+    certain = {episode: decisions - {NO_DECISION} for episode, decisions in claimed.items()}
+    return {
+        episode: decisions.pop() for episode, decisions in certain.items() if len(decisions) == 1
+    }
 
 
 def _find_last_claims(
@@ -170,7 +172,7 @@ def _find_last_claims(
 ) -> dict[tuple[str, str], int]:
     """Find by episode and prover what its last message claims, `NO_DECISION` for nothing."""
     speakers = zip(spoken["episode"].to_pylist(), spoken["agent"].to_pylist(), strict=True)
-    # Later rows overwrite earlier ones: what remains is each prover's last message.
+    # Later rows overwrite earlier ones: each prover's last message remains.
     last = {speaker: row for row, speaker in enumerate(speakers)}
     texts = spoken["text"].take(pa.array(list(last.values()), pa.int64())).to_pylist()
     return {speaker: _claim(text, patterns) for speaker, text in zip(last, texts, strict=True)}
@@ -189,9 +191,9 @@ def _compile(claims: Mapping[str, int]) -> list[tuple[re.Pattern[str], int]]:
 
 
 def _claim(text: str, patterns: list[tuple[re.Pattern[str], int]]) -> int:
-    found = [
+    claims = [
         (match.end(), match.end() - match.start(), decision)
         for pattern, decision in patterns
         for match in pattern.finditer(text)
     ]
-    return max(found)[2] if found else NO_DECISION
+    return max(claims)[2] if claims else NO_DECISION

@@ -1,7 +1,7 @@
-"""What a test's baselines say of it, in words: from figures alone, without a table.
+"""The baselines of a test in words: from figures alone, without a table.
 
-remarks         what is to be held against its accuracy
-believed_line   what believing the prover would give, in a line
+remarks         the objections to its accuracy
+believed_line   the accuracy of believing the prover, in a line
 left_out_words  how many episodes that leaves out
 alone_words     one of these sentences, for a sweep
 shows_checking  whether a verifier was right more often than one that believes the prover
@@ -17,14 +17,14 @@ from nip_core.evaluation.split_metrics import BelievedMetrics, SplitMetrics
 def remarks(
     test: SplitMetrics, rate_alone: float | None = None, helps: Help = NO_HELP
 ) -> list[str]:
-    """Say in sentences what is to be held against a test's accuracy; [] for nothing.
+    """Name in sentences the objections to a test's accuracy; [] for none.
 
-    `rate_alone` is `Scenario.rate_alone` for a test without provers, else None; `helps` is what
-    helps agents to keep the form. docs/statistics.md has the rules.
+    `rate_alone` is `Scenario.rate_alone` for a test without provers, else None; `helps` are the
+    helps of agents to keep the form. docs/statistics.md has the rules.
     """
     lines = []
-    if (alone := None if rate_alone is None else _too_right_alone(test, rate_alone)) is not None:
-        lines.append(f"A{alone[1:]}")
+    if (sentence := None if rate_alone is None else _too_right_alone(test, rate_alone)) is not None:
+        lines.append(f"A{sentence[1:]}")
     believed = test.believe_the_prover
     if believed is not None and shows_checking(test) is False:
         words = left_out_words(believed)
@@ -48,7 +48,7 @@ def _too_right_alone(test: SplitMetrics, rate_alone: float) -> str | None:
 
 
 def believed_line(test: SplitMetrics) -> str | None:
-    """Say what believing the prover would give in this test; None where nobody can be believed."""
+    """Name the accuracy of believing the prover in this test; None where none can be believed."""
     believed = test.believe_the_prover
     if believed is None or believed.accuracy is None:
         return None
@@ -60,7 +60,7 @@ def believed_line(test: SplitMetrics) -> str | None:
 def left_out_words(believed: BelievedMetrics) -> str:
     """Say how many episodes the metrics of `believe_the_prover` leave out; "" for none."""
     count = believed.without_prover
-    if count is None:  # an earlier version's, whose rollouts are gone
+    if count is None:  # an earlier version's, without its rollouts
         return "episodes in which no prover spoke counted as wrong"
     if count == 0:
         return ""
@@ -69,7 +69,7 @@ def left_out_words(believed: BelievedMetrics) -> str:
 
 
 def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -> str:
-    """Say how a verifier without provers is right too often for what it can check."""
+    """Say how a verifier without provers is right too often for its means of checking."""
     return (
         f"alone the verifier is right in {plain_percent(accuracy)} ({plain_interval(interval)}), "
         f"more than the {plain_percent(rate_alone)} that checking what it can check gives: the "
@@ -80,7 +80,7 @@ def alone_words(accuracy: float, interval: Sequence[float], rate_alone: float) -
 def shows_checking(test: SplitMetrics) -> bool | None:
     """Return whether the verifier was right more often than a believer of the prover.
 
-    It was where the interval of its accuracy lies above that of the other. None where one of them
+    It was where the interval of its accuracy lies above the other's. None where one of them
     has no interval.
     """
     believed, interval = test.believe_the_prover, test.accuracy_ci95

@@ -53,7 +53,7 @@ def calibrate(claims: _Floats, y: _Floats, *, is_scale: bool = False) -> Calibra
     else:
         number = np.minimum((claims * _BINS).astype(np.int64), _BINS - 1)
     groups = tuple(_make_group(claims[number == k], y[number == k]) for k in np.unique(number))
-    error = sum(abs(of.said - of.seen) * of.episodes for of in groups) / len(claims)
+    error = sum(abs(group.said - group.seen) * group.episodes for group in groups) / len(claims)
     return Calibration(groups, error, float(np.mean((claims - y) ** 2)), len(claims))
 
 
@@ -69,6 +69,6 @@ def measure_separation(claims: _Floats, y: _Floats) -> float | None:
     ones, zeros = np.sort(claims[y == 1]), np.sort(claims[y == 0])
     if not len(ones) or not len(zeros):
         return None
-    below = np.searchsorted(zeros, ones, side="left").sum()
+    zeros_below = np.searchsorted(zeros, ones, side="left").sum()
     up_to = np.searchsorted(zeros, ones, side="right").sum()
-    return float(below + up_to) / (2 * len(ones) * len(zeros))
+    return float(zeros_below + up_to) / (2 * len(ones) * len(zeros))

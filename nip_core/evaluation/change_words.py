@@ -1,9 +1,9 @@
-"""What differs between two places of runs, in sentences.
+"""The changes between two places of runs, in sentences.
 
 describe_changes  the sentences
 describe_pairs    on how many episodes they rest
 
-They say what the verdicts are and were, with the interval of the difference, and nothing of causes.
+They compare the verdicts, with the interval of the difference, and say nothing of causes.
 """
 
 from nip_core.evaluation.figures_in_words import (
@@ -18,18 +18,18 @@ from nip_core.evaluation.verdict_changes import RateChange, VerdictChanges
 
 def describe_pairs(changes: VerdictChanges) -> str:
     """Say on how many episodes the changes rest, as "800 episodes (400 problems)"."""
-    counted = f"{number(changes.episodes)} episode{'' if changes.episodes == 1 else 's'}"
+    episodes = f"{number(changes.episodes)} episode{'' if changes.episodes == 1 else 's'}"
     if changes.episodes == changes.problems == changes.questions:
-        return counted
-    return f"{counted} ({problems_words(changes.problems, changes.questions)})"
+        return episodes
+    return f"{episodes} ({problems_words(changes.problems, changes.questions)})"
 
 
 def describe_changes(
     changes: VerdictChanges, names: tuple[str, str] | None = None, *, with_accuracy: bool = True
 ) -> list[str]:
-    """Say in sentences what differs; `names` are those of the sides where neither is the earlier.
+    """Describe the changes in sentences; `names` are given where neither side is the earlier.
 
-    Without `with_accuracy` what others say is left out.
+    Without `with_accuracy` the sentences that other lines repeat are left out.
     """
     rates = [
         (f"follows {'the prover' if prover == 'prover' else prover} in", followed)
@@ -46,15 +46,15 @@ def describe_changes(
 
 
 def _describe_rate(rate: RateChange, names: tuple[str, str] | None, episodes: int) -> str:
-    before, after = percent(rate.before), percent(rate.after)
+    earlier, later = percent(rate.before), percent(rate.after)
     among = "" if rate.episodes == episodes else f", over {number(rate.episodes)} of the episodes"
     is_change = names is None
-    how = f"{_describe_difference(rate, is_change)}{among}"
+    interval = f"{_describe_difference(rate, is_change)}{among}"
     if names is not None:
-        return f"{after} of episodes in {names[1]} and {before} in {names[0]} ({how})"
+        return f"{later} of episodes in {names[1]} and {earlier} in {names[0]} ({interval})"
     if rate.before == rate.after:
-        return f"{after} of episodes, as before ({how})"
-    return f"{after} of episodes; it was {before} ({how})"
+        return f"{later} of episodes, as before ({interval})"
+    return f"{later} of episodes; it was {earlier} ({interval})"
 
 
 def _describe_difference(rate: RateChange, is_change: bool) -> str:
@@ -70,14 +70,14 @@ def _describe_difference(rate: RateChange, is_change: bool) -> str:
 
 
 def _describe_counts(changes: VerdictChanges, names: tuple[str, str] | None) -> str:
-    mended, broken, other = map(number, (changes.mended, changes.broken, changes.other))
+    mended, broken, other_changes = map(number, (changes.mended, changes.broken, changes.other))
     if changes.accuracy is None:
-        return f"{other} verdict{'' if changes.other == 1 else 's'} changed."
-    still_wrong = f" {other} changed from wrong to wrong." if changes.other else ""
+        return f"{other_changes} verdict{'' if changes.other == 1 else 's'} changed."
+    still_wrong = f" {other_changes} changed from wrong to wrong." if changes.other else ""
     if not changes.mended and not changes.broken:
         return f"No verdict became right or wrong.{still_wrong}"
     if names is not None:
-        alone = f"{mended} in {names[1]} alone, {broken} in {names[0]} alone"
-        return f"Verdicts that are right in one only: {alone}.{still_wrong}"
+        counts = f"{mended} in {names[1]} alone, {broken} in {names[0]} alone"
+        return f"Verdicts that are right in one only: {counts}.{still_wrong}"
     plural = "" if changes.mended == 1 else "s"
     return f"{mended} verdict{plural} became right, {broken} became wrong.{still_wrong}"

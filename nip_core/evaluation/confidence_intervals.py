@@ -2,7 +2,7 @@
 
 wilson            95 % interval of a rate over independent trials
 wilson_of_rate    the same where trials are not counted but estimated
-bootstrap_rate    95 % interval of a rate whose trials come in groups (several plays of a problem)
+bootstrap_rate    95 % interval of a rate of trials in groups (several plays of a problem)
 bootstrap_ratio   the same for a mean of values that come in groups
 bootstrap_mean    95 % interval of a mean over problems, one value each
 rate_interval     picks between the first two
@@ -10,7 +10,7 @@ rate_interval     picks between the first two
 All are deterministic: the bootstraps take a seed, and the order of their input does not matter.
 Where more than 4,000 problems differ from each other, the bootstraps give the normal interval with
 the standard error between problems instead: the same for so many, and quick.
-What is not covered: problems count as independent of each other, also where they are variants of
+Not covered: problems count as independent of each other, also where they are variants of
 one question; for those see `nip_core.evaluation.statistics`.
 """
 
@@ -64,9 +64,9 @@ def bootstrap_rate(
     rates = successes / trials
     if np.all(rates == rates[0]):
         return wilson(float(rates[0]) * len(rates), len(rates))
-    found = bootstrap_ratio(successes, trials, seed)
-    assert found is not None  # there are problems
-    return max(0.0, found[0]), min(1.0, found[1])
+    interval = bootstrap_ratio(successes, trials, seed)
+    assert interval is not None  # there are problems
+    return max(0.0, interval[0]), min(1.0, interval[1])
 
 
 def bootstrap_ratio(
@@ -126,8 +126,8 @@ def _percentiles(rows: NDArray[np.float64], seed: int) -> Interval:
     rates: list[NDArray[np.float64]] = []
     for start in range(0, RESAMPLES, at_once):
         size = min(at_once, RESAMPLES - start)
-        drawn = generator.multinomial(len(rows), counts / len(rows), size=size)
-        sums = drawn @ kinds
+        draws = generator.multinomial(len(rows), counts / len(rows), size=size)
+        sums = draws @ kinds
         rates.append(sums[:, 0] / sums[:, 1])
     low, high = np.quantile(np.concatenate(rates), [0.025, 0.975])
     return float(low), float(high)

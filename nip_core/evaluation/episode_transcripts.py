@@ -1,8 +1,8 @@
-"""Episodes as a person reads them: the problem, what was said, and the verdict.
+"""Episodes as a person reads them: the problem, the messages, and the verdict.
 
 Transcript, Message        one episode, as plain data
 reasons                    why each episode of a batch is worth reading
-transcripts_from_tables    those of a batch that are worth reading, and a stable sample of the rest
+transcripts_from_tables    the episodes of a batch worth reading, and a stable sample of the rest
 transcript_of              a certain one, with the rows of its messages
 decided_words              a verdict in words
 judged_words               a verdict beside the label, in words
@@ -67,10 +67,10 @@ class Message:
     decision: int  # 0 reject, 1 accept, 2 none, 3 neither
     attempt: int  # invalid answers before this one in its exchange
     invalid_reason: str | None  # None: valid, and part of the conversation
-    told: str | None = None  # what the agent was told before this call; only with a `Game`
+    told: str | None = None  # the text that the agent read before this call; only with a `Game`
     decision_value: float | None = None  # on the decision scale, from -1 to 1
     channels: tuple[str, ...] = ()  # that it was sent to; none for a decision
-    remark: str = ""  # the scenario's, on what the others read; only with a `Game`
+    remark: str = ""  # the scenario's, on the others' texts; only with a `Game`
     exchange: int = 0  # valid answers before this one in its turn
 
 
@@ -110,7 +110,7 @@ class Transcript:
     """By agent, with "[the question]" and the like in their places; only with a `Game`."""
     thing: str = "solution"
     label: str = ""
-    """How the scenario calls what is judged, and what `y` says of it, such as "correct"."""
+    """The scenario's name of the judged object, and its word for `y`, such as "correct"."""
     stance: str = ""
     """How the scenario calls a prover of the drawn stance, where that isn't what it argues for."""
 
@@ -128,22 +128,22 @@ def transcripts_from_tables(
     protocol: Protocol | None = None,
     *,
     worth_reading: Sequence[str] = (),
-    most: int = 0,
+    max_special: int = 0,
     game: Game | None = None,
 ) -> list[Transcript]:
     """At most `limit` transcripts of each iteration and split, chosen by a hash from `seed`.
 
-    With `worth_reading`, the reason of each episode (see `reasons`), at most `most` that have one
+    With `worth_reading`, the reason of each episode (see `reasons`), at most `max_special` with one
     come first, in the order of `REASONS`; the sample fills up to `limit`, and is never less than a
     quarter of it. Else sorted by iteration,
-    split and hash, whatever the order of the rows. A leaf of a tree has all messages on its path,
+    split and hash, in any order of the rows. A leaf of a tree has all messages on its path,
     also those that it shares with others. The `protocol` that was played says to which channels
-    each message went, and the `game` what the agents were told; without them that is left out.
+    each message went, and the `game` the agents' prompts; without them these are left out.
     """
     if protocol is None and game is not None:
         protocol = game.protocol
-    chosen = _chosen(episodes, worth_reading, limit, most, seed)
-    rows = [*read_rows(episodes.take(pa.array(chosen, pa.int64())), Episode)]
+    places = _chosen(episodes, worth_reading, limit, max_special, seed)
+    rows = [*read_rows(episodes.take(pa.array(places, pa.int64())), Episode)]
     generated = _rows_by_episode(episodes, generations.select(_MESSAGE_COLUMNS), rows)
     return [
         _transcript(
@@ -153,7 +153,7 @@ def transcripts_from_tables(
             protocol,
             game,
         )
-        for place, row in zip(chosen, rows, strict=True)
+        for place, row in zip(places, rows, strict=True)
     ]
 
 
@@ -175,7 +175,7 @@ def transcript_of(
 def _transcript(
     row: Episode,
     generated: list[Generation],
-    chosen: str,
+    reason: str,
     protocol: Protocol | None,
     game: Game | None,
 ) -> Transcript:
@@ -201,17 +201,17 @@ def _transcript(
         thing="solution" if game is None else game.scenario.words.thing,
         label=_label(row.y, game),
         stance=_stance(row.prover_stance, game),
-        chosen=chosen,
+        chosen=reason,
         system_prompts=_system_prompts(row, game),
     )
 
 
 def reasons(
-    episodes: pa.Table, generations: pa.Table, before: Mapping[tuple[str, int], int]
+    episodes: pa.Table, generations: pa.Table, earlier_verdicts: Mapping[tuple[str, int], int]
 ) -> list[str]:
     """Tell why each episode is worth reading, one of `REASONS`; `SAMPLE`: nothing special.
 
-    `before` has the verdicts of an earlier iteration by problem and sample.
+    `earlier_verdicts` has the verdicts of an earlier iteration by problem and sample.
     """
     is_invalid = pc.is_valid(generations["invalid_reason"])
     invalid = set(generations.filter(is_invalid)["episode"].to_pylist())
@@ -225,13 +225,15 @@ def reasons(
             return "wrong"
         if key in invalid:
             return "invalid"
-        return "changed" if before.get((problem, sample), decision) != decision else SAMPLE
+        return (
+            "changed" if earlier_verdicts.get((problem, sample), decision) != decision else SAMPLE
+        )
 
     return [reason(*values) for values in zip(*columns, strict=True)]
 
 
 def _chosen(
-    episodes: pa.Table, worth_reading: Sequence[str], limit: int, most: int, seed: int
+    episodes: pa.Table, worth_reading: Sequence[str], limit: int, max_special: int, seed: int
 ) -> list[int]:
     """The rows of the episodes that are shown, in their order."""
     # 1. Rank the episodes of each iteration and split: by reason, then by hash.
@@ -244,23 +246,23 @@ def _chosen(
         first = REASONS.index(worth_reading[row]) if worth_reading else REASONS.index(SAMPLE)
         groups.setdefault((iteration, split), []).append((first, rank, key, row))
     # 2. Take what is worth reading, and fill up with the sample.
-    chosen = []
+    rows_in_order = []
     for group in sorted(groups):
         ranked = sorted(groups[group])
         special = [entry for entry in ranked if entry[0] < REASONS.index(SAMPLE)]
         rest = ranked[len(special) :]
-        shown = special[:most]
-        chosen += [*shown, *rest[: max(limit - len(shown), limit // 4)]]
-    return [row for *_, row in chosen]
+        special_rows = special[:max_special]
+        rows_in_order += [*special_rows, *rest[: max(limit - len(special_rows), limit // 4)]]
+    return [row for *_, row in rows_in_order]
 
 
 def _rows_by_episode(
-    episodes: pa.Table, generations: pa.Table, chosen: Sequence[Episode]
+    episodes: pa.Table, generations: pa.Table, sample: Sequence[Episode]
 ) -> dict[str, list[Generation]]:
-    """The generations of each of the `chosen` episodes in order, invalid answers included."""
-    # 1. The other leaves of the trees: what a leaf shares may stand with any of them.
-    trees = {tree_of(row) for row in chosen if row.branch_path}
-    family: list[Episode | Leaf] = list(chosen)
+    """The generations of each of the `sample` episodes in order, invalid answers included."""
+    # 1. The other leaves of the trees: shared rows of a leaf may stand with any of them.
+    trees = {tree_of(row) for row in sample if row.branch_path}
+    family: list[Episode | Leaf] = list(sample)
     if trees:
         places = read_rows(episodes, Leaf)
         family += [row for row in places if tree_of(row) in trees]
@@ -268,7 +270,7 @@ def _rows_by_episode(
     keys = pa.array(sorted({row.key for row in family}), pa.string())
     own = generations.filter(pc.is_in(generations["episode"], value_set=keys))
     rows_of = generations_by_episode(family, read_rows(own, Generation))
-    for episode in chosen:
+    for episode in sample:
         place = agent_order(episode.rewards)
         rows_of[episode.key].sort(key=lambda row: (*place_of(row).order(place), row.key))
     return rows_of
@@ -282,36 +284,36 @@ def _messages(
 ) -> tuple[Message, ...]:
     valid = [row for row in rows if row.invalid_reason is None]
     moves = take_moves(valid)
-    ended = {row.key for row in moves}
+    final_keys = {row.key for row in moves}
     turns = [Turn(row.round, row.agent, row.text, Move(decision=row.decision)) for row in moves]
 
     def channels(row: Generation) -> tuple[str, ...]:
         if protocol is None or protocol.name != episode.protocol:
             return ()
-        if row.key not in ended or row.decision != NO_DECISION:
+        if row.key not in final_keys or row.decision != NO_DECISION:
             return ()
-        before = [turn for turn in turns if turn.round < row.round]
-        movers = protocol.movers(row.round, episode.seed, before)
+        earlier = [turn for turn in turns if turn.round < row.round]
+        movers = protocol.movers(row.round, episode.seed, earlier)
         return tuple(movers.get(row.agent, ()))
 
     hints = {} if game is None else game.find_mistakes(rows)
-    situation, said = (None, turns) if game is None else _said(episode, valid, turns, game)
+    situation, spoken = (None, turns) if game is None else _said(episode, valid, turns, game)
 
     def told(row: Generation) -> str | None:
-        known = game is not None and game.protocol.name == episode.protocol
+        has_prompts = game is not None and game.protocol.name == episode.protocol
         if (
             game is None
             or situation is None
-            or not known
+            or not has_prompts
             or row.agent not in game.parameters.model_agents
         ):
             return None
         agent, round_ = row.agent, row.round
-        before = [turn for turn in said if turn.round < round_]
+        earlier = [turn for turn in spoken if turn.round < round_]
         if (row.attempt, row.exchange) == (0, 0):
-            return game.asking(agent, episode).told(agent, situation, before, round_)[1]
+            return game.asking(agent, episode).told(agent, situation, earlier, round_)[1]
         wrong = hints.get(place_of(row))
-        return wrong and game.hint(agent, round_, episode.seed, before, wrong)
+        return wrong and game.hint(agent, round_, episode.seed, earlier, wrong)
 
     remarks = _remarks(episode, valid, game)
     return tuple(
@@ -336,7 +338,7 @@ def _messages(
 def _said(
     episode: Episode, valid: list[Generation], turns: list[Turn], game: Game
 ) -> tuple[Situation, list[Turn]]:
-    """Give what decides what an agent is told: the texts and what was said, where they do."""
+    """Give the texts and the turns that an agent's prompt depends on, where it does."""
     if not game.announces or game.protocol.name != episode.protocol:
         return _situation(episode, game), turns
     columns = parse_columns(episode.columns)
@@ -399,7 +401,7 @@ def _texts(episode: Episode, game: Game | None) -> tuple[Text, ...]:
 
 
 def _columns(episode: Episode, game: Game | None) -> dict[str, str]:
-    """The texts of the problem by column, with what was drawn for the episode.
+    """The texts of the problem by column, with the draws of the episode.
 
     Tables of earlier versions do not have it; then it takes the game.
     """
@@ -422,12 +424,12 @@ def _stance(stance: int | None, game: Game | None) -> str:
     return "" if game is None or stance is None else game.scenario.words.stances[stance]
 
 
-def decided_words(what: Transcript | Message) -> str:
+def decided_words(source: Transcript | Message) -> str:
     """The verdict in words, with its value where that says more, as "accept, +0.5"."""
-    words = DECISION_WORDS[what.decision]
-    if what.decision_value is None or abs(what.decision_value) in (0, 1):
+    words = DECISION_WORDS[source.decision]
+    if source.decision_value is None or abs(source.decision_value) in (0, 1):
         return words
-    return f"{words}, {what.decision_value:+g}"
+    return f"{words}, {source.decision_value:+g}"
 
 
 def judged_words(transcript: Transcript) -> str:

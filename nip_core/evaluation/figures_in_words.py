@@ -89,8 +89,8 @@ def amount(count: int | None, noun: str, plural: str = "") -> str:
 
     A dash stands for None.
     """
-    shown = DASH if count is None else f"{count:,}"
-    return f"{shown} {noun if count == 1 else plural or f'{noun}s'}"
+    digits = DASH if count is None else f"{count:,}"
+    return f"{digits} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -191,14 +191,14 @@ def verdict_line(test: SplitMetrics) -> str:
     )
 
 
-def result_line(metrics: SplitMetrics, before: float | None) -> str:
+def result_line(metrics: SplitMetrics, earlier: float | None) -> str:
     """Say the metrics of a split in a line: "accuracy 83.0 % [79.0, 86.4] (n=400), ...".
 
-    `before` is the accuracy of the test before; None: there was none.
+    `earlier` is the accuracy of the test before; None: there was none.
     """
     low, high = metrics.accuracy_ci95 or (None, None)
     interval = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
-    change = "" if before is None else f", before {plain_percent(before)}"
+    change = "" if earlier is None else f", before {plain_percent(earlier)}"
     return (
         f"accuracy {plain_percent(metrics.accuracy)}{interval} (n={metrics.episodes:,})"
         f"{change}, completeness {plain_percent(metrics.completeness)}, "
@@ -208,10 +208,10 @@ def result_line(metrics: SplitMetrics, before: float | None) -> str:
 
 def problems_words(problems: int | None, questions: int | None) -> str:
     """Say how many, as "264 problems of 33 questions", or "400 problems" without variants."""
-    counted = amount(problems, "problem")
+    words = amount(problems, "problem")
     if questions is None or questions == problems:
-        return counted
-    return f"{counted} of {amount(questions, 'question')}"
+        return words
+    return f"{words} of {amount(questions, 'question')}"
 
 
 def p_value(p: float | None) -> str:
@@ -227,14 +227,14 @@ def how_much(paired: PairedDifference) -> str:
     Its ``difference`` must be known.
     """
     assert paired.difference is not None
-    asked = problems_words(paired.problems, paired.questions)
+    problems = problems_words(paired.problems, paired.questions)
     if paired.ci95 is None:
-        sure = f"no interval, as there are {asked}"
+        sure = f"no interval, as there are {problems}"
     elif paired.ci95[0] == paired.ci95[1]:
-        sure = f"the same on each of {asked}"
+        sure = f"the same on each of {problems}"
     else:
         low, high = (100 * bound for bound in paired.ci95)
-        sure = f"95 % interval {low:+.1f} to {high:+.1f}, paired over {asked}"
+        sure = f"95 % interval {low:+.1f} to {high:+.1f}, paired over {problems}"
     p = p_value(paired.p)
     test = "" if p == DASH else f"; p {p if p[0] == '<' else f'= {p}'}"
     return f"{100 * paired.difference:+.1f} points ({sure}{test})"
@@ -281,9 +281,9 @@ def gate_line(decision: GateDecision) -> str:
     if decision.ci95 is not None:
         low, high = (format(factor * bound, form) for bound in decision.ci95)
         interval = f"95 % interval {low} to {high}"
-    counted = amount(decision.problems, "validation problem")
+    problems = amount(decision.problems, "validation problem")
     return (
-        f"{promotion_words(decision)} on {counted} (difference "
+        f"{promotion_words(decision)} on {problems} (difference "
         f"{format(factor * decision.difference, form)}{unit}, {interval}, margin "
         f"{factor * decision.margin:g}{unit})"
     )

@@ -3,7 +3,7 @@
 pick_intervals      the intervals among metrics, where they differ from others
 replace_intervals   metrics with those in their place
 
-Loads nothing that reckons: whoever shows a run by its documents needs only these.
+Loads nothing that reckons: a reader of a run's documents needs only these.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ _SUFFIX = "_ci95"
 
 
 def pick_intervals(
-    metrics: Mapping[str, JsonValue], other: Mapping[str, JsonValue]
+    metrics: Mapping[str, JsonValue], reference: Mapping[str, JsonValue]
 ) -> dict[str, JsonValue]:
-    """Pick the intervals of `metrics` with another value in `other`, in the same nesting."""
+    """Pick the intervals of `metrics` with another value in `reference`, in the same nesting."""
     picked: dict[str, JsonValue] = {}
     for name, value in metrics.items():
-        beside = other.get(name)
-        if isinstance(value, dict) and isinstance(beside, dict):
-            inner = pick_intervals(value, beside)
+        counterpart = reference.get(name)
+        if isinstance(value, dict) and isinstance(counterpart, dict):
+            inner = pick_intervals(value, counterpart)
             picked |= {name: inner} if inner else {}
-        elif name.endswith(_SUFFIX) and value != beside:
+        elif name.endswith(_SUFFIX) and value != counterpart:
             picked[name] = value
     return picked
 
@@ -31,11 +31,11 @@ def pick_intervals(
 def replace_intervals(
     metrics: Mapping[str, JsonValue], intervals: Mapping[str, JsonValue]
 ) -> dict[str, JsonValue]:
-    """Put the intervals of `pick_intervals` in the place of those of `metrics`."""
+    """Put the intervals of `pick_intervals` in the place of the ones in `metrics`."""
     replaced = dict(metrics)
     for name in intervals.keys() & metrics.keys():
-        value, before = intervals[name], metrics[name]
-        if isinstance(value, dict) and isinstance(before, dict):
-            value = replace_intervals(before, value)
+        value, metric = intervals[name], metrics[name]
+        if isinstance(value, dict) and isinstance(metric, dict):
+            value = replace_intervals(metric, value)
         replaced[name] = value
     return replaced

@@ -2,7 +2,7 @@
 
 invalid_answers   the counts, of a batch's generations
 invalid_line      the same in a line
-invalid_warning   what to do where they are many, by what the agents are helped with
+invalid_warning   the advice where they are many, by the helps that agents have
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from nip_core.evaluation.split_metrics import InvalidAnswers, InvalidCounts
 from nip_core.game.answers.reasons import KINDS, is_about_decision, sort_reason
 from nip_core.progress.outlook import MANY_INVALID, propose_guide
 
-if TYPE_CHECKING:  # Arrow counts, and what was counted is put into words without it
+if TYPE_CHECKING:  # Arrow counts, and the counts are put into words without it
     import pyarrow as pa
 
     from nip_core.parameters import HyperParameters
@@ -27,7 +27,7 @@ _IN_WORDS: Mapping[str, str] = {str(kind): words for kind, words in KINDS.items(
 
 @dataclass(frozen=True)
 class Help:
-    """What helps agents to keep the form, by their settings."""
+    """The helps of agents to keep the form, by their settings."""
 
     hinted: frozenset[str] = frozenset()
     """They are told what was wrong, see `retry_hint`."""
@@ -55,24 +55,26 @@ def invalid_answers(generations: "pa.Table") -> InvalidAnswers | None:
     if not invalid.num_rows:
         return None
     first = generations.filter(pc.equal(generations["attempt"], 0))["agent"]
-    answered = {entry["values"]: entry["counts"] for entry in pc.value_counts(first).to_pylist()}
+    answer_counts = {
+        entry["values"]: entry["counts"] for entry in pc.value_counts(first).to_pylist()
+    }
     rows = invalid.to_pylist()
     agents = sorted({row["agent"] for row in rows})
     by_agent = {
-        agent: _counts([r for r in rows if r["agent"] == agent], answered.get(agent, 0))
+        agent: _counts([r for r in rows if r["agent"] == agent], answer_counts.get(agent, 0))
         for agent in agents
     }
-    return InvalidAnswers(**dict(_counts(rows, sum(answered.values()))), agents=by_agent)
+    return InvalidAnswers(**dict(_counts(rows, sum(answer_counts.values()))), agents=by_agent)
 
 
-def _counts(rows: list[dict[str, Any]], answered: int) -> InvalidCounts:
+def _counts(rows: list[dict[str, Any]], first_answers: int) -> InvalidCounts:
     kinds = Counter(
         sort_reason(row["invalid_reason"], row["finish_reason"], row["text"])
         for row in rows
         if row["attempt"] == 0
     )
     return InvalidCounts(
-        first_answers=answered,
+        first_answers=first_answers,
         invalid=kinds.total(),
         by_reason={kind: kinds[kind] for kind in KINDS if kinds[kind]},
         invalid_in_all=len(rows),
@@ -84,10 +86,10 @@ def invalid_line(counts: InvalidAnswers | None) -> str | None:
     if counts is None:
         return None
     agents = [
-        f"{name} {of.invalid} of {of.first_answers} "
-        f"({plain_percent(of.invalid / of.first_answers)}: {_reasons(of)})"
-        for name, of in counts.agents.items()
-        if of.invalid
+        f"{name} {count.invalid} of {count.first_answers} "
+        f"({plain_percent(count.invalid / count.first_answers)}: {_reasons(count)})"
+        for name, count in counts.agents.items()
+        if count.invalid
     ]
     return (
         f"invalid first answers: {', '.join(agents) or 'none'}; {counts.invalid_in_all} "
@@ -101,11 +103,11 @@ def _reasons(counts: InvalidCounts) -> str:
 
 
 def invalid_warning(counts: InvalidAnswers | None, helps: Help = NO_HELP) -> str | None:
-    """Say what helps where a third of an agent's first answers or more were invalid; else None."""
+    """Advise where a third of an agent's first answers or more were invalid; else None."""
     shares = {
-        name: of.invalid / of.first_answers
-        for name, of in (counts.agents if counts else {}).items()
-        if of.first_answers and of.invalid >= MANY_INVALID * of.first_answers
+        name: count.invalid / count.first_answers
+        for name, count in (counts.agents if counts else {}).items()
+        if count.first_answers and count.invalid >= MANY_INVALID * count.first_answers
     }
     if counts is None or not shares:
         return None
@@ -136,13 +138,13 @@ def _advice(agent: str, kind: str, helps: Help) -> str:
             f"Where the model thinks first, raise agents.{agent}.max_tokens_per_message or lower "
             "its reasoning_effort."
         )
-    told = f"With agents.{agent}.retry_hint: true it is told what was wrong"
+    advice = f"With agents.{agent}.retry_hint: true it is told what was wrong"
     if agent in helps.hinted:
-        told = (
+        advice = (
             "It is told what was wrong (retry_hint is on): set another model, by "
             f"agents.{agent}.model_name, or a prompt that shows the form, by "
             f"agents.{agent}.system_prompt_template_path"
         )
     if is_about_decision(kind):
-        return f"{told}; docs/answers.md says which verdicts are read."
-    return f"{told}; its prompt may not say the form clearly enough (nip prompt shows it)."
+        return f"{advice}; docs/answers.md says which verdicts are read."
+    return f"{advice}; its prompt may not say the form clearly enough (nip prompt shows it)."

@@ -28,10 +28,10 @@ def figures_by_opponent(
 
     Each has ``opponent``, the agent that the earlier model played, ``opponent_iteration``, the
     first iteration that this model has played, and its name as ``model`` (by agent and iteration in
-    `models`), all None for the present ones; and what `evaluate` gives of the episodes, with
+    `models`), all None for the present ones; and the metrics by `evaluate` of the episodes, with
     intervals by question. An opponent of another run has its name as ``opponent_run``, its
     iteration there, and its models by that name; it may have played several agents. All others had
-    present models. () where nobody played with another model.
+    present models. () where no agent played with another model.
     """
     columns = [episodes[name].to_pylist() for name in _OPPONENT]
     met = {*zip(*columns, strict=True)}
@@ -40,10 +40,10 @@ def figures_by_opponent(
     rows = []
     for run, agents, iteration in sorted(met, key=lambda m: (m[0] or "", m[1] or "", m[2] or 0)):
         values = zip(_OPPONENT, (run, agents, iteration), strict=True)
-        played = episodes
+        table = episodes
         for name, value in values:
-            played = played.filter(_equals(played[name], value))
-        questions = find_questions(played, split_by)
+            table = table.filter(_equals(table[name], value))
+        questions = find_questions(table, split_by)
         key = iteration if run is None else run
         names = [models.get(agent, {}).get(key) for agent in split_agents(agents)]
         rows.append(
@@ -52,7 +52,7 @@ def figures_by_opponent(
                 opponent_iteration=iteration,
                 opponent_run=run,
                 model=", ".join(name for name in names if name) or None,
-                **dict(evaluate(played, None, seed=seed, questions=questions)),
+                **dict(evaluate(table, None, seed=seed, questions=questions)),
             )
         )
     return tuple(rows)

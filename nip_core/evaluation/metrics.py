@@ -1,4 +1,4 @@
-"""What a played batch says about the agents.
+"""The metrics of a played batch.
 
 evaluate            every metric of one batch, with intervals and breakdowns
 paired_difference   how much better one batch is than another on the same problems
@@ -7,8 +7,8 @@ weigh_episodes      how much each episode counts
 
 Conventions
 - An episode is right when the verifier decided and its decision equals `y`. No decision counts
-  as wrong, and so does one in the middle of the scale (neither), and a failed episode, whatever
-  its decision column says.
+  as wrong, and so does one in the middle of the scale (neither), and a failed episode with any
+  value in its decision column.
 - Completeness is how often a correct solution (y = 1) is accepted, soundness how often a buggy
   one (y = 0) is rejected.
 - A rate of nothing is None (JSON null), never NaN; so is its interval.
@@ -18,7 +18,7 @@ Conventions
 - Episodes of one problem (repeated plays, groups, the leaves of a tree) are not independent of
   each other, nor are problems of one question: see `spread`.
 
-Everything is columnar: no Python loop runs over rows, those of trees excepted.
+Everything is columnar: no Python loop runs over rows, except over rows of trees.
 """
 
 import math
@@ -39,11 +39,11 @@ from nip_core.evaluation.split_metrics import (
     PairedDifference,
 )
 from nip_core.evaluation.spread import (
-    Asked,
     Bools,
     ByProblem,
     Floats,
     Ints,
+    Resampling,
     find_questions,
     number_questions,
     sums_by,
@@ -123,22 +123,22 @@ def evaluate(
         DatasetError: a generation belongs to none of the episodes.
     """
     spoken = None if generations is None else generations.select(_GENERATION_COLUMNS)
-    asked = Asked(seed, questions)
+    resampling = Resampling(seed, questions)
     return BatchMetrics(
-        **dict(_measures(episodes, spoken, asked)),
-        by_difficulty=_breakdown(episodes, spoken, episodes["difficulty"], asked),
-        by_mutation=_breakdown(episodes, spoken, _mutation(episodes), asked),
+        **dict(_measures(episodes, spoken, resampling)),
+        by_difficulty=_breakdown(episodes, spoken, episodes["difficulty"], resampling),
+        by_mutation=_breakdown(episodes, spoken, _mutation(episodes), resampling),
     )
 
 
-def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) -> Measures:
+def _measures(episodes: pa.Table, generations: pa.Table | None, resampling: Resampling) -> Measures:
     """Compute what `evaluate` returns, but for the breakdowns."""
     # 1. Columns as arrays; everything below counts rows of them.
     columns = _columns(episodes)
-    spread = asked.spread(columns.problem_ids)
+    spread = resampling.spread(columns.problem_ids)
     problem, decision = columns.problem, columns.decision
     of_generations = None if generations is None else problem[_rows_of(generations, episodes)]
-    # 2. What is counted among all episodes, by the row in which it holds.
+    # 2. Shares of all episodes, by the rows in which they hold.
     whole = {
         "acceptance_rate": decision == ACCEPT,
         "neither_rate": decision == NEITHER,
@@ -147,10 +147,10 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) ->
         "failed_rate": columns.failed,
     }
     # 3. Means leave out episodes that failed: they have no rounds and no verdict of their own.
-    weight, played = columns.weight, ~columns.failed
+    weight, is_played = columns.weight, ~columns.failed
     rounds = _integers(episodes["rounds"]).astype(np.float64)
     values = np.asarray(episodes["decision_value"].to_numpy(), dtype=np.float64)  # null is NaN
-    valued = played & ~np.isnan(values)
+    valued = is_played & ~np.isnan(values)
 
     def rate(name: str, hit: Bools, among: Bools | None = None) -> _Figures:
         return _rate(name, problem, hit, spread, among=among, weight=weight)
@@ -170,7 +170,7 @@ def _measures(episodes: pa.Table, generations: pa.Table | None, asked: Asked) ->
         **_always_fail_rate(columns, spread),
         "worst_problem_accuracy": _worst_problem_accuracy(columns, episodes),
         **_agreement(columns, spread),
-        **average("mean_rounds", rounds, played),
+        **average("mean_rounds", rounds, is_played),
         **_generation_rates(generations, of_generations, spread),
     }
     agents = _by_agent(episodes, columns, generations, of_generations, spread)
@@ -275,8 +275,8 @@ def _rows_of(generations: pa.Table, episodes: pa.Table) -> Ints:
     """Find the row in `episodes` of each generation's episode."""
     rows = pc.index_in(generations["episode"], value_set=episodes["key"].combine_chunks())
     if rows.null_count:
-        lost = generations["episode"].filter(pc.is_null(rows))[0].as_py()
-        raise DatasetError(f"generations of episode {lost}, which is not among the episodes")
+        episode = generations["episode"].filter(pc.is_null(rows))[0].as_py()
+        raise DatasetError(f"generations of episode {episode}, which is not among the episodes")
     return _integers(rows)
 
 
@@ -313,7 +313,7 @@ def _rate(
 ) -> _Figures:
     """Compute the share of `hit` within `among`, and its interval.
 
-    `problem` and `weight` (1 without) are those of each entry.
+    `problem` and `weight` (1 without) have one value for each entry.
     """
     weight = np.ones(len(problem)) if weight is None else weight
     if among is not None:
@@ -327,7 +327,7 @@ def _rate(
 def _average(
     name: str, problem: Ints, values: Floats, spread: ByProblem, weight: Floats
 ) -> _Figures:
-    """Average the `values`, with an interval; `problem` and `weight` are those of each value."""
+    """Average the `values`, with an interval; `problem` and `weight` have one value for each."""
     return _with_interval(name, _mean(values, weight), spread.mean(problem, values, weight))
 
 
@@ -349,13 +349,13 @@ def _agreement(columns: _Columns, spread: ByProblem) -> _Figures:
     A pair counts as much as the weights of its two plays say, multiplied.
     """
     size = len(columns.problem_ids)
-    played = ~columns.failed
-    cells = columns.problem[played] * _DECISIONS + columns.decision[played]
-    weight = columns.weight[played]
+    is_played = ~columns.failed
+    cells = columns.problem[is_played] * _DECISIONS + columns.decision[is_played]
+    weight = columns.weight[is_played]
     shape = size, _DECISIONS
     sums = sums_by(cells, weight, size * _DECISIONS).reshape(shape)
     squares = sums_by(cells, weight**2, size * _DECISIONS).reshape(shape)
-    repeated = np.bincount(columns.problem[played], minlength=size) >= 2
+    repeated = np.bincount(columns.problem[is_played], minlength=size) >= 2
     equal = (sums**2 - squares).sum(axis=1)[repeated]
     shares = equal / (sums.sum(axis=1) ** 2 - squares.sum(axis=1))[repeated]
     interval = spread.mean_share(np.flatnonzero(repeated), shares)
@@ -409,8 +409,8 @@ def _by_agent(
         variance = None if mean is None else _mean((paid - mean) ** 2, weight)
         spoken, problem = None, None
         if generations is not None and of_generations is not None:
-            said = _equals(generations["agent"], name)
-            spoken, problem = generations.filter(pa.array(said)), of_generations[said]
+            is_own = _equals(generations["agent"], name)
+            spoken, problem = generations.filter(pa.array(is_own)), of_generations[is_own]
         figures: _Figures = {
             **_average("mean_reward", problems, paid, spread, weight),
             "std_reward": None if variance is None else math.sqrt(variance),
@@ -426,9 +426,12 @@ def _mutation(episodes: pa.Table) -> pa.ChunkedArray:
 
 
 def _breakdown(
-    episodes: pa.Table, generations: pa.Table | None, by: pa.ChunkedArray, asked: Asked
+    episodes: pa.Table,
+    generations: pa.Table | None,
+    groups: pa.ChunkedArray,
+    resampling: Resampling,
 ) -> dict[str, Measures]:
-    values = pc.fill_null(by, "unknown")
+    values = pc.fill_null(groups, "unknown")
     rows = None if generations is None else _rows_of(generations, episodes)
     by_value: dict[str, Measures] = {}
     for name in sorted(pc.unique(values).to_pylist()):
@@ -436,7 +439,7 @@ def _breakdown(
         spoken = None
         if generations is not None and rows is not None:
             spoken = generations.filter(pa.array(among[rows]))
-        by_value[name] = _measures(episodes.filter(pa.array(among)), spoken, asked)
+        by_value[name] = _measures(episodes.filter(pa.array(among)), spoken, resampling)
     return by_value
 
 

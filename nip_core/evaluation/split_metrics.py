@@ -1,14 +1,14 @@
 """The documents of a measured split: ``metrics-<split>.json`` and ``intervals-<split>.json``.
 
 SplitMetrics      all figures of a split; `evaluate` makes the first of them
-SplitIntervals    what differs where variants of a question count as one another
+SplitIntervals    the intervals where variants of a question count as one another
 Measures          the figures of some episodes; BatchMetrics, with breakdowns
 PairedDifference  how much better one batch is than another
 
 Versions before and after this one may lack fields, and may have others. So every field that not all
-of them write has a default, and unknown ones are kept. The order of the fields is that of the keys
-in the files. `nip_core.evaluation.metrics.evaluate` computes the figures, and says what each
-counts; `nip_core.stages.measuring` calls it and writes the documents. `nip_core.records.iterations`
+of them write has a default, and unknown ones are kept. The fields have the order of the keys
+in the files. `nip_core.evaluation.metrics.evaluate` computes the figures, and defines each of
+them; `nip_core.stages.measuring` calls it and writes the documents. `nip_core.records.iterations`
 reads them for all who show them: summary and report (`nip_core.showing.summary`), tables
 (`run_tables` beside it), the viewer, trackers and sweeps.
 """
@@ -23,7 +23,7 @@ Interval95 = tuple[StrictFloat, StrictFloat]
 class Figures(BaseModel):
     """A document of figures, or a part of one."""
 
-    # What a later version has added stays where a document is read and written again, as in the
+    # Fields of a later version stay where a document is read and written again, as in the
     # blocks of finished iterations.
     # Built at the first use: most of these kinds are parts of another one, which has its own.
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
@@ -100,7 +100,7 @@ class Measures(Figures):
 
 
 class AcceptanceMeasures(Figures):
-    """What P(accept) of the verdicts says, see `acceptance_figures`."""
+    """The figures of the verdicts' P(accept), see `acceptance_figures`."""
 
     episodes: StrictInt
     """How many have one: the others are in none of these figures."""
@@ -110,7 +110,7 @@ class AcceptanceMeasures(Figures):
     mean_if_wrong: StrictFloat | None = None
     mean_if_wrong_ci95: Interval95 | None = None
     brier: StrictFloat | None = None
-    """The mean squared distance to the label: 0 is perfect, 0.25 is what saying one half gives."""
+    """The mean squared distance to the label: 0 is perfect, always one half gives 0.25."""
     brier_ci95: Interval95 | None = None
     calibration_error: StrictFloat | None = None
     """The mean distance, in tenths of the range, between what was said and how often it was so."""
@@ -132,7 +132,7 @@ class BelievedMetrics(BatchMetrics):
     """Episodes that are left out; None where an earlier version counted them as wrong."""
 
     def without_breakdowns(self) -> Self:
-        """Leave out the breakdowns: nobody is shown them."""
+        """Leave out the breakdowns: no page shows them."""
         whole = self.model_dump(exclude_unset=True, exclude={"by_difficulty", "by_mutation"})
         return self.model_validate(whole)
 
@@ -182,7 +182,7 @@ class InvalidCounts(Figures):
 
 
 class InvalidAnswers(InvalidCounts):
-    """The counts of a batch, and those of each agent that has any."""
+    """The counts of a batch, and of each agent that has any."""
 
     agents: dict[str, InvalidCounts]
 
@@ -200,7 +200,7 @@ class LabelledSolutions(Figures):
 
 
 class RateBound(Figures):
-    """What nothing seen in so many questions says of a rate of 0 or 1."""
+    """The bound of a rate of 0 or 1, from no opposite case in so many questions."""
 
     questions: StrictInt
     at_most: StrictFloat | None
@@ -208,7 +208,7 @@ class RateBound(Figures):
 
 
 class Baselines(Figures):
-    """What a test is held against."""
+    """The baselines that a test is held against."""
 
     believe_the_prover: BelievedMetrics | None = None
     any_of: tuple[AnyOfRow, ...] | None = None

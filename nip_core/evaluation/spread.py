@@ -1,8 +1,8 @@
 """How sure the numbers of a batch are: which rows count as independent of each other.
 
-ByProblem           those of different problems
-ByQuestion          those of different questions: variants of one question are alike
-Asked               which of both is asked for
+ByProblem           rows of different problems
+ByQuestion          rows of different questions: variants of one question are alike
+Resampling          by which of both intervals are made
 find_questions      which question, or text, each problem is of; shared_text, of one problem
 
 Where each question has one problem that is played once, both say the same.
@@ -45,8 +45,8 @@ class ByProblem:
     def mean(self, problem: Ints, values: Floats, weight: Floats) -> Interval | None:
         """Compute the interval of the mean of `values`; the others are by entry."""
         counts, sums = sums_by(problem, weight), sums_by(problem, values * weight)
-        played = counts > 0
-        return bootstrap_ratio(sums[played], counts[played], self.seed)
+        is_played = counts > 0
+        return bootstrap_ratio(sums[is_played], counts[is_played], self.seed)
 
     def mean_share(self, problem: Ints, shares: Floats) -> Interval | None:
         """Compute the interval of the mean of one share in [0, 1] for each problem."""
@@ -54,7 +54,7 @@ class ByProblem:
 
 
 class ByQuestion(ByProblem):
-    """Intervals from the differences between questions: `question` has that of each problem.
+    """Intervals from the differences between questions: `question` has the one of each problem.
 
     Where no question has been tried twice it is as by problem.
     """
@@ -94,8 +94,8 @@ class ByQuestion(ByProblem):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How intervals are to be made: by question, where `questions` has those of all problems."""
+class Resampling:
+    """How intervals are to be made: by question, where `questions` has the one of each problem."""
 
     seed: int
     questions: Mapping[str, str] | None
@@ -119,7 +119,7 @@ def sums_by(problem: Ints, values: Floats, size: int | None = None) -> Floats:
     Rows may be in any order.
     """
     size = int(problem.max(initial=-1)) + 1 if size is None else size
-    order = np.lexsort((values, problem))  # a sum in one order, whatever the order of the rows
+    order = np.lexsort((values, problem))  # a sum in one order, for any order of the rows
     sums = np.bincount(problem[order], weights=values[order], minlength=size)
     return np.asarray(sums, dtype=np.float64)
 

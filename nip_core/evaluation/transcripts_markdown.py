@@ -16,7 +16,7 @@ def transcripts_markdown(transcripts: Sequence[Transcript], limit: int) -> str:
     """Write the first `limit` transcripts as Markdown; texts over 2,000 characters are cut, and say
     so.
 
-    What models wrote stands in fenced blocks, so that it can't become markup.
+    Texts of models stand in fenced blocks, so that they can't become markup.
     """
     if not transcripts:
         return "No transcripts.\n"

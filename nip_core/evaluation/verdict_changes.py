@@ -5,8 +5,8 @@ measure_changes  measures them
 JudgedEpisodes   the episodes of one side; read_judged makes them of tables, join_judged of parts
 
 Only episodes that both sides have are counted, paired by problem, play and branch. The verifier
-follows a prover where its verdict is the one that the prover argued for: what its last valid
-message claims, or without a claim the verdict that was drawn for it to argue. Episodes without
+follows a prover where its verdict is the one that the prover argued for: the claim of its last
+valid message, or without a claim the verdict that was drawn for it to argue. Episodes without
 either, and failed ones, say nothing of whom the verifier follows. A verdict that a prover always
 argues for doesn't count: how often it is followed would be the rate of acceptance once more.
 """
@@ -28,25 +28,25 @@ from nip_core.scenarios import NO_LABEL
 
 JUDGED = ("key", "problem", "sample", "branch_path", "y", "decision", "outcome", "prover_stance")
 EPISODE_COLUMNS = tuple(dict.fromkeys((*JUDGED, "question_id", "columns", *TREE_COLUMNS)))
-"""What `read_judged` needs of the episodes."""
+"""The columns of episodes that `read_judged` needs."""
 GENERATION_COLUMNS = (
     *("episode", "branch_path", "round", "agent", "exchange", "attempt"),
     *("text", "invalid_reason"),
 )
-"""What it needs of the generations."""
+"""The columns of generations that it needs."""
 _NAMES = ["problem", "sample", "branch_path"]
 
 
 @dataclass(frozen=True)
 class JudgedEpisodes:
-    """Episodes with their verdicts, and what was argued in them."""
+    """Episodes with their verdicts, and the verdicts that provers argued for."""
 
     table: pa.Table
     """The columns of `JUDGED`."""
     argued: Mapping[str, Mapping[str, int]]
     """By prover and key of the episode, the verdict that it argued for."""
     questions: Mapping[str, str]
-    """By problem, what it shares with its variants."""
+    """By problem, the text that it shares with its variants."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class RateChange:
 
 @dataclass(frozen=True)
 class VerdictChanges:
-    """What differs between two sides, on the episodes that both have."""
+    """The changes between two sides, on the episodes that both have."""
 
     episodes: int
     problems: int
@@ -82,7 +82,7 @@ class VerdictChanges:
     broken: int
     """Verdicts that were right before and are not."""
     other: int
-    """Others that changed: they are as wrong as before, or nobody knows."""
+    """Others that changed: they are as wrong as before, or it is not known."""
 
 
 def read_judged(
@@ -92,7 +92,7 @@ def read_judged(
     claims: Mapping[str, int],
     split_by: Sequence[str],
 ) -> JudgedEpisodes:
-    """Read the verdicts on these episodes; without generations, or a protocol, nobody argues.
+    """Read the verdicts on these episodes; without generations, or a protocol, no prover argues.
 
     `claims` are `Scenario.claims`, `split_by` is `Scenario.split_by`.
     """
@@ -108,11 +108,11 @@ def _find_argued(
 ) -> dict[str, dict[str, int]]:
     """Find by prover and episode what it argued for; those who argued for nothing are left out."""
     claimed = read_last_claims(episodes, generations, claims, protocol.provers)
-    drawn = dict(zip(*(episodes[c].to_pylist() for c in ("key", "prover_stance")), strict=True))
+    stances = dict(zip(*(episodes[c].to_pylist() for c in ("key", "prover_stance")), strict=True))
     argued: dict[str, dict[str, int]] = {prover: {} for prover in protocol.provers}
     for (episode, prover), claim in claimed.items():
-        is_drawn = claim == NO_DECISION and drawn[episode] is not None
-        verdict = protocol.stance(prover, drawn[episode]) if is_drawn else claim
+        is_drawn = claim == NO_DECISION and stances[episode] is not None
+        verdict = protocol.stance(prover, stances[episode]) if is_drawn else claim
         if verdict != NO_DECISION:
             argued[prover][episode] = verdict
     return argued
@@ -129,31 +129,31 @@ def join_judged(parts: Sequence[JudgedEpisodes]) -> JudgedEpisodes:
     return JudgedEpisodes(pa.concat_tables([of.table for of in parts]), argued, questions)
 
 
-def measure_changes(before: JudgedEpisodes, after: JudgedEpisodes) -> VerdictChanges | None:
+def measure_changes(earlier: JudgedEpisodes, later: JudgedEpisodes) -> VerdictChanges | None:
     """Measure what differs on the episodes that both sides have; None where there are none."""
-    joined = before.table.join(
-        after.table, _NAMES, join_type="inner", right_suffix=" after", use_threads=False
+    joined = earlier.table.join(
+        later.table, _NAMES, join_type="inner", right_suffix=" after", use_threads=False
     ).sort_by([(name, "ascending") for name in _NAMES])
     if not joined.num_rows:
         return None
     problems = joined["problem"].to_pylist()
-    question = number_questions(problems, before.questions)
+    question = number_questions(problems, earlier.questions)
     pairs = _Pairs(_number(problems), question)
     sides = [_read_side(joined, suffix) for suffix in ("", " after")]
     y = np.asarray(joined["y"])
     rights = [side.decision == y for side in sides]
     has_label = y != NO_LABEL
-    changed = sides[0].decision != sides[1].decision
+    is_changed = sides[0].decision != sides[1].decision
     return VerdictChanges(
         episodes=joined.num_rows,
         problems=len({*problems}),
         questions=len({*question.tolist()}),
         accuracy=pairs.compare(rights[0], rights[1], has_label) if has_label.any() else None,
         acceptance=pairs.compare(sides[0].decision == ACCEPT, sides[1].decision == ACCEPT),
-        follows=_compare_followed(before, after, sides, pairs),
+        follows=_compare_followed(earlier, later, sides, pairs),
         mended=int((~rights[0] & rights[1]).sum()),
         broken=int((rights[0] & ~rights[1]).sum()),
-        other=int((changed & (rights[0] == rights[1])).sum()),
+        other=int((is_changed & (rights[0] == rights[1])).sum()),
     )
 
 
@@ -172,15 +172,15 @@ def _read_side(joined: pa.Table, suffix: str) -> _Side:
 
 
 def _compare_followed(
-    before: JudgedEpisodes, after: JudgedEpisodes, sides: Sequence[_Side], pairs: "_Pairs"
+    earlier: JudgedEpisodes, later: JudgedEpisodes, sides: Sequence[_Side], pairs: "_Pairs"
 ) -> dict[str, RateChange]:
     followed: dict[str, RateChange] = {}
-    for prover in before.argued:
-        if prover not in after.argued:
+    for prover in earlier.argued:
+        if prover not in later.argued:
             continue
         stances = [
-            np.array([judged.argued[prover].get(key, NO_DECISION) for key in side.keys])
-            for judged, side in zip((before, after), sides, strict=True)
+            np.array([episodes.argued[prover].get(key, NO_DECISION) for key in side.keys])
+            for episodes, side in zip((earlier, later), sides, strict=True)
         ]
         among = np.ones(len(stances[0]), dtype=bool)
         for stance, side in zip(stances, sides, strict=True):
@@ -198,10 +198,10 @@ class _Pairs:
     problem: Ints
     question: Ints
 
-    def compare(self, before: Bools, after: Bools, among: Bools | None = None) -> RateChange:
+    def compare(self, earlier: Bools, later: Bools, among: Bools | None = None) -> RateChange:
         """Compare how often both sides hit, in the pairs of `among`."""
-        among = np.ones(len(before), dtype=bool) if among is None else among
-        change = after[among].astype(np.float64) - before[among]
+        among = np.ones(len(earlier), dtype=bool) if among is None else among
+        change = later[among].astype(np.float64) - earlier[among]
         # Plays of one problem are averaged first, so that a problem counts once in the interval.
         _, first, number = np.unique(self.problem[among], return_index=True, return_inverse=True)
         means = np.bincount(number, weights=change) / np.bincount(number)
@@ -209,7 +209,7 @@ class _Pairs:
         changes = np.bincount(question[number], weights=change).astype(np.float64)
         interval = compare_pairs(means, question.astype(np.int64), changes).interval
         return RateChange(
-            float(before[among].mean()), float(after[among].mean()), interval, int(among.sum())
+            float(earlier[among].mean()), float(later[among].mean()), interval, int(among.sum())
         )
 
 

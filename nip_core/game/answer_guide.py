@@ -3,11 +3,11 @@
 write_guide   a form, and how many tokens an answer may have -> the grammar
 least_tokens  how many tokens an answer must be allowed
 
-It says what an agent is asked for in words (`scenarios.prompt_phrases`), and what `parsing` reads:
-a decision line, or a message that begins as the prompts say; where agents reason first, reasoning
-before it. The words are free. Reasoning and questions are bounded in tokens, so that what must come
-behind them does. Grammars are in llguidance's form of Lark's, which all engines of an lm_server
-take (docs/decisions/0037-guided-turns.md).
+It says the same as the prompts (`scenarios.prompt_phrases`) and as the reader (`parsing`): a
+decision line, or a message that begins as the prompts say; where agents reason first, reasoning
+before it. The words are free. Reasoning and questions are bounded in tokens, so that the decision
+behind them is reached. Grammars are in llguidance's form of Lark's, which all engines of an
+lm_server take (docs/decisions/0037-guided-turns.md).
 """
 
 import json
@@ -20,7 +20,7 @@ _QUESTION, _ANSWER = "Question: ", "Answer: "
 _SHORTEST = 8  # tokens of a message, or of reasoning
 _LONGEST_LINE, _FEWEST_LINES = 64, 4  # of reasoning
 _TERMINALS = {
-    # A question has one mark, its end: whatever it names is then asked, and no verdict.
+    # A question has one mark, its end: a verdict that it names is then asked, and none.
     "question": r"/[^\n?]*[^\n? ]/",
     "part": r"/[^ \n][^\n]*/",
     # Thoughts would have to end again.
@@ -34,7 +34,7 @@ def write_guide(form: AnswerForm, max_tokens: int, message_tokens: int) -> str:
     """Write the grammar of answers in this form.
 
     An answer may have `max_tokens`. Of these a message takes `message_tokens`, or less where there
-    are fewer; what is left is for reasoning.
+    are fewer; the rest is for reasoning.
     """
     spare = max_tokens - _count_fixed(form)
     for_message = max(_SHORTEST, min(message_tokens, spare // 2 if form.has_reasoning else spare))

@@ -1,11 +1,11 @@
-"""What the game reads of an answer that is on record, whichever row of a table has it.
+"""The columns that the game reads of an answer on record, whichever table has them.
 
 AnswerPlace          the place of an answer in its episode
-place_of             that of a row; place_of_move, that of the exchange with a turn's move
+place_of             the place of a row; place_of_move, of the exchange with a turn's move
 take_moves           the answers that ended their turns
 Spoken               of which a turn can be made; SpokenRow, the columns for that as a row
 make_exchange        the answer as agents and protocols see it
-Attempted            of which can be said what was wrong
+Attempted            an answer with the reason that it is invalid, if it is
 RecordedToken        a token of an answer with the likeliest ones in its place; read_tokens, of all
 
 The whole row is `nip_core.rollouts.storage.table_rows.Generation`; a reader of some columns has its
@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-# Not that of `typing`: answers stand in pydantic models of programs around nip, and pydantic takes
-# none of `typing` before Python 3.12.
+# Not the one of `typing`: answers stand in pydantic models of programs around nip, and before
+# Python 3.12 pydantic takes none of `typing`.
 from typing_extensions import TypedDict
 
 from nip_core.protocols import Exchange, TokenChoice, Turn
@@ -154,15 +154,15 @@ def make_exchange(row: Spoken) -> Exchange:
     return Exchange(row.text, read_tokens(row.token_logprobs))
 
 
-def read_tokens(recorded: Sequence[RecordedToken] | None) -> tuple[TokenChoice, ...] | None:
+def read_tokens(entries: Sequence[RecordedToken] | None) -> tuple[TokenChoice, ...] | None:
     """Read the column `token_logprobs` of a generation, as turns have it."""
-    if recorded is None:
+    if entries is None:
         return None
     return tuple(
         TokenChoice(
             entry["token"],
             entry["logprob"],
-            {other["token"]: other["logprob"] for other in entry["top"]},
+            {choice["token"]: choice["logprob"] for choice in entry["top"]},
         )
-        for entry in recorded
+        for entry in entries
     )

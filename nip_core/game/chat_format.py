@@ -4,13 +4,13 @@ named                   as it is: a message each, the others' with their name
 alternating             one system message first, then user and assistant in turn
 alternating_no_system   the same, with the system prompt in the first user message
 
-Nothing is lost: every content stands in the result whole and in order. What the others say between
-two answers of the agent becomes one user message, its parts divided by blank lines and each begun
+Nothing is lost: every content stands in the result whole and in order. Messages of others between
+two answers of the agent become one user message, its parts divided by blank lines and each begun
 with the speaker's name ("Expert_1: ..."; a message without a name stays without one). A system
 message in the middle is such a part too, of the speaker "System".
 
 Answers of the agent are never merged, so that each can be trained as it was given. Where nothing
-was said before one, a short user message fills the place, in prompts as in what is trained on.
+was said before one, a short user message fills the place, in prompts as in training examples.
 
 The names in the text are no proof of who spoke: a player can write a line that looks like
 another's. In "named" chats they stand outside the text.
@@ -25,11 +25,11 @@ _SYSTEM = "System"
 
 
 def format_chat(
-    chat: Sequence[ChatMessage], form: str, *, asked: bool = False
+    chat: Sequence[ChatMessage], form: str, *, is_request: bool = False
 ) -> list[ChatMessage]:
     """Put `chat` in the given form, see the setting `chat_format`.
 
-    `asked`: the agent is to speak next, so that a strict chat must end with a user message.
+    `is_request`: the agent is to speak next, so that a strict chat must end with a user message.
     """
     if form == "named":
         return list(chat)
@@ -43,7 +43,7 @@ def format_chat(
             formed.append(_message("assistant", content))
         else:
             _add_user(formed, content, _SYSTEM if role == "system" else message.get("name"))
-    if asked or (formed and formed[-1]["role"] == "system"):
+    if is_request or (formed and formed[-1]["role"] == "system"):
         _ensure_user_is_last(formed)
     return formed
 
@@ -53,11 +53,11 @@ def _message(role: str, content: str) -> ChatMessage:
 
 
 def _add_user(formed: list[ChatMessage], content: str, speaker: str | None) -> None:
-    said = content if speaker is None else f"{speaker}: {content}"
+    text = content if speaker is None else f"{speaker}: {content}"
     if formed and formed[-1]["role"] == "user":
-        formed[-1] = _message("user", f"{formed[-1]['content']}\n\n{said}")
+        formed[-1] = _message("user", f"{formed[-1]['content']}\n\n{text}")
     else:
-        formed.append(_message("user", said))
+        formed.append(_message("user", text))
 
 
 def _ensure_user_is_last(formed: list[ChatMessage]) -> None:

@@ -1,6 +1,6 @@
 """From the record of an episode to the chat that an agent sees: one pure function.
 
-Prompting and dataset building both call `render`, so what is trained is what was asked.
+Prompting and dataset building both call `render`, so training examples have the prompts of play.
 """
 
 import json
@@ -47,7 +47,7 @@ ChatMessage = dict[str, str]
 
 @dataclass(frozen=True)
 class Situation:
-    """What an episode is about: the facts of the problem, never its label."""
+    """The problem of an episode: its facts, never its label."""
 
     question: str
     solution: str
@@ -62,9 +62,9 @@ def columns_json(columns: Mapping[str, str]) -> str | None:
     return json.dumps(columns, sort_keys=True, ensure_ascii=False) if columns else None
 
 
-def parse_columns(recorded: str | None) -> Mapping[str, str]:
+def parse_columns(document: str | None) -> Mapping[str, str]:
     """Read the further texts of a problem, as `columns_json` wrote them."""
-    return {} if recorded is None else dict(json.loads(recorded))
+    return {} if document is None else dict(json.loads(document))
 
 
 def make_situation(problem: Problem, stance: int | None, seed: int) -> Situation:
@@ -137,30 +137,30 @@ class Game:
         mistake of its answer before in this very exchange, the chat ends with a hint. Neither that
         answer nor the hint stands in any later chat.
 
-        In each round come first what the agent is told before its turn (what the scenario
-        announces, that it is its last, or the supervisor's message), then its own answers as they
-        were generated, then what the others wrote in channels that it sees. A longer history has
-        the chat of a shorter one as its beginning. Messages have role and content, those of others
-        also a name; the setting `chat_format` decides in which form they leave.
+        In each round come first the messages to the agent before its turn (the scenario's
+        announcement, that it is its last, or the supervisor's message), then its own answers as
+        they were generated, then the others' messages in channels that it sees. A longer history
+        has the chat of a shorter one as its beginning. Messages have role and content, messages of
+        others also a name; the setting `chat_format` decides in which form they leave.
         """
         rules, seed, stance = self._rules, situation.seed, situation.stance
         prompt = rules.system_prompt(agent, stance, seed)
         texts = self._fill_texts(situation)
         system = prompt.fill(texts)
         chat: list[ChatMessage] = [{"role": "system", "content": system}]
-        # 1. What was said, by round.
+        # 1. The turns, by round.
         by_round: dict[int, list[Turn]] = {}
         for turn in turns:
             by_round.setdefault(turn.round, []).append(turn)
         names = rules.names(seed)
         rounds = rules.rounds(agent, round_, stance, seed, by_round)
         reads_otherwise = type(self.scenario).as_read is not Scenario.as_read
-        # 2. Round by round: what the agent is told, says itself, and reads.
-        for r, seen in enumerate(rounds):
-            if self.announces and seen.moves:
+        # 2. Round by round: the agent's announcement, its own answers, and the messages it reads.
+        for r, view in enumerate(rounds):
+            if self.announces and view.moves:
                 chat += self._announce(agent, r, turns, texts)
-            if seen.told is not None:
-                chat.append({**seen.told})
+            if view.announcement is not None:
+                chat.append({**view.announcement})
             now = by_round.get(r, ())
             from_others = []
             for turn in now:
@@ -168,7 +168,7 @@ class Game:
                     chat += _show_exchanges(turn.exchanges)
                 else:
                     from_others.append(turn)
-            for channel in seen.channels if from_others else ():
+            for channel in view.channels if from_others else ():
                 for turn in from_others:
                     if channel in turn.move.messages:
                         content = turn.move.messages[channel]
@@ -184,8 +184,8 @@ class Game:
             chat.append(self._make_hint(agent, round_, seed, turns, wrong))
         # 3. In the form that its model takes.
         spoke = any(turn.agent == agent for turn in by_round.get(round_, ()))
-        asked = rounds[-1].moves and not spoke
-        return format_chat(chat, self._formats[agent], asked=asked)
+        is_request = rounds[-1].moves and not spoke
+        return format_chat(chat, self._formats[agent], is_request=is_request)
 
     def render_at(
         self,
@@ -198,27 +198,27 @@ class Game:
 
         `turns` are all of its episode. With `wrong` it ends with a hint, see `render`.
         """
-        before = [turn for turn in turns if turn.round < place.round]
+        earlier = [turn for turn in turns if turn.round < place.round]
         own = (t for t in turns if (t.round, t.agent) == (place.round, place.agent))
         exchanges = [exchange for turn in own for exchange in turn.exchanges[: place.exchange]]
-        return self.render(place.agent, situation, before, place.round, wrong, exchanges)
+        return self.render(place.agent, situation, earlier, place.round, wrong, exchanges)
 
     def told(
         self, agent: str, situation: Situation, turns: Sequence[Turn] = (), round_: int = 0
     ) -> tuple[str, str | None]:
-        """Render the agent's system prompt, and what it is told right before its turn in
+        """Render the agent's system prompt, and the text that it reads right before its turn in
         `round_`."""
         by_round: dict[int, list[Turn]] = {}
         for turn in turns:
             by_round.setdefault(turn.round, []).append(turn)
         seed, stance = situation.seed, situation.stance
-        seen = self._rules.rounds(agent, round_, stance, seed, by_round)[round_]
+        view = self._rules.rounds(agent, round_, stance, seed, by_round)[round_]
         prompt, texts = self._rules.system_prompt(agent, stance, seed), self._fill_texts(situation)
-        before = [] if seen.told is None else [seen.told]
-        if self.announces and seen.moves:
-            before = [*self._announce(agent, round_, turns, texts), *before]
-        told = "\n\n".join(message["content"] for message in before)
-        return prompt.fill(texts), told or None
+        announcements = [] if view.announcement is None else [view.announcement]
+        if self.announces and view.moves:
+            announcements = [*self._announce(agent, round_, turns, texts), *announcements]
+        text = "\n\n".join(message["content"] for message in announcements)
+        return prompt.fill(texts), text or None
 
     def _announce(
         self, agent: str, round_: int, turns: Sequence[Turn], texts: Mapping[str, str]
@@ -227,9 +227,9 @@ class Game:
 
         It is the supervisor's, who speaks for the game elsewhere too.
         """
-        before = [turn for turn in turns if turn.round < round_]
+        earlier = [turn for turn in turns if turn.round < round_]
         content = call_for_text(
-            self.scenario, "announce", agent, self.protocol, round_, before, texts
+            self.scenario, "announce", agent, self.protocol, round_, earlier, texts
         )
         name = self.parameters.prompted_agents[agent].supervisor_name
         return [{"role": "user", "content": content, "name": name}] if content else []
@@ -263,11 +263,11 @@ class Game:
 
     def find_mistakes(self, generations: Iterable[Attempted]) -> dict[AnswerPlace, Kind]:
         """Find the mistakes of an episode's answers, by the place of the next attempt."""
-        asked = (
+        places = (
             (row, self.find_mistake(row.agent, row.text, row.finish_reason, row.invalid_reason))
             for row in generations
         )
-        return {place_of(row).next: wrong for row, wrong in asked if wrong is not None}
+        return {place_of(row).next: wrong for row, wrong in places if wrong is not None}
 
     def hint(self, agent: str, round_: int, seed: int, turns: Sequence[Turn], wrong: Kind) -> str:
         """Word the hint for the agent's next try in `round_`, after `turns`."""
@@ -311,10 +311,10 @@ class Game:
         result: RoundResult,
         rewards: Mapping[str, float],
     ) -> Mapping[str, float]:
-        """Return what an episode that ended with `result` after so many rounds pays by agent.
+        """Return by agent the pay of an episode that ended with `result` after so many rounds.
 
-        That are `rewards`, what the protocol pays, unless the settings name a function. Raises
-        ValueError that names the function, for whatever it raises or returns wrongly.
+        The pay is `rewards`, the protocol's, unless the settings name a function. Raises ValueError
+        that names the function, for any error that it raises and any value that is no pay.
         """
         if self.reward_function is None:
             return rewards
@@ -328,7 +328,7 @@ class Game:
         return self._rules.form(agent, round_, seed, turns)
 
     def top_logprobs(self, agent: str) -> int:
-        """Say for how many of the likeliest tokens the agent's calls ask; 0: nobody needs them."""
+        """Say for how many of the likeliest tokens the agent's calls ask; 0: none."""
         protocol = self.protocol
         compared = isinstance(protocol, ZeroKnowledgeProtocol) and protocol.by_tokens
         if compared and agent in EXTRA_AGENTS:
@@ -347,14 +347,14 @@ class Game:
         """
         rules, order = self._rules, self._rules.order
         turns: list[Turn] = []
-        before: list[Turn] = []
+        history: list[Turn] = []
         valid = (row for row in generations if row.invalid_reason is None)
         ordered = sorted(valid, key=lambda a: (a.round * len(order) + order[a.agent], a.exchange))
         for (round_, agent), rows in groupby(ordered, attrgetter("round", "agent")):
             if rules.moves_by_turns and turns and turns[-1].round < round_:
-                before = turns.copy()
+                history = turns.copy()
             *earlier, last = map(make_exchange, rows)
-            move = rules.parse(agent, round_, seed, last.text, before)
+            move = rules.parse(agent, round_, seed, last.text, history)
             turns.append(Turn(round_, agent, last.text, move, last.tokens, tuple(earlier)))
         return turns
 

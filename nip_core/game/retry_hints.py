@@ -1,10 +1,10 @@
-"""What an agent is told that is asked again: a fixed sentence by what was wrong, and the form.
+"""The hint to an agent that is asked again: a fixed sentence for its fault, and the form.
 
 hint  the text
 
 The answer that was wrong is not shown, and the hint says so, as the last answer in the chat is
 another one. Small models repeat what stands in their chat, and so would repeat it; the prompt grows
-by no more than the hint, whatever was said; and no invalid answer is ever in a history.
+by no more than the hint; and no invalid answer is ever in a history.
 """
 
 from nip_core.game.answers.parsing import AnswerForm
@@ -31,18 +31,18 @@ def hint(kind: Kind, form: AnswerForm, tokens: int) -> str:
 
     `tokens` is the most that the agent may generate.
     """
-    told = [f"{_UNUSABLE}: {_WRONG[kind].format(tokens=tokens)}."]
+    sentences = [f"{_UNUSABLE}: {_WRONG[kind].format(tokens=tokens)}."]
     if form.scale is not None and (form.must_decide or is_about_decision(kind)):
         line = decision_line(form.scale)
         decide = f"end with exactly {line}" if form.has_reasoning else f"write exactly {line} and"
         decide += ", on a line of its own." if form.has_reasoning else " nothing else."
         if form.must_decide:
-            told.append(decide[0].upper() + decide[1:])
+            sentences.append(decide[0].upper() + decide[1:])
         else:
-            told.append(f"To decide, {decide} To ask, name no verdict.")
+            sentences.append(f"To decide, {decide} To ask, name no verdict.")
     if form.headers and not form.must_decide:
         headers = join_words([f'"{header}"' for header in form.headers.values()])
-        told.append(f"Write a part for each, in lines that begin with {headers}.")
-    if len(told) == 1:
-        told.append("Answer again, in the form that your instructions ask for.")
-    return " ".join(told)
+        sentences.append(f"Write a part for each, in lines that begin with {headers}.")
+    if len(sentences) == 1:
+        sentences.append("Answer again, in the form that your instructions ask for.")
+    return " ".join(sentences)

@@ -1,11 +1,11 @@
-"""What a protocol and the prompts say, asked once for all episodes, or once for each seed.
+"""The answers of a protocol and its prompts, asked once for all episodes, or once for each seed.
 
 Rules  rounds as an agent sees them, forms of answers, names, system prompts
 Seen   a round as an agent sees it
 
 Most protocols treat all episodes alike, and say so by `Protocol.uses_seed`. Of these, answers are
 kept for good; of all others, those that a user adds included, for a while. Nothing is kept that
-depends on what was said in an episode.
+depends on the messages of an episode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class Seen(NamedTuple):
     """A round as one agent sees it."""
 
     moves: bool  # whether it is the agent's turn
-    told: Mapping[str, str] | None  # the message with which it is told so, if there is one
+    announcement: Mapping[str, str] | None  # the message with which it is told so, if there is one
     channels: tuple[str, ...]  # that it reads, in the order in which it is shown them
 
 
@@ -43,7 +43,7 @@ class _Kept:
 
 
 class Rules:
-    """The answers of one protocol with its prompts. What it gives out must not be changed."""
+    """The answers of one protocol with its prompts. They must not be changed."""
 
     def __init__(self, parameters: HyperParameters, protocol: Protocol, prompts: SystemPrompts):
         self._parameters, self._protocol, self._prompts = parameters, protocol, prompts
@@ -113,15 +113,15 @@ class Rules:
         by_round: Mapping[int, Sequence[Turn]],
     ) -> Sequence[Seen]:
         rounds = []
-        before: list[Turn] = []
+        earlier: list[Turn] = []
         own_turns = 0
         for round_ in range(last + 1):
-            moves = agent in self._protocol.movers(round_, seed, before)
-            told = self._announce(agent, round_, own_turns, stance, seed) if moves else None
+            moves = agent in self._protocol.movers(round_, seed, earlier)
+            announcement = self._announce(agent, round_, own_turns, stance, seed) if moves else None
             own_turns += moves
             channels = self._protocol.channel_order(agent, round_, seed)
-            rounds.append(Seen(moves, told, tuple(channels)))
-            before += by_round.get(round_, ())
+            rounds.append(Seen(moves, announcement, tuple(channels)))
+            earlier += by_round.get(round_, ())
         return rounds
 
     def _announce(
@@ -144,19 +144,19 @@ class Rules:
 
     # Answers.
 
-    def form(self, agent: str, round_: int, seed: int, before: Sequence[Turn]) -> AnswerForm:
+    def form(self, agent: str, round_: int, seed: int, earlier: Sequence[Turn]) -> AnswerForm:
         """Return the form of the agent's answer in the round, after the turns before it."""
         if self.moves_by_turns:
-            return self._form(agent, round_, seed, before)
+            return self._form(agent, round_, seed, earlier)
         forms = self._keep_answers(seed).forms
         form = forms.get((agent, round_))
         if form is None:
-            form = forms[agent, round_] = self._form(agent, round_, seed, before)
+            form = forms[agent, round_] = self._form(agent, round_, seed, earlier)
         return form
 
-    def _form(self, agent: str, round_: int, seed: int, before: Sequence[Turn]) -> AnswerForm:
+    def _form(self, agent: str, round_: int, seed: int, earlier: Sequence[Turn]) -> AnswerForm:
         protocol = self._protocol
-        channels = protocol.movers(round_, seed, before)[agent]
+        channels = protocol.movers(round_, seed, earlier)[agent]
         return AnswerForm(
             channels=channels,
             headers=protocol.headers(agent, channels, seed),
@@ -166,9 +166,9 @@ class Rules:
             is_early=not protocol.counts(round_),
         )
 
-    def parse(self, agent: str, round_: int, seed: int, text: str, before: Sequence[Turn]) -> Move:
+    def parse(self, agent: str, round_: int, seed: int, text: str, earlier: Sequence[Turn]) -> Move:
         """Read the move in `text`. Raises InvalidResponse."""
-        form = self.form(agent, round_, seed, before)
+        form = self.form(agent, round_, seed, earlier)
         if len(text) > _SHORT or self._by_seed or self.moves_by_turns:
             return parse_response(text, form)
         place = (agent, round_, text)

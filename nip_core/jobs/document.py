@@ -1,8 +1,8 @@
-"""The document of one job in the run store, replaced only where it is what was last seen.
+"""The document of one job in the run store, replaced only where it is as it was last read.
 
 JobDocument           reading it, and every change
-read_job              what it says, for those who change nothing
-count_billed_tokens   what its attempts were trained on
+read_job              the job's record, for readers that change nothing
+count_billed_tokens   the tokens that its attempts were trained on
 """
 
 from typing import Any
@@ -46,19 +46,19 @@ class JobDocument:
             return None
         return _parse(data, self.path)
 
-    def save(self, record: JobRecord, what: str | None, **changes: Any) -> JobRecord:
-        """Write `record` with `changes` and the event `what`; return it as written.
+    def save(self, record: JobRecord, event: str | None, **changes: Any) -> JobRecord:
+        """Write `record` with `changes` and an `event`; return it as written.
 
         Raises LeaseError if another runner has written it or taken the run over.
         """
-        if what is not None:
-            changes["events"] = (*record.events, JobEvent(at=self._clock.now(), what=what))
+        if event is not None:
+            changes["events"] = (*record.events, JobEvent(at=self._clock.now(), what=event))
         record = record.model_copy(update=changes)
         data = encode(record.model_dump(mode="json"))
         fence = self._lease.fence if self._lease else None
         if self._etag is None:
-            written = self._store.put_if_absent(self.path, data, fence=fence)
-            self._etag = self._store.get_with_etag(self.path)[1] if written else None
+            is_written = self._store.put_if_absent(self.path, data, fence=fence)
+            self._etag = self._store.get_with_etag(self.path)[1] if is_written else None
         else:
             self._etag = self._store.put_if_match(self.path, data, self._etag, fence=fence)
         if self._etag is None:
@@ -66,11 +66,11 @@ class JobDocument:
         return record
 
     def end(
-        self, record: JobRecord, outcome: Outcome, reason: str | None, what: str, **changes: Any
+        self, record: JobRecord, outcome: Outcome, reason: str | None, event: str, **changes: Any
     ) -> JobRecord:
         """Write the end of the job."""
         changes = {"finished_at": self._clock.now(), **changes}
-        return self.save(record, what, state="terminal", outcome=outcome, reason=reason, **changes)
+        return self.save(record, event, state="terminal", outcome=outcome, reason=reason, **changes)
 
 
 def read_job(run: RunStore, path: str) -> JobRecord | None:
@@ -108,7 +108,7 @@ def count_billed_tokens(job: JobRecord, expected: int | None) -> int:
     earlier = sum(attempt.trained_tokens or 0 for attempt in job.previous)
     if job.trained_tokens is not None:
         return earlier + job.trained_tokens
-    # A create whose outcome is unknown may have made a job: what it would cost counts until then.
+    # A create with an unknown outcome may have made a job: its cost counts until then.
     was_sent = job.id is not None or job.creates_open > 0
     if was_sent and job.outcome in (None, "succeeded"):
         return earlier + (expected or 0)

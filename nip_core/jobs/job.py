@@ -1,14 +1,14 @@
-"""A fine-tune job: what is asked for, what is recorded, and what a back-end must offer.
+"""A fine-tune job: its request, its record, and the calls that a back-end must offer.
 
 job_key      the identity of a job, derived from everything that decides its outcome
-JobSpec      what to train
+JobSpec      the job to submit
 Payload      the data of a job: bytes, or a file
 JobRecord    the document ``jobs/<group>.json`` of the run store, with a JobAttempt for each
              that was followed by another
 JobView      a job as the back-end reports it
 ModelView    a model as the back-end describes it
 Backend      the calls to a training service
-BackendTrouble   what goes wrong in a call: Refused, Busy or NoAnswer; the ledger treats each
+BackendTrouble   the failure of a call: Refused, Busy or NoAnswer; the ledger treats each
              differently, so a back-end must sort its errors into them
 Clock        the time that the ledger goes by
 """
@@ -69,7 +69,7 @@ class Busy(BackendTrouble):
 
 
 class NoAnswer(BackendTrouble):
-    """No usable answer: what the call did, if anything, is unknown."""
+    """No usable answer: the effect of the call, if any, is unknown."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)
@@ -121,7 +121,7 @@ class JobSpec:
     examples: int  # lines of the training file
     method: str = "supervised"
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
-    """What the OpenAI API has words for: n_epochs, batch_size, and beta of a job by DPO."""
+    """Settings in the OpenAI API's words: n_epochs, batch_size, and beta of a job by DPO."""
     nip: NipSettings = field(default_factory=NipSettings)
     """LoRA and optimizer settings, for our own server only; sent are those that are set."""
     attempt: int = 0  # grows with each deliberate resubmission
@@ -129,7 +129,7 @@ class JobSpec:
     validation_examples: int = 0  # lines of the validation file; 0: there is none
     validation_digest: str | None = None  # says which part of the dataset that is
     integrations: Sequence[Mapping[str, Any]] = ()
-    """Who else is told of the job, in the OpenAI API's words. No part of what is trained."""
+    """The services that are told of the job, in the OpenAI API's words. They change no model."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class JobEvent(BaseModel):
 
 
 class JobAttempt(BaseModel):
-    """One attempt to train a model: what was asked for, and what came of it."""
+    """One attempt to train a model: its request, and its outcome."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
@@ -281,7 +281,7 @@ class JobView:
 
 @dataclass(frozen=True)
 class ModelView:
-    """What a back-end says of a model; None: it does not say."""
+    """The description of a model by a back-end; None: it does not say."""
 
     digest: str | None = None  # of its weights
     kind: str | None = None  # "adapter", or "base" where every weight was trained
@@ -349,7 +349,7 @@ class Backend(ABC):
         await self.find_jobs("-")
 
     async def describe_model(self, name: str) -> ModelView:
-        """Ask for what is known of a model. Raises Refused for one that there is not."""
+        """Ask for the description of a model. Raises Refused for one that does not exist."""
         return ModelView()
 
     async def bring_model(self, name: str) -> ModelView:

@@ -1,17 +1,17 @@
 """The job ledger. It alone submits fine-tune jobs, each exactly once.
 
 open_ledger        the ledger of a run over a provider's back-end
-Ledger.ensure_job  submit a job, or find the one that was submitted before, whatever was killed
+Ledger.ensure_job  submit a job, or find the one that was submitted before, after any kill
 Ledger.poll        follow a job to its end
-Ledger.give_up     cancel a job whose deadline has passed
-Ledger.record      what is recorded of a job
+Ledger.give_up     cancel a job after its deadline
+Ledger.record      the record of a job
 Ledger.abandon     end a submission that was cut short
 Ledger.cancel      ask the back-end to stop a job
 
 A job's document goes intent -> submitted -> terminal. Before every create the document says that
-one is open. After a create whose outcome is unknown (no answer, a 5xx, a crash) the jobs that
-carry the key are listed until the back-end's list can no longer lag behind, and what is found is
-adopted. Only a list that was read, late enough, without the job allows another create, which
+one is open. After a create with an unknown outcome (no answer, a 5xx, a crash) the jobs that carry
+the key are listed until the back-end's list can no longer lag behind, and a job in it is adopted.
+Only a list that was read, late enough, without the job allows another create, which
 carries the same idempotency key. If the list can't be read, that is the end: JobError.
 
 Covered: crashes and lost answers at any point, lists that lag by less than `settle_s`, several
@@ -61,18 +61,18 @@ _KNOWN = frozenset({*ACTIVE_STATUSES, *ENDED_STATUSES, "paused"})
 class _Look:
     """The result of one look at a job."""
 
-    record: JobRecord  # with what is new
+    record: JobRecord  # with the news
     asked_s: float | None = None  # how long to wait before the next look, as the back-end says
     trouble: str = ""  # why nothing was seen
     ends_as: Outcome | None = None  # how the job ends if every look is like this for `settle_s`
-    view: JobView | None = None  # what was seen
+    view: JobView | None = None  # the view, if there was one
 
 
 @asynccontextmanager
 async def open_ledger(
     run: RunStore,
     provider: type[Provider],
-    at: Endpoint,
+    endpoint: Endpoint,
     *,
     settle_s: float,
     lease: Lease | None = None,
@@ -82,7 +82,7 @@ async def open_ledger(
 
     The rest: see `Ledger`.
     """
-    async with open_backend(provider, at) as backend:
+    async with open_backend(provider, endpoint) as backend:
         yield Ledger(run, backend, settle_s=settle_s, lease=lease, clock=clock), backend
 
 
@@ -123,7 +123,7 @@ class Ledger:
     ) -> JobRecord:
         """Submit the job for `spec`, unless an earlier call has; return its record.
 
-        `dataset` is the JSONL to train on, `validation` that of the validation file. A job that
+        `dataset` is the JSONL to train on, `validation` the validation file. A job that
         has ended is returned as recorded, except for one that was refused: no job came of it, so
         it is tried again. `note` is put on record with the intent, before anything is sent.
 
@@ -131,13 +131,13 @@ class Ledger:
         of the submission can't be learned; RunConflictError if another job is on record that has
         not ended, or is a later attempt; LeaseError if another runner has the run.
         """
-        # 1. Begin with what is on record; write the intent where nothing of this job is. A record
+        # 1. Begin with the record; write the intent where there is none of this job. A record
         #    with another key may be an ended attempt before this one: `_begin` knows the rule.
         document = self._document(spec.iteration, spec.group)
         record = document.load()
         if record is None or record.key != spec.key:
             record = self._begin(document, spec, record, note)
-        # Whatever was refused may have been mended since: a key, a limit of the account.
+        # The reason of a refusal may have been mended since: a key, a limit of the account.
         elif record.outcome == "refused":
             record = document.save(
                 record, "trying again", state="intent", outcome=None, reason=None, finished_at=None
@@ -198,17 +198,17 @@ class Ledger:
 
         Looks every `interval_s`, less and less often while nothing changes (up to
         `longest_pause_s`; None: ten times `interval_s`, or 30 s), and not before the back-end
-        asks to. `watch` is told of each look at a job that goes on: what was seen, or None and
-        why nothing was. `deadline_s` counts from submission,
-        or from the time of day `counted_from_s` (for a back-end that stands still when its runner
-        does). Failed looks are repeated; a status that is not known is not an end. A job that the
-        back-end does not know, or that has succeeded and names no model, for `settle_s` is one.
+        asks to. `watch` is told of each look at a job that goes on: its view, or None and the
+        reason for a failed look. `deadline_s` counts from submission, or from the time of day
+        `counted_from_s` (for a back-end that stands still when its runner does). Failed looks are
+        repeated; a status that is not known is not an end. A job that the back-end does not know,
+        or that has succeeded and names no model, for `settle_s` is one.
 
         Raises DeadlineError when the deadline passes, JobError when the back-end denies access,
         and ParkedError when the job goes on for `park_after_s` from now; the record stays as it
         is, and polling again goes on.
         """
-        # 1. Begin with what is on record, which another process may have written meanwhile.
+        # 1. Begin with the record, which another process may have written meanwhile.
         document = self._document(record.iteration, record.group)
         record = document.load() or record
         if record.state == "terminal":
@@ -286,8 +286,8 @@ class Ledger:
         # A success without a name is no end yet, see below.
         if view.status in ENDED_STATUSES and not is_nameless:
             return _Look(await self._finish(document, record, view))
-        # Each change goes on record when it is seen: whoever goes on after a kill, and whoever
-        # shows the run, knows how far the job is.
+        # Each change goes on record when it is seen: a process that goes on after a kill, and one
+        # that shows the run, knows how far the job is.
         if view.status != record.status:
             record = self._note(document, record, view.status)
         if is_nameless:
@@ -295,7 +295,7 @@ class Ledger:
             return _Look(record, None, "it has succeeded, but names no model", "failed")
         if view.estimated_finish is None:
             return _Look(record, view=view)
-        # Half of what is left, because it is an estimate; for the same reason no longer than the
+        # Half of the rest, because it is an estimate; for the same reason no longer than the
         # longest pause.
         left_s = view.estimated_finish - self._clock.now()
         return _Look(record, min(left_s / 2, longest_pause_s), view=view)
@@ -320,7 +320,7 @@ class Ledger:
         try:
             return await self.poll(
                 record,
-                interval_s=FIRST_PAUSE_S,  # what is cancelled ends soon
+                interval_s=FIRST_PAUSE_S,  # a cancelled job ends soon
                 deadline_s=self._waiting.patience_s,
                 counted_from_s=self._clock.now(),  # its own deadline is over
             )
@@ -358,7 +358,7 @@ class Ledger:
         try:
             await self._waiting.until_answered(lambda: self._backend.cancel_job(job_id))
         except Refused as error:
-            # It may just have ended, which whoever asked finds out by looking.
+            # It may just have ended, which the caller finds out by looking.
             raise JobError(f"job {job_id}: can't be cancelled: {error}") from error
 
     def _document(self, iteration: int, group: str) -> JobDocument:
@@ -370,23 +370,23 @@ class Ledger:
         )
 
     def _begin(
-        self, document: JobDocument, spec: JobSpec, stored: JobRecord | None, note: str | None
+        self, document: JobDocument, spec: JobSpec, earlier: JobRecord | None, note: str | None
     ) -> JobRecord:
-        """Write the intent; an ended attempt in `stored` is kept as an earlier one."""
+        """Write the intent; an ended attempt in `earlier` is kept as an earlier one."""
         previous: tuple[JobAttempt, ...] = ()
-        if stored is not None:
+        if earlier is not None:
             # One that was refused has made no job, so any other may take its place.
-            over = stored.state == "terminal" and spec.attempt > stored.attempt
-            if not over and stored.outcome != "refused":
+            over = earlier.state == "terminal" and spec.attempt > earlier.attempt
+            if not over and earlier.outcome != "refused":
                 raise RunConflictError(
-                    f"{document.path}: holds attempt {stored.attempt} with key {stored.key} "
-                    f"({stored.outcome or stored.state}), which can't become attempt "
+                    f"{document.path}: holds attempt {earlier.attempt} with key {earlier.key} "
+                    f"({earlier.outcome or earlier.state}), which can't become attempt "
                     f"{spec.attempt} with key {spec.key} (stored -> given): "
-                    f"{stored.difference_to(spec)}"
+                    f"{earlier.difference_to(spec)}"
                 )
-            # Kept: what an attempt has trained was paid for, and `max_attempts` counts all of them.
-            last = stored.model_dump(mode="json", exclude={"previous"})
-            previous = (*stored.previous, JobAttempt.model_validate(last))
+            # Kept: the tokens of an attempt were paid for, and `max_attempts` counts all of them.
+            last = earlier.model_dump(mode="json", exclude={"previous"})
+            previous = (*earlier.previous, JobAttempt.model_validate(last))
         record = JobRecord.from_spec(spec, self._clock.now(), previous)
         return document.save(record, "intent" if note is None else f"intent: {note}")
 
@@ -434,7 +434,7 @@ class Ledger:
                 # Only a back-end that ignores the key, and lists jobs later than `settle_s`, has
                 # several.
                 _log.warning("%d jobs with key %s; the first is taken", len(jobs), key)
-            # The first, so that everybody who looks takes the same.
+            # The first, so that every process that looks takes the same.
             return min(jobs, key=lambda job: (job.created_at, job.id), default=None)
 
         return await self._waiting.until_settled(find)
@@ -453,7 +453,7 @@ class Ledger:
         )
 
     def _note(self, document: JobDocument, record: JobRecord, status: str) -> JobRecord:
-        """Put on record a status that is no end; also one that nobody here knows.
+        """Put on record a status that is no end; also one that is not known here.
 
         A back-end may come to have further statuses, and a job that goes on must not be lost.
         """

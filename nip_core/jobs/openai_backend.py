@@ -5,9 +5,9 @@ NipBackend     the same at an lm_server, which takes more settings and proves it
 
 Nothing here retries or waits: the ledger decides that, from the three kinds of errors into which
 every failure is sorted. Settings that the OpenAI API has no words for go into the body as
-``nip``, and only to an lm_server. The key is never logged, and it is
-taken out of whatever words of the server end in errors or records. The client costs most of a
-second to import, and playing does not need it: it is imported when a back-end is made.
+``nip``, and only to an lm_server. The key is never logged, and it is taken out of all words of the
+server that end in errors or records. The client costs most of a second to import, and playing does
+not need it: it is imported when a back-end is made.
 """
 
 import io
@@ -55,7 +55,7 @@ class _WireError(BaseModel):
 
 
 class _WireJob(BaseModel):
-    """A job of the API, as far as it is read here. What is left out, or null, is not known."""
+    """A job of the API, as far as it is read here. A field left out, or null, is not known."""
 
     id: object = None
     status: object = None
@@ -70,7 +70,7 @@ class _WireJob(BaseModel):
     method: dict[str, JsonValue] | None = None
     """``type``, and under its name the ``hyperparameters`` of that method."""
     nip: dict[str, JsonValue] | None = None
-    """What a server of ours says beside the API's words."""
+    """The words of a server of ours beside the API's."""
     metadata: dict[str, object] | None = None
 
     def effective(self) -> dict[str, JsonValue]:
@@ -101,7 +101,7 @@ class OpenAIBackend(Backend):
         self._client = client or AsyncOpenAI(
             base_url=address,
             api_key=key,
-            # What is sent again is for the ledger to say: a create that the client repeats may make
+            # The ledger decides on repetition: a create that the client repeats may make
             # a second job, and be paid twice.
             max_retries=0,
             timeout=timeout_s,
@@ -115,9 +115,9 @@ class OpenAIBackend(Backend):
 
     async def find_file(self, filename: str, size_bytes: int) -> str | None:
         async def find() -> str | None:
-            seen = 0
+            count = 0
             async for file in self._client.files.list(purpose="fine-tune", order="desc"):
-                seen += 1
+                count += 1
                 # An upload that was cut short may stand under the name.
                 usable = file.status != "error" and file.bytes == size_bytes
                 if file.filename == filename and usable:
@@ -175,14 +175,14 @@ class OpenAIBackend(Backend):
             )
 
     async def find_jobs(self, key: str) -> list[JobView]:
-        # A server that ignores the filter sends all jobs; the comparison here is what counts.
+        # A server that ignores the filter sends all jobs; the comparison here decides.
         async def find() -> list[JobView]:
             views: list[JobView] = []
-            after: str | None = None
+            cursor: str | None = None
             for _ in range(_MOST_PAGES):
                 query = {f"metadata[{KEY_METADATA}]": key, "limit": _PAGE}
                 page = await self._client.fine_tuning.jobs.list(
-                    extra_query=query | ({"after": after} if after else {})
+                    extra_query=query | ({"after": cursor} if cursor else {})
                 )
                 jobs = getattr(page, "data", None)
                 if not isinstance(jobs, list):
@@ -192,9 +192,9 @@ class OpenAIBackend(Backend):
                 ]
                 if not jobs or not page.has_more:
                     return views
-                if jobs[-1].id == after:
+                if jobs[-1].id == cursor:
                     break
-                after = jobs[-1].id
+                cursor = jobs[-1].id
             raise NoAnswer(f"{self.address}: its list of jobs does not end")
 
         return await self._call(find())
@@ -225,7 +225,7 @@ class OpenAIBackend(Backend):
     async def describe_model(self, name: str) -> ModelView:
         model = await self._call(self._client.models.retrieve(name))
         described: dict[str, Any] = redact_all(model.model_dump(mode="json"), self.key)
-        # What servers of nip add to a model's description.
+        # The fields that servers of nip add to a model's description.
         extension = described.get("nip")
         if not isinstance(extension, dict):
             return ModelView()
@@ -259,7 +259,7 @@ class OpenAIBackend(Backend):
             cause = f" ({error.__cause__!r})" if error.__cause__ else ""
             failure = NoAnswer(redact(f"{self.address}: {error}{cause}", self.key))
         except (OpenAIError, ValueError, TypeError, AttributeError) as error:
-            # Whatever the client makes of an answer that is cut off or not what the API promises.
+            # Any error of the client for an answer that is cut off or breaks the API's promise.
             failure = NoAnswer(redact(f"{self.address}: unusable answer ({error!r})", self.key))
         raise failure
 
@@ -270,19 +270,19 @@ class OpenAIBackend(Backend):
         # A quota that is used up is a 429, too, but no waiting mends it.
         if status == 429 and error.code != "insufficient_quota":
             return Busy(message, retry_after_s)
-        # A redirect, a timeout, a fault: what the call has done there is not known.
+        # A redirect, a timeout, a fault: the effect of the call there is not known.
         if status < 400 or status == 408 or status >= 500:
             return NoAnswer(message, retry_after_s)
         return Refused(message, status)
 
     def _message(self, error: "APIStatusError") -> str:
         body = error.body
-        said = body.get("message") if isinstance(body, Mapping) else None
-        if not isinstance(said, str):
-            said = str(error)
-        elif isinstance(error.param, str) and error.param not in said:
-            said = f"{error.param}: {said}"
-        return redact(said, self.key)[:1000]
+        message = body.get("message") if isinstance(body, Mapping) else None
+        if not isinstance(message, str):
+            message = str(error)
+        elif isinstance(error.param, str) and error.param not in message:
+            message = f"{error.param}: {message}"
+        return redact(message, self.key)[:1000]
 
     def _view(self, job: Any) -> JobView:
         """Read a job from the client's object, and check it: the client has checked nothing."""
@@ -301,8 +301,8 @@ class OpenAIBackend(Backend):
                 metadata={name: str(value) for name, value in (wire.metadata or {}).items()},
             )
         except (AttributeError, TypeError, ValueError) as failure:
-            what = first_fault(failure) if isinstance(failure, ValidationError) else repr(failure)
-            reason = redact(f"unusable answer: not a job ({what})", self.key)
+            fault = first_fault(failure) if isinstance(failure, ValidationError) else repr(failure)
+            reason = redact(f"unusable answer: not a job ({fault})", self.key)
         raise NoAnswer(reason)
 
 
@@ -339,7 +339,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, field: str) -> str:
     if not isinstance(value, str) or not value:
-        raise NoAnswer(f"unusable answer: no {what}")
+        raise NoAnswer(f"unusable answer: no {field}")
     return value

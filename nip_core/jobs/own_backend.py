@@ -1,10 +1,10 @@
 """A user's back-end, as the ledger can rely on one.
 
-OwnBackend  passes calls on to an object of the user's class; what comes back is checked, and
-            nothing that leaves it has the key
+OwnBackend  passes calls on to an object of the user's class; the answers are checked, and nothing
+            that leaves it has the key
 
-Errors and jobs of a service go on record and on the screen, and a service may send back what it was
-sent. What its class raises beside the three kinds of `BackendTrouble` is its own mistake, and is
+Errors and jobs of a service go on record and on the screen, and a service may send back its input.
+An error that its class raises beside the three kinds of `BackendTrouble` is its own mistake, and is
 named as such.
 """
 
@@ -88,7 +88,7 @@ class OwnBackend(Backend):
 
     async def _call(self, kind: Any, name: str, *arguments: object) -> Any:
         """Make a call, and check its answer. Raises BackendTrouble, or JobError for a mistake."""
-        # Raised outside the handlers: what a client raises may hold the key, as it was sent.
+        # Raised outside the handlers: a client's error may hold the key, as it was sent.
         failure: NipError
         try:
             answer = await getattr(self._own, name)(*arguments)
@@ -98,15 +98,15 @@ class OwnBackend(Backend):
             failure.args = (failure.message, *error.args[1:])
         except NipError:
             raise
-        except Exception as error:  # whatever a user's class raises
+        except Exception as error:  # any error that a user's class raises
             text = " ".join(str(error).split())
             raised = f"raised {type(error).__name__}: {text:.500}{find_line(error, self._file)}"
             failure = self._mistake(name, raised)
         else:
             if isinstance(answer, kind):
                 return answer
-            wanted = kind.__name__ if isinstance(kind, type) else kind
-            failure = self._mistake(name, f"returned {answer!r:.200}, and has to return {wanted}")
+            expected = kind.__name__ if isinstance(kind, type) else kind
+            failure = self._mistake(name, f"returned {answer!r:.200}, and has to return {expected}")
         raise failure from None
 
     def _view(self, name: str, job: object) -> JobView:
@@ -123,8 +123,8 @@ class OwnBackend(Backend):
         )
 
     def _mistake(self, name: str, trouble: str) -> JobError:
-        said = redact(f"{self._name}.{name} ({self._file}) {trouble}", self.key)
+        message = redact(f"{self._name}.{name} ({self._file}) {trouble}", self.key)
         return JobError(
-            f"{said}; mend it and run again: what is on record is kept, and a job is looked for "
+            f"{message}; mend it and run again: what is on record is kept, and a job is looked for "
             "before another one is made"
         )

@@ -1,6 +1,6 @@
 """Calls to our lm_server beside the API of OpenAI: its version, its engines.
 
-LmServer          those of one server
+LmServer          the calls to one server
 version_problem   why a version does not fit this one
 """
 
@@ -19,7 +19,7 @@ EngineAction = Literal["start", "stop", "sleep", "wake"]
 
 
 class TemplateFacts(BaseModel):
-    """What an engine says of its model's chat template."""
+    """The facts of a model's chat template, by its engine."""
 
     writes_date: bool = False
     """It writes today's date into each prompt."""
@@ -28,7 +28,7 @@ class TemplateFacts(BaseModel):
     thoughts: str | None = ""
     """How it writes the thoughts before an answer; None: not at all, "": not known."""
     unset: list[str] = []
-    """Variables that it reads and nobody has set."""
+    """Variables that it reads and no setting has set."""
 
 
 class EngineStatus(BaseModel):
@@ -48,7 +48,7 @@ class EngineFacts(BaseModel):
 
 
 class _ModelFacts(BaseModel):
-    """What a server of ours adds to a model that a job has made."""
+    """The facts that a server of ours adds to a model that a job has made."""
 
     kind: str
     base_model: str
@@ -91,7 +91,7 @@ class LmServer:
     async def version(self) -> tuple[int, str | None]:
         """Ask for the server's version: HTTP status, and version (None: it says none).
 
-        Raises ServerError where nobody answers.
+        Raises ServerError where no server answers.
         """
         status, body = await self._call("GET", "/version")
         version = body.get("version") if status == 200 and isinstance(body, dict) else None
@@ -103,9 +103,9 @@ class LmServer:
         return self._read_engine(*await self._call("GET", path), path)
 
     async def engine_status(self, base_model: str) -> EngineStatus | None:
-        """Ask what the engine of a base model tells of itself; None where nobody knows.
+        """Ask for the status of a base model's engine; None where it is not known.
 
-        Raises ServerError where nobody answers.
+        Raises ServerError where no server answers.
         """
         status, body = await self._call("GET", f"/nip/engines/{base_model}")
         if status != 200:
@@ -118,7 +118,7 @@ class LmServer:
     async def list_models(self) -> list[str]:
         """List the names that a server of ours has; none of another's, which may answer to more.
 
-        Raises ServerError where nobody answers.
+        Raises ServerError where no server answers.
         """
         status, body = await self._call("GET", "/v1/models")
         try:
@@ -128,18 +128,18 @@ class LmServer:
         return [model.id for model in listed]
 
     async def find_base(self, model: str) -> str | None:
-        """Ask over which base model an adapter was trained; None for what is no adapter of ours.
+        """Ask over which base model an adapter was trained; None if it is no adapter of ours.
 
-        Raises ServerError where nobody answers.
+        Raises ServerError where no server answers.
         """
         status, body = await self._call("GET", f"/v1/models/{model}")
         if status != 200:
             return None
         try:
-            shown = _ShownModel.model_validate(body).nip
+            facts = _ShownModel.model_validate(body).nip
         except ValidationError:  # a base model, or another server's
             return None
-        return None if shown.kind == "base" else shown.base_model
+        return None if facts.kind == "base" else facts.base_model
 
     async def move_engine(self, base_model: str, action: EngineAction) -> EngineFacts:
         """Start, stop, wake or put to sleep; returns the engine as it then is.
@@ -157,7 +157,7 @@ class LmServer:
             try:
                 return EngineFacts.model_validate(body)
             except ValidationError:
-                pass  # not ours: it is said below, with whatever reason it gives
+                pass  # not ours: it is said below, with the reason that it gives
         reason = redact(str(_read_error(body).message or "no reason given"), self.endpoint.api_key)
         raise ServerError(f"{self.root}{path}: HTTP {status}: {reason[:1000]}")
 

@@ -24,7 +24,7 @@ _WORDS = ("n_epochs", "batch_size", "beta", "advantage", "clip_low", "clip_high"
 
 @asynccontextmanager
 async def open_backend(
-    provider: type[Provider], at: Endpoint, *, timeout_s: float = 120.0
+    provider: type[Provider], endpoint: Endpoint, *, timeout_s: float = 120.0
 ) -> AsyncIterator[Backend]:
     """Open the back-end of a provider at an address; its connections are closed at the end.
 
@@ -33,9 +33,9 @@ async def open_backend(
     service = provider.training or TrainingService()
     backend: Backend
     if isinstance(service.backend, str):
-        backend = _OURS[service.backend](at.base_url, at.api_key, timeout_s=timeout_s)
+        backend = _OURS[service.backend](endpoint.base_url, endpoint.api_key, timeout_s=timeout_s)
     else:
-        backend = OwnBackend(_find_own(service), at.base_url, at.api_key)
+        backend = OwnBackend(_find_own(service), endpoint.base_url, endpoint.api_key)
     try:
         yield backend
     finally:
@@ -78,9 +78,9 @@ def _find_own(service: TrainingService) -> type[Backend]:
     kind = service.backend
     if not (isinstance(kind, type) and issubclass(kind, Backend)):
         raise TypeError(f"its backend is no subclass of nip_core.jobs.job.Backend (got {kind!r})")
-    missing = sorted(kind.__abstractmethods__)
-    if missing:
-        raise TypeError(f"{kind.__name__} has no method {' and no method '.join(missing)}")
+    methods = sorted(kind.__abstractmethods__)
+    if methods:
+        raise TypeError(f"{kind.__name__} has no method {' and no method '.join(methods)}")
     for call, function in vars(Backend).items():
         is_awaited = inspect.iscoroutinefunction(function)
         if is_awaited and not inspect.iscoroutinefunction(getattr(kind, call)):

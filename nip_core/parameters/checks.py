@@ -1,13 +1,13 @@
 """Checks of agents that need more than one agent's settings. Each raises ValueError.
 
-check_groups         agents that share a model agree on what concerns it
+check_groups         agents that share a model agree on its settings
 check_agents         the settings of one agent fit together and to the rest
 check_schedules      agents that alternate do so in step
 check_log_probs      who is compared by log-probabilities has some
 check_attack         an attack attacks another run, with provers that have a model
 check_budget_prices  a cap in dollars has all prices that it needs
 find_attackers       the provers that attack
-list_scripted        those of them whose messages a script writes
+list_scripted        the attackers that have their messages from a script
 """
 
 from typing import TYPE_CHECKING
@@ -53,9 +53,9 @@ GROUP_SETTINGS = (
     "per_device_train_batch_size",
 )
 """What the agents of a shared model group must agree on: all that concerns their one model. How
-they are sampled, what they are told and when they are trained may differ."""
+they are sampled, their prompts and when they are trained may differ."""
 
-_SUFFIX_LENGTH = 64  # of a job, what fine-tuning APIs take
+_SUFFIX_LENGTH = 64  # of a job, as fine-tuning APIs take it
 
 
 def check_groups(parameters: "HyperParameters") -> None:
@@ -92,11 +92,11 @@ def check_agents(parameters: "HyperParameters") -> None:
         _check_quantization(f"agents.{name}", agent, parameters)
         _check_full_training(f"agents.{name}", agent, parameters)
         if agent.provider.names_weights:
-            other = quantized.setdefault(agent.model_name, agent.quantization)
-            if other != agent.quantization:
+            quantization = quantized.setdefault(agent.model_name, agent.quantization)
+            if quantization != agent.quantization:
                 raise ValueError(
                     f"agents.{name}.quantization: another agent uses {agent.model_name!r} with "
-                    f"{other!r}, and one engine serves a model one way"
+                    f"{quantization!r}, and one engine serves a model one way"
                 )
         if agent.stack_lora_adapters and agent.fine_tune_from_scratch:
             raise ValueError(
@@ -106,7 +106,7 @@ def check_agents(parameters: "HyperParameters") -> None:
 
 
 def check_log_probs(parameters: "HyperParameters") -> None:
-    """Refuse to compare tokens of agents whose engine gives no log-probabilities."""
+    """Refuse to compare tokens of agents with an engine that gives no log-probabilities."""
     settings = parameters.zk_protocol
     if not parameters.protocol_common.zero_knowledge or settings.similarity != "log_probs":
         return
@@ -127,7 +127,7 @@ def check_log_probs(parameters: "HyperParameters") -> None:
 
 
 def check_attack(parameters: "HyperParameters") -> None:
-    """An attack has somebody to attack, and somebody who does."""
+    """An attack has a verifier to attack, and provers that do."""
     attack = parameters.attack
     if attack.run is None:
         return
@@ -176,11 +176,11 @@ def check_attack(parameters: "HyperParameters") -> None:
 
 def check_budget_prices(parameters: "HyperParameters") -> None:
     """Refuse a cap in dollars where a paid model has no price."""
-    missing = find_missing_prices(parameters) if parameters.budget.usd is not None else ()
-    if missing:
+    models = find_missing_prices(parameters) if parameters.budget.usd is not None else ()
+    if models:
         prices = ", ".join(line.strip() for line in write_price_lines(parameters))
         raise ValueError(
-            f"budget.usd: what {', '.join(missing)} costs is not known; add, with US dollars per "
+            f"budget.usd: what {', '.join(models)} costs is not known; add, with US dollars per "
             f"million tokens, prices: {{{prices}}}, or "
             "cap tokens with budget.tokens"
         )
@@ -204,13 +204,13 @@ def list_scripted(parameters: "HyperParameters") -> tuple[str, ...]:
 
 def check_schedules(parameters: "HyperParameters") -> None:
     """Refuse alternating agents with different periods, or different parts of them."""
-    seen: dict[tuple[int, int], str] = {}
+    schedules: dict[tuple[int, int], str] = {}
     for name, agent in parameters.model_agents.items():
         schedule = agent.update_schedule
         if isinstance(schedule, AlternatingPeriodicUpdateSchedule):
-            seen.setdefault((schedule.period, schedule.first_agent_num_iterations), name)
-    if len(seen) > 1:
-        (mine, first), (theirs, second) = list(seen.items())[:2]
+            schedules.setdefault((schedule.period, schedule.first_agent_num_iterations), name)
+    if len(schedules) > 1:
+        (mine, first), (theirs, second) = list(schedules.items())[:2]
         raise ValueError(
             f"agents.{second}.update_schedule: alternates with period and first part {theirs}, but "
             f"agents.{first} with {mine}; agents that alternate must agree on both"
@@ -246,9 +246,9 @@ def _check_address(
 ) -> None:
     """At most one setting says where the agent's model is."""
     if agent.use_dummy_api:
-        said = "base_url" if agent.base_url is not None else "language_model_server_*"
+        setting = "base_url" if agent.base_url is not None else "language_model_server_*"
         if agent.base_url is not None or agent.moves_server:
-            raise ValueError(f"{place}: use_dummy_api calls no API, so {said} can't be set")
+            raise ValueError(f"{place}: use_dummy_api calls no API, so {setting} can't be set")
         return
     if not agent.provider.is_lm_server:
         if agent.moves_server:
@@ -346,7 +346,7 @@ def _check_quantization(
 def _check_full_training(
     place: str, agent: PureTextAgentParameters, parameters: "HyperParameters"
 ) -> None:
-    """Refuse full-weight training where nobody could serve its base models."""
+    """Refuse full-weight training where no server could serve its base models."""
     if agent.use_lora or not agent.provider.names_weights:
         return
     if agent.stack_lora_adapters:
@@ -360,7 +360,7 @@ def _check_full_training(
             "ones can't be; set one of them"
         )
     groups = [parameters.group_parameters(group) for group in parameters.groups]
-    playing = [other for other in groups if other.model_name == agent.model_name]
+    playing = [each for each in groups if each.model_name == agent.model_name]
     # Groups play at the same time. Old and new models of one group, for the gate, take turns.
     if len(playing) > 1 and not agent.freeze_agent and takes_turns(parameters, agent):
         raise ValueError(

@@ -126,7 +126,7 @@ class HyperParameters(AttackQuestions, Parameters):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 6198
     """Every other seed derives from it; 0 to 2147483647."""
     agents: dict[str, AnyAgentParameters] = Field(default_factory=dict)
-    """Settings by agent name; what stands under `_default` holds for all of them. An agent with
+    """Settings by agent name; the ones under `_default` hold for all of them. An agent with
     `is_random: true` has no model and no other settings."""
     rl: RlTrainerParameters = RlTrainerParameters()
     text_rl: TextRlParameters = TextRlParameters()
@@ -178,7 +178,7 @@ class HyperParameters(AttackQuestions, Parameters):
             names = list_agent_names(protocol, common.zero_knowledge)
         except ValueError as error:
             raise ValueError(f"interaction_protocol: {error}") from None
-        # 2. No settings for anybody else.
+        # 2. No settings for any other agent.
         for name in agents:
             if name not in ("_default", *names):
                 raise ValueError(
@@ -262,16 +262,16 @@ class HyperParameters(AttackQuestions, Parameters):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(["scenario_settings", *map(str, first["loc"])])
-            known = ", ".join(kind.Settings.model_fields)
+            names = ", ".join(kind.Settings.model_fields)
             unknown = first["type"] == "extra_forbidden"
-            reason = f"unknown setting; there are {known}" if unknown else first["msg"]
+            reason = f"unknown setting; there are {names}" if unknown else first["msg"]
             raise ValueError(f"{place}: {reason}") from None
         protocol = make_protocol(self)
         try:
             scenario.check(protocol)
         except ValueError:
             raise
-        except Exception as error:  # whatever a user's class raises
+        except Exception as error:  # any error that a user's class raises
             raise ValueError(f"scenario: {describe_raised(scenario, 'check', error)}") from error
         if scenario.labels_in_play:
             self._check_labels_in_play()
@@ -324,7 +324,7 @@ class HyperParameters(AttackQuestions, Parameters):
         return groups
 
     def group_parameters(self, group: str) -> PureTextAgentParameters:
-        """Settings of the group's first agent; what concerns the model is equal for all."""
+        """Settings of the group's first agent; settings of the model are equal for all."""
         return self.model_agents[self.groups[group][0]]
 
     @property
@@ -333,7 +333,7 @@ class HyperParameters(AttackQuestions, Parameters):
         return tuple(g for g in self.groups if not self.group_parameters(g).freeze_agent)
 
     def training_agents(self, group: str, iteration: int) -> tuple[str, ...]:
-        """The agents whose rollouts train the group in this iteration; () where it is not."""
+        """The agents with rollouts that train the group in this iteration; () where it is not."""
         agents = {name: self.model_agents[name] for name in self.groups[group]}
         return tuple(
             name
@@ -343,7 +343,7 @@ class HyperParameters(AttackQuestions, Parameters):
 
     @property
     def choosing_provers(self) -> tuple[str, ...]:
-        """Return the provers whose messages an attack chooses, writes or trains."""
+        """Return the provers with messages that an attack chooses, writes or trains."""
         return find_attackers(self)
 
     @property
@@ -375,13 +375,13 @@ class HyperParameters(AttackQuestions, Parameters):
 
     def gives_hint(self, agent: str) -> bool:
         """Tell whether the agent is told what was wrong when it is asked again."""
-        chosen = self.prompted_agents[agent].retry_hint
-        return self.system_prompt_version != SHORT if chosen is None else chosen
+        setting = self.prompted_agents[agent].retry_hint
+        return self.system_prompt_version != SHORT if setting is None else setting
 
     def could_be_guided(self, agent: str) -> bool:
         """Tell whether the engine could hold the agent's answers to their form, and is not told to.
 
-        Trainer pure_text_grpo trains on what the model itself chose, so nobody may choose with it.
+        Trainer pure_text_grpo trains on the model's own choices, so no grammar may choose with it.
         """
         settings = self.prompted_agents[agent]
         takes = settings.use_dummy_api or find_dialect(settings).takes_grammars
@@ -405,7 +405,7 @@ class HyperParameters(AttackQuestions, Parameters):
 
 
 def _plain(value: Any) -> Any:
-    """An agent's settings as a mapping of what was set."""
+    """An agent's settings as a mapping of those that were set."""
     if isinstance(value, AgentParameters):
         return value.model_dump(exclude_unset=True) | {"is_random": value.is_random}
     return {} if value is None else value

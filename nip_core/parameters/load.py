@@ -53,10 +53,10 @@ def load_parameters(
         return HyperParameters.model_validate(values)
     except ValidationError as error:
         lines = _lines(error)
-    # 3. Say whose fault it is: what is wrong without the overrides stands in the file.
+    # 3. Say where the fault is: an error without the overrides stands in the file.
     of_file = lines if not overrides else _find_problems(in_file, file)
     of_overrides = [line for line in lines if line not in of_file]
-    if of_overrides:  # what is wrong without them as well may be what they were to mend
+    if of_overrides:  # an error without them as well may be the one that they were to mend
         raise SettingsError("--set: " + "; ".join(of_overrides))
     raise SettingsError(f"{place}: " + "; ".join(lines))
 
@@ -175,8 +175,8 @@ def _is_text(keys: list[str]) -> bool:
 
 def _shown(value: Any) -> str:
     """A value for a message; one with an address in it may hold a password."""
-    shown = repr(value)
-    return "a value with an address in it" if "://" in shown or "@" in shown else shown[:200]
+    text = repr(value)
+    return "a value with an address in it" if "://" in text or "@" in text else text[:200]
 
 
 def _as_number(text: str) -> float | None:
@@ -192,9 +192,9 @@ def _explain(detail: ErrorDetails) -> str:
     location = ".".join(str(part) for part in _places(place))
     if kind == "extra_forbidden":
         name = str(place[-1])
-        beside = _field_names(_places(place[:-1]))
-        hint = guess_setting(name, beside)
-        if name in beside:  # known of a model's agent
+        neighbours = _field_names(_places(place[:-1]))
+        hint = guess_setting(name, neighbours)
+        if name in neighbours:  # known of a model's agent
             hint = "; a random agent has no model and so none of a model's settings"
         return f"{location}: unknown setting{hint}"
     if kind == "value_error":
@@ -218,7 +218,7 @@ def list_settings_below(keys: tuple[str, ...]) -> dict[str, str | None]:
     kinds: tuple[type[Parameters], ...] = (HyperParameters,)
     for key in keys:
         fields = [kind.model_fields[key] for kind in kinds if key in kind.model_fields]
-        if fields:  # otherwise the key of a mapping, whose values have these kinds
+        if fields:  # otherwise the key of a mapping, with values of these kinds
             kinds = tuple(k for field in fields for k in groups_in(field.annotation))
     return {
         name: None if groups_in(field.annotation) else _as_written(field.default)
@@ -240,6 +240,6 @@ def _field_names(location: tuple[Any, ...]) -> list[str]:
     kinds: tuple[type[Parameters], ...] = (HyperParameters,)
     for part in location:
         fields = [kind.model_fields[part] for kind in kinds if part in kind.model_fields]
-        # A name that is no field is a key of a mapping, whose values have these kinds.
+        # A name that is no field is a key of a mapping, with values of these kinds.
         kinds = tuple(k for f in fields for k in groups_in(f.annotation)) if fields else kinds
     return [name for kind in kinds for name in kind.model_fields]

@@ -1,14 +1,14 @@
 """Files that settings name by a path, and the folders in which they are looked for.
 
-Folder          a folder, with what an error calls it
+Folder          a folder, with its name in errors
 find_beside     the settings of a file, with each path as it is found from the working directory
 find_on_record  the settings of a run on record, found from elsewhere than where it was begun
 find_in_sweep   one setting of a sweep's file
 
 A path in a YAML file is looked for beside that file first, then in the working directory; one that
-was typed (``--set``) the other way round. What is found stands in the settings as a path from the
-working directory, so that whoever reads it later need not know where the YAML lay. A run's record
-keeps that path; it is read from elsewhere by the folder in which the run's store lies.
+was typed (``--set``) the other way round. The file's path from the working directory stands in the
+settings, so that a later reader need not know where the YAML lay. A run's record keeps that path;
+it is read from elsewhere by the folder in which the run's store lies.
 """
 
 import os
@@ -31,7 +31,7 @@ _IN_PYTHON = (
     ("attack", "script"),
     ("lm_server", "engine"),
 )
-"""Settings that name what stands in a Python file, behind a colon."""
+"""Settings that name a class or function in a Python file, behind a colon."""
 _DATA_ENDINGS = (".parquet", ".jsonl", ".jsonl.gz", ".train", ".dev", ".test")
 _SELF_HOSTED = "SelfHosted"
 
@@ -42,7 +42,7 @@ class Folder:
 
     path: str
     """As it is joined with a file's path; "" is the working directory."""
-    called: str = "the working directory"
+    name: str = "the working directory"
 
 
 _HERE = Folder("")
@@ -69,40 +69,42 @@ class _NamedFile:
 def find_beside(values: PlainMapping, file: str, typed: PlainMapping | None = None) -> PlainDict:
     """Give `values` with each path as it is found beside `file`, or in the working directory.
 
-    `typed` are those of them that were typed. Raises SettingsError for a path that is in
+    `typed` has the values that were typed. Raises SettingsError for a path that is in
     neither folder.
     """
-    beside = Folder(os.path.dirname(file), f"beside {os.path.basename(file)}")
+    own_folder = Folder(os.path.dirname(file), f"beside {os.path.basename(file)}")
     result = dict(values)
-    for named in _list_named(values):
-        is_typed = bool(_text(typed, *named.keys))
-        folders = (_HERE, beside) if is_typed else (beside, _HERE)
-        path = _find(named, folders, values)
-        if path is not None and named.is_published:
-            _refuse_both(named, path)
+    for setting in _list_named(values):
+        is_typed = bool(_text(typed, *setting.keys))
+        folders = (_HERE, own_folder) if is_typed else (own_folder, _HERE)
+        path = _find(setting, folders, values)
+        if path is not None and setting.is_published:
+            _refuse_both(setting, path)
             continue
-        if path is None and named.is_needed:
+        if path is None and setting.is_needed:
             place = "--set" if is_typed else file
-            raise SettingsError(f"{place}: {_say_missing(named, folders)}")
+            raise SettingsError(f"{place}: {_say_missing(setting, folders)}")
         if path is not None:
-            result = _with(result, named.keys, path)
+            result = _with(result, setting.keys, path)
     return result
 
 
-def find_on_record(stored: PlainMapping, directory: str | None, place: Path | None) -> PlainMapping:
+def find_on_record(
+    settings: PlainMapping, directory: str | None, place: Path | None
+) -> PlainMapping:
     """Give a run's settings on record with paths that lead to its files from here.
 
     A path that is not in the working directory is looked for in the `directory` in which the run
     was begun, where that is on record, and by the `place` of the run by now (None in a bucket): a
-    project may have moved. What is nowhere stays as it is.
+    project may have moved. A path that is nowhere stays as it is.
     """
-    moved = _find_moved(_text(stored, "run_store"), place)
-    begun = [folder for folder in (moved, directory) if folder is not None]
-    result = stored
-    for named in _list_named(stored) if begun else ():
-        found = _find(named, (_HERE, *map(Folder, begun)), stored)
-        if found is not None and not named.is_published:
-            result = _with(result, named.keys, found)
+    moved = _find_moved(_text(settings, "run_store"), place)
+    folders = [folder for folder in (moved, directory) if folder is not None]
+    result = settings
+    for setting in _list_named(settings) if folders else ():
+        path = _find(setting, (_HERE, *map(Folder, folders)), settings)
+        if path is not None and not setting.is_published:
+            result = _with(result, setting.keys, path)
     return result
 
 
@@ -112,9 +114,9 @@ def find_in_sweep(setting: str, value: Plain, file: str) -> Plain:
     for key in reversed(setting.split(".")):
         values = {key: values}
     for named in _list_named(values if isinstance(values, dict) else {}):
-        found = _find(named, (Folder(os.path.dirname(file)),), {}) if named.is_needed else None
-        if found is not None:
-            return found
+        path = _find(named, (Folder(os.path.dirname(file)),), {}) if named.is_needed else None
+        if path is not None:
+            return path
     return value
 
 
@@ -166,17 +168,17 @@ def _list_in_python(values: PlainMapping, place: tuple[str, ...]) -> Iterator[_N
         yield from _relative(_NamedFile(place, file, f":{name}"))
 
 
-def _refuse_both(named: _NamedFile, found: str) -> None:
+def _refuse_both(setting: _NamedFile, path: str) -> None:
     try:
-        refuse_both(named.file, found)
+        refuse_both(setting.file, path)
     except SettingsError as error:
-        raise SettingsError(f"{named.address}: {error}") from None
+        raise SettingsError(f"{setting.address}: {error}") from None
 
 
-def _relative(named: _NamedFile) -> Iterator[_NamedFile]:
-    """Pass on what is a relative path."""
-    if named.file and not named.file.startswith(("/", "~")):
-        yield named
+def _relative(setting: _NamedFile) -> Iterator[_NamedFile]:
+    """Pass on a relative path."""
+    if setting.file and not setting.file.startswith(("/", "~")):
+        yield setting
 
 
 def _is_written_as_path(text: str) -> bool:
@@ -190,46 +192,46 @@ def _text(values: Any, *keys: str) -> str:
     return values if isinstance(values, str) else ""
 
 
-def _find(named: _NamedFile, folders: Sequence[Folder], values: PlainMapping) -> str | None:
+def _find(setting: _NamedFile, folders: Sequence[Folder], values: PlainMapping) -> str | None:
     """Return the setting with the path of the first folder that has the file; None if none has."""
     for folder in folders:
-        path = os.path.join(folder.path, named.file)
+        path = os.path.join(folder.path, setting.file)
         if os.path.lexists(path):
-            if _is_own(named, values):
+            if _is_own(setting, values):
                 return None
             # As it is written where it leads to the same file: equal settings stay equal.
-            shown = named.file if _is_same(path, named.file) else path
-            return f"{shown}{named.name_in_file}"
+            written_path = setting.file if _is_same(path, setting.file) else path
+            return f"{written_path}{setting.name_in_file}"
     return None
 
 
-def _is_same(path: str, other: str) -> bool:
+def _is_same(path: str, second: str) -> bool:
     try:
-        return os.path.samefile(path, other)
+        return os.path.samefile(path, second)
     except OSError:
-        return path == other
+        return path == second
 
 
-def _is_own(named: _NamedFile, values: PlainMapping) -> bool:
+def _is_own(setting: _NamedFile, values: PlainMapping) -> bool:
     """Tell whether a word is the name of data that come with the scenario."""
-    if named.keys != ("dataset",) or named.is_needed:
+    if setting.keys != ("dataset",) or setting.is_needed:
         return False
     try:
         kind = find_scenario(_text(values, "scenario") or "code_validation")
     except ValueError:  # is said with all else that is wrong
         return False
-    return named.file in kind.bundled or named.file in kind.generated
+    return setting.file in kind.bundled or setting.file in kind.generated
 
 
-def _say_missing(named: _NamedFile, folders: Sequence[Folder]) -> str:
+def _say_missing(setting: _NamedFile, folders: Sequence[Folder]) -> str:
     places: dict[str, str] = {}
     for folder in folders:
-        place = os.path.abspath(os.path.join(folder.path, named.file))
-        places[place] = f"{places[place]} and {folder.called}" if place in places else folder.called
-    looked = ", then for ".join(f"{place!r} ({called})" for place, called in places.items())
+        place = os.path.abspath(os.path.join(folder.path, setting.file))
+        places[place] = f"{places[place]} and {folder.name}" if place in places else folder.name
+    looked = ", then for ".join(f"{place!r} ({name})" for place, name in places.items())
     return (
-        f"{named.address}: there is no {named.file!r:.200}; looked for {looked}; name a file that "
-        "is there"
+        f"{setting.address}: there is no {setting.file!r:.200}; looked for {looked}; name a file "
+        "that is there"
     )
 
 

@@ -77,7 +77,7 @@ with this value, which changes nothing, and are refused with any other.
 
 
 def page_of_settings() -> str:
-    """Write the page of settings for everybody, as Markdown."""
+    """Write the page of settings for users, as Markdown."""
     parts = [_HEAD, _section("", HyperParameters)]
     for name, field in HyperParameters.model_fields.items():
         address = f"{name}.<name>" if get_origin(field.annotation) is dict else name
@@ -129,7 +129,7 @@ def _section(address: str, kind: type[Parameters]) -> str:
 def describe_setting(kind: type[BaseModel], name: str) -> str:
     """Say what a setting means, in the words below it; "" where there are none.
 
-    Read from the source when somebody asks. Pydantic can do the same while it makes a class, for
+    It is read from the source on request. Pydantic can do the same while it makes a class, for
     which every command would wait.
     """
     return kind.model_fields[name].description or _read_docstrings(kind).get(name, "")
@@ -137,15 +137,15 @@ def describe_setting(kind: type[BaseModel], name: str) -> str:
 
 @cache
 def _read_docstrings(kind: type[BaseModel]) -> dict[str, str]:
-    """Read the texts below the fields of a class and of those that it refines."""
+    """Read the texts below the fields of a class and of its base classes."""
     docstrings: dict[str, str] = {}
     for refined in reversed(kind.__mro__):
         if issubclass(refined, BaseModel) and refined is not BaseModel:
             [of_class] = ast.parse(textwrap.dedent(inspect.getsource(refined))).body
             assert isinstance(of_class, ast.ClassDef)
-            for above, below in pairwise(of_class.body):
-                field = above.target if isinstance(above, ast.AnnAssign) else None
-                text = below.value if isinstance(below, ast.Expr) else None
+            for statement, docstring in pairwise(of_class.body):
+                field = statement.target if isinstance(statement, ast.AnnAssign) else None
+                text = docstring.value if isinstance(docstring, ast.Expr) else None
                 if isinstance(field, ast.Name) and isinstance(text, ast.Constant):
                     docstrings[field.id] = inspect.cleandoc(str(text.value))
     return docstrings
@@ -176,7 +176,7 @@ def _schedules() -> str:
 
 
 def _prefixes() -> dict[str, str]:
-    """By class of settings: what stands before the names of its fields."""
+    """By class of settings: the prefix of the names of its fields."""
     prefixes = {"HyperParameters": ""}
     for name, field in HyperParameters.model_fields.items():
         inner = f"{name}.<name>." if get_origin(field.annotation) is dict else f"{name}."

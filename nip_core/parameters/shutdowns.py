@@ -29,17 +29,17 @@ LAST_JOBS = date(2027, 1, 6)
 
 
 def list_shutdown_warnings(
-    parameters: HyperParameters, today: date, told: Mapping[str, date] | None = None
+    parameters: HyperParameters, today: date, days: Mapping[str, date] | None = None
 ) -> list[str]:
     """Say when models at OpenAI end, or have ended; one line each.
 
-    `told`: by model, the day that OpenAI says itself, which counts more than the table.
+    `days`: by model, the day that OpenAI says itself, which counts more than the table.
     """
     lines = dict.fromkeys(
         line
         for name, agent in parameters.model_agents.items()
         if is_at_openai(agent)
-        for line in _warnings(name, agent, today, (told or {}).get(agent.model_name))
+        for line in _warnings(name, agent, today, (days or {}).get(agent.model_name))
     )
     return list(lines)
 
@@ -51,12 +51,12 @@ def is_at_openai(agent: PureTextAgentParameters) -> bool:
 
 
 def _warnings(
-    name: str, agent: PureTextAgentParameters, today: date, told: date | None
+    name: str, agent: PureTextAgentParameters, today: date, announced_day: date | None
 ) -> Iterator[str]:
     base = (
         agent.model_name.split(":")[1] if agent.model_name.startswith("ft:") else agent.model_name
     )
-    day = told or SHUTDOWNS.get(base)
+    day = announced_day or SHUTDOWNS.get(base)
     if day is not None:
         models = f"{base} and all fine-tunes of it"
         if today < day:

@@ -10,33 +10,35 @@ from nip_core.parameters.blocks.loop_settings import Price
 from nip_core.parameters.hyper_parameters import HyperParameters
 
 
-def complete_settings(stored: PlainMapping) -> dict[str, Any]:
+def complete_settings(settings: PlainMapping) -> dict[str, Any]:
     """Complete a run's settings on record with defaults, for settings of later versions.
 
-    Nothing is checked, and what is not known any more stays as it is.
+    Nothing is checked, and settings that are not known any more stay as they are.
     """
-    return change_groups(HyperParameters, stored, _complete)
+    return change_groups(HyperParameters, settings, _complete)
 
 
-def read_settings(stored: PlainMapping) -> HyperParameters:
+def read_settings(settings: PlainMapping) -> HyperParameters:
     """A run's settings on record as settings of today. Raises ValueError if they can't be."""
-    return HyperParameters.from_dict(complete_settings(stored), ignore_extra_keys=True)
+    return HyperParameters.from_dict(complete_settings(settings), ignore_extra_keys=True)
 
 
-def read_costing_settings(stored: PlainMapping) -> HyperParameters:
-    """Of a run's settings on record what its cost goes by: agents, prices and budget.
+def read_costing_settings(record: PlainMapping) -> HyperParameters:
+    """Read the part of a run's settings on `record` that its cost goes by: agents, prices, budget.
 
-    The rest is missing, so that a run is shown whatever version wrote it, without its scenario.
+    The rest is missing, so that a run of any version is shown, without its scenario.
     A provider's file is not run either, which may be another one here, or none.
     """
-    settings = complete_settings(stored)
+    settings = complete_settings(record)
     parts: dict[str, Any] = {
         "agents": {
             name: PureTextAgentParameters.model_construct(**{**agent, **_bill(agent)})
             for name, agent in settings["agents"].items()
             if not agent.get("is_random")
         },
-        "prices": {name: Price.model_construct(**of) for name, of in settings["prices"].items()},
+        "prices": {
+            name: Price.model_construct(**price) for name, price in settings["prices"].items()
+        },
         "budget": BudgetParameters.model_construct(**settings["budget"]),
     }
     return HyperParameters.model_construct(**parts)

@@ -1,4 +1,4 @@
-"""Checks of what is trained, and how. Each raises ValueError.
+"""Checks of training: its agents, methods and examples. Each raises ValueError.
 
 check_training  the trainer can train who is to be trained, as it is set up
 """
@@ -23,8 +23,8 @@ def check_training(parameters: "HyperParameters") -> None:
             "text_rl.verifier_guess_replacement_proportion is for expert iteration, which trainer "
             f"{parameters.trainer!r} does not do; set it to 0"
         )
-    trained = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
-    if text_rl.verifier_guess_replacement_proportion > 0 and "verifier" not in trained:
+    trained_agents = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
+    if text_rl.verifier_guess_replacement_proportion > 0 and "verifier" not in trained_agents:
         raise ValueError(
             "text_rl.verifier_guess_replacement_proportion changes what the verifier is trained on "
             f"(got {text_rl.verifier_guess_replacement_proportion:g}), and agents.verifier is "
@@ -35,7 +35,7 @@ def check_training(parameters: "HyperParameters") -> None:
         _check_malt(parameters)
     if parameters.trainer == "pure_text_grpo":
         _check_grpo(parameters)
-    _check_hints(parameters, trained)
+    _check_hints(parameters, trained_agents)
     if parameters.promotion.enabled and parameters.test_dataset_split == "validation":
         raise ValueError(
             "promotion.enabled: models would be chosen by the problems that they are tested on; "
@@ -51,15 +51,15 @@ def check_training(parameters: "HyperParameters") -> None:
         )
 
 
-def _check_hints(parameters: "HyperParameters", trained: Collection[str]) -> None:
+def _check_hints(parameters: "HyperParameters", trained_agents: Collection[str]) -> None:
     """Refuse to train behind hints where none is given."""
     for name, agent in parameters.model_agents.items():
-        keeps = agent.train_hints == "keep" and name in trained
+        keeps = agent.train_hints == "keep" and name in trained_agents
         if keeps and not parameters.gives_hint(name):
-            why = "" if agent.retry_hint is False else ', as with prompts of version "short"'
+            reason = "" if agent.retry_hint is False else ', as with prompts of version "short"'
             raise ValueError(
                 f"agents.{name}.train_hints: keep trains on hints, and this agent is given none "
-                f"(retry_hint is off{why}); set agents.{name}.retry_hint: true, or leave "
+                f"(retry_hint is off{reason}); set agents.{name}.retry_hint: true, or leave "
                 "train_hints out"
             )
 
@@ -81,7 +81,7 @@ def _check_methods(parameters: "HyperParameters") -> None:
 
 
 def _check_malt(parameters: "HyperParameters") -> None:
-    """Answers to one prompt can differ, and what an episode may pay is known."""
+    """Answers to one prompt can differ, and the possible pay of an episode is known."""
     common = parameters.protocol_common
     if common.reward_function is not None and common.reward_range is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What somebody probably meant who wrote a setting that there is not."""
+"""The setting that a user probably meant who wrote one that does not exist."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -13,29 +13,30 @@ _NEAR, _NEAR_ELSEWHERE = 0.6, 0.8
 _WORDS_OF_IT = 0.96
 """How alike a name counts that is whole words of another, as "iterations" of num_iterations."""
 _BESIDE = 0.1
-"""How much nearer is what stands beside it."""
+"""How much nearer a neighbour is."""
 _MOST_SHOWN = 3
 
 
-def guess_setting(name: str, beside: Sequence[str]) -> str:
+def guess_setting(name: str, neighbours: Sequence[str]) -> str:
     """``; did you mean 'rl.num_iterations'?``, or "" where no setting has such a name and there
     are more beside it than can be listed.
 
-    `beside`: the settings of the group in which `name` was written. Those of other groups are
-    suggested by their whole address: if they have this very name, or are nearer than any beside.
+    `neighbours`: the settings of the group in which `name` was written. Settings of other groups
+    are suggested by their whole address: if they have this very name, or are nearer than any
+    neighbour.
     """
     elsewhere = _addresses()
     alike = {place: _likeness(name, place) for place in elsewhere}
     likely = [place for place, score in alike.items() if score >= _NEAR_ELSEWHERE]
-    likely += [place for place in beside if _likeness(name, place) >= _NEAR]
+    likely += [place for place in neighbours if _likeness(name, place) >= _NEAR]
     best = max(
         likely,
-        key=lambda place: _likeness(name, place) + (_BESIDE if place in beside else 0.0),
+        key=lambda place: _likeness(name, place) + (_BESIDE if place in neighbours else 0.0),
         default=None,
     )
     if best is None:
-        return f"; there are {' and '.join(beside)}" if len(beside) <= _MOST_SHOWN else ""
-    places = [best] if best in beside else elsewhere[best][:_MOST_SHOWN]
+        return f"; there are {' and '.join(neighbours)}" if len(neighbours) <= _MOST_SHOWN else ""
+    places = [best] if best in neighbours else elsewhere[best][:_MOST_SHOWN]
     return f"; did you mean {' or '.join(map(repr, places))}?"
 
 
@@ -47,8 +48,8 @@ def _likeness(name: str, setting: str) -> float:
     return max(_ratio(name, setting), _WORDS_OF_IT * of_parts)
 
 
-def _ratio(name: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, other, name).ratio()
+def _ratio(name: str, candidate: str) -> float:
+    return difflib.SequenceMatcher(None, candidate, name).ratio()
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +67,7 @@ def _below(kind: type[Parameters], prefix: str) -> Iterator[str]:
         groups = groups_in(field.annotation)
         if groups and get_origin(field.annotation) is tuple:
             continue  # a list, whose entries have no address
-        # Of what is there for each agent, or model, the one for all, or any.
+        # Of settings that each agent, or model, has: the one for all, or any.
         key = {"agents": "_default.", "prices": "MODEL."}.get(name, "") if groups else ""
         for group in groups:
             yield from _below(group, f"{prefix}{name}.{key}")

@@ -1,13 +1,13 @@
 """The progress of a run in this process: stages write it, views read it through `outlook`.
 
 Progress   the run in this process: counters, activities, events, stages
-Stage      a step of an iteration: what nip_core.stages has functions for, with a name
-Activity   something that is being done: a server that starts, a job
+Stage      a step of an iteration, with the name of its function in nip_core.stages
+Activity   a piece of work that goes on: a server that starts, a job
 Event      something that has happened
 
 A stage writes by adding to counters and setting attributes: no lock, no clock and no text for an
 episode or a call, of which a thousand may be in flight. Only the thread of the event loop counts;
-views look from other threads, and what they see may be a call behind.
+views look from other threads, and may see the state of a call before.
 """
 
 import time
@@ -40,7 +40,7 @@ class Event:
     at: float
     """Seconds since 1970."""
     kind: str
-    """What for programs: run, ready, test, ...; warning and trouble are for people first."""
+    """The kind for programs: run, ready, test, ...; warning and trouble are for people first."""
     text: str
     """The same in a line."""
     facts: Mapping[str, Any]
@@ -71,7 +71,7 @@ class Activity:
     """To be trained on in all, where that is known."""
     tokens_per_s: float | None = None
     left_s: float | None = None
-    """What is left by the word of who does it, at `told_s`."""
+    """The time left by the word of its server, at `told_s`."""
     told_s: float = 0.0
     _first: tuple[float, int] | None = None
 
@@ -93,8 +93,8 @@ class Activity:
         if done and self._first is None:
             self._first = now_s, tokens
         if self._first is not None and done != self.done and now_s > self._first[0]:
-            trained = tokens - self._first[1]
-            self.tokens_per_s = trained / (now_s - self._first[0]) if trained > 0 else None
+            new_tokens = tokens - self._first[1]
+            self.tokens_per_s = new_tokens / (now_s - self._first[0]) if new_tokens > 0 else None
         self.status, self.done, self.total, self.tokens = status, done, total, tokens
         self.loss = self.loss if loss is None else loss
 
@@ -116,7 +116,9 @@ class Progress:
     episodes_done: int = 0
     episodes_failed: int = 0
     episodes_in_flight: int = 0
-    episodes_before: int = 0  # of those done, what was not played here since its playing began
+    episodes_before: int = (
+        0  # of those done, the ones that were not played here since its playing began
+    )
     episodes_began_s: float = 0.0
     tokens_before: int = 0  # generated, when its playing began
     turns_before: int = 0  # valid answers, when its playing began
@@ -135,7 +137,7 @@ class Progress:
     tokens_by_agent: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Prompt and generated tokens, by agent."""
     warning: str = ""
-    """What people should see at once."""
+    """A warning that people should see at once."""
 
     events: list[Event] = field(default_factory=list)
     activities: list[Activity] = field(default_factory=list)
@@ -169,12 +171,12 @@ class Progress:
         """Note when it began."""
         self.began_s = self.stage_began_s = self.clock()
 
-    # What is being done ---------------------------------------------------------------------------
+    # Present work ----------------------------------------------------------------------------
 
     @contextmanager
-    def doing(self, what: str, **facts: Any) -> Iterator[Activity]:
+    def doing(self, name: str, **facts: Any) -> Iterator[Activity]:
         """Show an activity while the block goes on; `facts` are attributes of it."""
-        activity = Activity(what, self.clock(), **facts)
+        activity = Activity(name, self.clock(), **facts)
         self.activities.append(activity)
         try:
             yield activity
@@ -182,12 +184,12 @@ class Progress:
             self.activities.remove(activity)
 
     @contextmanager
-    def starting(self, what: str, **facts: Any) -> Iterator[Activity]:
+    def starting(self, name: str, **facts: Any) -> Iterator[Activity]:
         """`doing`, and once it is done an event with how long it took."""
-        with self.doing(f"starting {what}", **facts) as activity:
+        with self.doing(f"starting {name}", **facts) as activity:
             yield activity
         took_s = self.clock() - activity.began_s
-        self.tell("ready", f"{what}: ready after {took_s:.1f} s", what=what, seconds=took_s)
+        self.tell("ready", f"{name}: ready after {took_s:.1f} s", what=name, seconds=took_s)
 
     def start_episodes(self, split: str, total: int, done: int = 0, failed: int = 0) -> None:
         """Begin with the episodes of a split; `done` are played, `failed` of these failed."""
@@ -200,23 +202,23 @@ class Progress:
     @contextmanager
     def during(self, iteration: int, name: str, before_s: float = 0.0) -> Iterator[None]:
         """Go through a stage of the run, and measure it; earlier processes took `before_s`."""
-        planned = (s for s in self.plan if (s.iteration, s.name) == (iteration, name))
-        self.stage = stage = next(planned, Stage(iteration, name))
+        stages = (s for s in self.plan if (s.iteration, s.name) == (iteration, name))
+        self.stage = stage = next(stages, Stage(iteration, name))
         began_s = self.clock()
         self.stage_began_s = began_s - before_s
-        played, submitted = self._all_played, self._submitted
+        episodes, submitted = self._all_played, self._submitted
         try:
             yield
         finally:
-            # What is only shown while the stage goes on.
+            # Figures that are only shown while the stage goes on.
             self.start_episodes("", 0)
             self.stage, self.stage_began_s = None, self.clock()
         took_s = self.clock() - began_s
         in_all_s = before_s + took_s
         self.took_s[stage] = max(in_all_s, self.took_s.get(stage, 0.0))
-        # Measured is what was done: not what was on record already.
-        if played := self._all_played - played:
-            self.paces.setdefault(name, []).append(took_s / played)
+        # Only this process's work is measured: not episodes that were on record already.
+        if episodes := self._all_played - episodes:
+            self.paces.setdefault(name, []).append(took_s / episodes)
         elif not stage.episodes and (name != "train" or self._submitted > submitted or before_s):
             self.paces.setdefault(name, []).append(in_all_s)
 
@@ -232,11 +234,11 @@ class Progress:
     def expect(
         self, plan: Sequence[Stage], took_s: Mapping[Stage, float], paces: Mapping[str, list[float]]
     ) -> None:
-        """Say what the run has to do in all, and what is known of it from before."""
+        """Set the plan of the whole run, and the paces known from before."""
         self.plan, self.took_s, self.share = tuple(plan), dict(took_s), 0.0
         self.paces = {name: list(seconds) for name, seconds in paces.items()}
 
-    # What has happened ----------------------------------------------------------------------------
+    # Events -------------------------------------------------------------------------------------
 
     def tell(self, kind: str, text: str, **facts: Any) -> None:
         """Add an event."""
@@ -256,13 +258,13 @@ class Progress:
         self.calls += 1
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
-        before = self.tokens_by_agent.get(agent, (0, 0))
-        self.tokens_by_agent[agent] = (before[0] + prompt_tokens, before[1] + completion_tokens)
+        counts = self.tokens_by_agent.get(agent, (0, 0))
+        self.tokens_by_agent[agent] = (counts[0] + prompt_tokens, counts[1] + completion_tokens)
 
     def count_first(self, agent: str, *, is_invalid: bool) -> None:
         """Add the first answer of a turn."""
-        answered, invalid = self.first_answers.get(agent, (0, 0))
-        self.first_answers[agent] = (answered + 1, invalid + is_invalid)
+        answers, invalid = self.first_answers.get(agent, (0, 0))
+        self.first_answers[agent] = (answers + 1, invalid + is_invalid)
 
     def count_retry(self, reason: str) -> None:
         """Count another try: of a call, of a look at a job, of a task."""

@@ -1,4 +1,4 @@
-"""The state of a run at one moment, for views: what goes on, how fast, and the time left.
+"""The state of a run at one moment, for views: the present work, its speed, and the time left.
 
 observe_run   the `State` of a run now
 propose_guide the setting that helps where MANY_INVALID of an agent's first answers are
@@ -6,13 +6,14 @@ State   work going on, the whole run, and the counters
 Doing   one piece of work going on
 Whole   the whole run: its share that is done, and the time left
 
-Times are measured. An episode takes what episodes of this run took (of the same kind where there
-were some, of any kind otherwise), a training what the trainings before took, the job that is under
-way what its server says. Until enough episodes have ended, the answers that came tell how long the
-expected ones take. Before anything of a kind was measured, the speed of the run's own server, as it
-was at the start, gives a guess, and `Whole` says that it is one. Where there is no such server
-either, the time of the whole is unknown and `Whole` says None, except for choosing examples and for
-swapping, which are short beside the others and count as nothing before they are known.
+Times are measured. An episode is taken to last as long as others of this run (of the same kind
+where there were some, of any kind otherwise), a training as long as the trainings before, the
+present job as long as its server says. Until enough episodes have ended, the answers that came tell
+how long the expected ones take. Before anything of a kind was measured, the speed of the run's own
+server, as it was at the start, gives a guess, and `Whole` says that it is one. Where there is no
+such server either, the time of the whole is unknown and `Whole` says None, except for choosing
+examples and for swapping, which are short beside the others and count as nothing before they are
+known.
 """
 
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Doing:
 
 @dataclass(frozen=True)
 class Whole:
-    """The whole run. What is not known yet is None."""
+    """The whole run. A figure that is not known yet is None."""
 
     share: float | None
     """In [0, 1], by time."""
@@ -67,7 +68,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts since the process started; of failed episodes, those of the split."""
+    """Counts since the process started; of failed episodes, the ones of the split."""
 
     in_flight: int
     failed: int
@@ -101,7 +102,7 @@ class State:
     whole: Whole | None
     counts: Counts
     slow: str = ""
-    """What is slow and what would help; "": nothing is."""
+    """The slow part and the help against it; "": nothing is slow."""
 
 
 def observe_run(progress: Progress, parameters: HyperParameters) -> State:
@@ -139,9 +140,9 @@ def observe_run(progress: Progress, parameters: HyperParameters) -> State:
 
 
 def _propose(progress: Progress, parameters: HyperParameters) -> str:
-    """Propose that an agent is guided, a third of whose first answers or more were invalid."""
-    for agent, (answered, invalid) in sorted(progress.first_answers.items()):
-        is_many = answered >= _ENOUGH and invalid >= MANY_INVALID * answered
+    """Propose that an agent is guided where a third of its first answers or more were invalid."""
+    for agent, (answers, invalid) in sorted(progress.first_answers.items()):
+        is_many = answers >= _ENOUGH and invalid >= MANY_INVALID * answers
         if is_many and agent in parameters.model_agents and parameters.could_be_guided(agent):
             return propose_guide(agent)
     return ""
@@ -155,15 +156,15 @@ def propose_guide(agent: str) -> str:
 def _episodes(progress: Progress, now_s: float) -> Doing:
     # Episodes that were committed before the stage began say nothing of its speed.
     elapsed_s = now_s - progress.episodes_began_s
-    played = progress.episodes_done - progress.episodes_before
-    left = max(progress.episodes_total - progress.episodes_done, 0)
-    is_known = played > 0 and elapsed_s > 0
+    ended_episodes = progress.episodes_done - progress.episodes_before
+    open_episodes = max(progress.episodes_total - progress.episodes_done, 0)
+    is_known = ended_episodes > 0 and elapsed_s > 0
     # Those in flight are half played: the first that end would else speak for too few.
-    half = min(progress.episodes_in_flight, left) / 2
-    left_s = elapsed_s / (played + half) * (left - half) if is_known else None
+    half = min(progress.episodes_in_flight, open_episodes) / 2
+    left_s = elapsed_s / (ended_episodes + half) * (open_episodes - half) if is_known else None
     # As long as most are at play, the answers that came say more: half may be far from it.
-    by_turns_s = _left_by_turns(progress, played, left, elapsed_s)
-    if by_turns_s is not None and played < max(progress.episodes_in_flight, 1):
+    by_turns_s = _left_by_turns(progress, ended_episodes, open_episodes, elapsed_s)
+    if by_turns_s is not None and ended_episodes < max(progress.episodes_in_flight, 1):
         left_s = by_turns_s
     tokens = progress.completion_tokens - progress.tokens_before
     return Doing(
@@ -172,22 +173,24 @@ def _episodes(progress: Progress, now_s: float) -> Doing:
         EPISODES,
         progress.episodes_done,
         progress.episodes_total,
-        per_s=played / elapsed_s if is_known and left else None,
+        per_s=ended_episodes / elapsed_s if is_known and open_episodes else None,
         left_s=left_s,
-        tokens_per_s=tokens / elapsed_s if is_known and left else None,
+        tokens_per_s=tokens / elapsed_s if is_known and open_episodes else None,
     )
 
 
-def _left_by_turns(progress: Progress, played: int, left: int, elapsed_s: float) -> float | None:
-    """Estimate the seconds for `left` episodes by the valid answers so far; None without any."""
+def _left_by_turns(
+    progress: Progress, ended_episodes: int, open_episodes: int, elapsed_s: float
+) -> float | None:
+    """Estimate the seconds for so many episodes by the valid answers so far; None without any."""
     turns, expected = progress.turns - progress.turns_before, progress.turns_per_episode
     # The first answers wait for many prompts to be read, and would tell of too slow a server.
     has_some = turns > 0 and 2 * turns >= progress.traffic.in_flight
     if expected is None or not has_some or elapsed_s <= 0:
         return None
     # Of episodes at play some turns are over; each that is left has one to come at least.
-    at_play = max(turns - played * expected, 0.0)
-    return elapsed_s / turns * max(left * expected - at_play, left)
+    at_play = max(turns - ended_episodes * expected, 0.0)
+    return elapsed_s / turns * max(open_episodes * expected - at_play, open_episodes)
 
 
 def _of_activity(activity: Activity, now_s: float, progress: Progress) -> Doing:
@@ -215,49 +218,49 @@ def _of_activity(activity: Activity, now_s: float, progress: Progress) -> Doing:
 def _whole(progress: Progress, now: Stage | None, doing: list[Doing], now_s: float) -> Whole:
     # 1. The stages before the present one are over, whether they were gone through here or not.
     plan, took_s = progress.plan, dict(progress.took_s)
-    measured = progress.paces
+    measured_paces = progress.paces
     over = [i for i, stage in enumerate(plan) if stage in took_s]
     place = plan.index(now) if now in plan else max(over, default=-1) + 1
-    # 2. The present one: what it takes still, and, as nothing may be known better, in all.
+    # 2. The present one: the time that it takes still, and, as nothing may be known better, in all.
     paces = _with_guesses(progress)
     current_s = now_s - progress.stage_began_s if now in plan else 0.0
     left_s = [_left_of(doing, plan[place], current_s, paces)] if now in plan else []
-    if left_s and left_s[0] is not None and plan[place].name not in measured:
+    if left_s and left_s[0] is not None and plan[place].name not in measured_paces:
         size = plan[place].episodes or 1
         paces[plan[place].name] = [(current_s + left_s[0]) / size]
-        paces = {**paces, **_instead_of_guesses(plan[place], paces, measured)}
+        paces = {**paces, **_instead_of_guesses(plan[place], paces, measured_paces)}
     # 3. Those to come.
     left_s += [_expected(stage, paces) for stage in plan[place + len(left_s) :]]
-    known = [seconds for seconds in left_s if seconds is not None]
-    if len(known) < len(left_s):
+    known_s = [seconds for seconds in left_s if seconds is not None]
+    if len(known_s) < len(left_s):
         return Whole(None, None, place, len(plan))
     over_s = sum(took_s.get(stage, _expected(stage, paces) or 0.0) for stage in plan[:place])
     spent_s = over_s + current_s
-    total_s = spent_s + sum(known)
+    total_s = spent_s + sum(known_s)
     # 4. Where what is left turns out to take longer, the share waits until it is reached again.
     share = spent_s / total_s if total_s else 1.0
     share = progress.share = max(share, progress.share)
-    guessed = {stage.name for stage in plan[place + 1 :]} - {*measured, *_SHORT}
+    guessed = {stage.name for stage in plan[place + 1 :]} - {*measured_paces, *_SHORT}
     is_guess = bool(guessed & progress.guesses.keys())
-    return Whole(share, sum(known), place, len(plan), is_guess)
+    return Whole(share, sum(known_s), place, len(plan), is_guess)
 
 
 def _with_guesses(progress: Progress) -> dict[str, list[float]]:
-    """Return the measured paces, and guesses of what nothing was measured of."""
+    """Return the measured paces, and guesses of the paces that were not measured."""
     paces = {name: [*seconds] for name, seconds in [*progress.paces.items()]}
     has_played = any(name in paces for name in _PLAYING)
     for name, pace in progress.guesses.items():
-        # What any episodes took says more of the others than a guess does.
+        # The pace of any episodes says more of the others than a guess does.
         if name not in paces and not (has_played and name in _PLAYING):
             paces[name] = [pace]
     return paces
 
 
 def _instead_of_guesses(
-    stage: Stage, paces: dict[str, list[float]], measured: dict[str, list[float]]
+    stage: Stage, paces: dict[str, list[float]], measured_paces: dict[str, list[float]]
 ) -> dict[str, list[float]]:
     """Return the pace of the stage that goes on for all that plays and was only guessed."""
-    if stage.name not in _PLAYING or any(name in measured for name in _PLAYING):
+    if stage.name not in _PLAYING or any(name in measured_paces for name in _PLAYING):
         return {}
     return {name: paces[stage.name] for name in _PLAYING if name in paces}
 
@@ -280,18 +283,18 @@ def _left_of(
     lefts = [job.left_s for job in jobs]
     if None in lefts:
         return left_s
-    known = [seconds for seconds in lefts if seconds is not None]
+    known_s = [seconds for seconds in lefts if seconds is not None]
     # Jobs that wait for each other take their times one after the other.
-    return sum(known) if any(job.status == "queued" for job in jobs) else max(known)
+    return sum(known_s) if any(job.status == "queued" for job in jobs) else max(known_s)
 
 
 def _expected(stage: Stage, paces: dict[str, list[float]]) -> float | None:
     """Estimate the seconds of a whole stage from measured ones of its kind; None without any."""
-    measured = paces.get(stage.name)
+    measured_s = paces.get(stage.name)
     if stage.episodes:
         of_any = [s for name in _PLAYING for s in paces.get(name, ())]
-        pace = measured or of_any
+        pace = measured_s or of_any
         return median(pace) * stage.episodes if pace else None
-    if measured:
-        return median(measured)
+    if measured_s:
+        return median(measured_s)
     return 0.0 if stage.name in _SHORT else None

@@ -1,4 +1,4 @@
-"""What of a run is slow, and what would help, in a line.
+"""The slow part of a run, and the help against it, in a line.
 
 describe_slowness  the line; "" where nothing is slow
 """
@@ -17,7 +17,7 @@ _MANY_INVALID = 1 / 3
 
 
 def describe_slowness(progress: Progress, load: float | None = None) -> str:
-    """Say how few answers come with how many in flight, and what would help; "" if it is enough.
+    """Say how few answers come with how many in flight, and name helps; "" if it is enough.
 
     `load` is the machine's load average; None: as it is now.
     """
@@ -31,13 +31,13 @@ def describe_slowness(progress: Progress, load: float | None = None) -> str:
         return ""
     a_minute = 60 * per_s
     answers = f"{a_minute:.0f} answers" if a_minute >= 1.5 else f"{a_minute:.1f} answers"
-    what = f"{answers} a minute" if per_s else f"no answer in {waited_s / 60:.1f} min"
-    line = f"{what} with {traffic.in_flight} in flight"
+    rate = f"{answers} a minute" if per_s else f"no answer in {waited_s / 60:.1f} min"
+    line = f"{rate} with {traffic.in_flight} in flight"
     # 2. How fast the engine is.
     speed = traffic.tokens_per_s()
     if speed is not None:
         line += f", the engine reads {speed[0]:,.0f} and writes {speed[1]:,.1f} tokens a second"
-    # 3. What would help, the most likely first.
+    # 3. Helps, the most likely first.
     helps, processors = [], os.cpu_count() or 1
     load = os.getloadavg()[0] if load is None else load
     if progress.own_device is not None and load > _BUSY * processors:

@@ -15,7 +15,7 @@ _MOST_ANSWERS = 512
 
 @dataclass(frozen=True)
 class EngineWork:
-    """What an engine says that it has computed since its start."""
+    """The tokens that an engine says it has computed since its start."""
 
     at_s: float
     engine: str

@@ -1,9 +1,9 @@
 """The lines of a run's view: for people without a live view, and for programs.
 
-PlainLines   lines for people: every event, and now and then what goes on
+PlainLines   lines for people: every event, and now and then the present work
 JsonLines    a JSON object in each line: every event, and now and then the whole state
 
-Both are asked again and again for what is due, and go by the clock of the progress alone.
+Both are asked again and again for the lines now due, and go by the clock of the progress alone.
 """
 
 import json
@@ -28,7 +28,7 @@ from nip_core.progress.words import (
 LINE_EVERY_S = 10.0
 """Between two lines on the same thing that goes on."""
 SLOW_EVERY_S = 60.0
-"""Between two words on what is slow."""
+"""Between two words on a slow run."""
 STATE_EVERY_S = 5.0
 """Between two states in JSON."""
 _DIGITS = 4
@@ -53,7 +53,7 @@ class PlainLines:
     def __init__(
         self, progress: Progress, parameters: HyperParameters, *, only_events: bool = False
     ) -> None:
-        """`only_events`: what goes on is shown elsewhere."""
+        """`only_events`: the present work is shown elsewhere."""
         self._progress, self._parameters = progress, parameters
         self._only_events, self._new = only_events, _New(progress)
         self._told_s: dict[tuple[str | None, ...], float] = {}
@@ -62,7 +62,7 @@ class PlainLines:
 
     def lines_due(self) -> list[str]:
         """Take the lines due now: each is given once."""
-        # 1. What has happened since the last look.
+        # 1. Events since the last look.
         progress = self._progress
         lines = [
             self._stamped(event.text, event.at)
@@ -74,26 +74,26 @@ class PlainLines:
             self._last_s = now_s
         if self._only_events:
             return lines
-        # 2. What goes on, each thing for itself, and the whole run with the first of them.
+        # 2. Present work, each piece for itself, and the whole run with the first of them.
         state = observe_run(progress, self._parameters)
         is_silent = now_s - self._last_s >= LINE_EVERY_S
         due = [doing for doing in state.doing if self._is_due(state, doing)]
-        if is_silent and state.doing and not due:  # what goes on has just begun
+        if is_silent and state.doing and not due:  # the work has just begun
             due = [state.doing[0]]
             self._note(state, due[0])
         texts = [place_words(state, doing) for doing in due]
-        # 3. Nobody waits in silence, whatever it is that takes so long.
+        # 3. No user waits in silence, for any work that takes long.
         if is_silent and not state.doing:
-            where = stage_words(state) or between_words(state)
-            texts.append(f"{where}, {format_clock(state.stage_s)} so far")
+            place = stage_words(state) or between_words(state)
+            texts.append(f"{place}, {format_clock(state.stage_s)} so far")
         if texts:
             self._last_s = now_s
             more = [count_words(state.counts)]
             more += [whole_words(state.whole)] if state.whole is not None else []
             more.append(self._slow(state, now_s))
             texts[0] = "; ".join(part for part in (texts[0], *more) if part)
-        at = progress.now()
-        return lines + [self._stamped(text, at) for text in texts]
+        drawn_s = progress.now()
+        return lines + [self._stamped(text, drawn_s) for text in texts]
 
     def _slow(self, state: State, now_s: float) -> str:
         """Say what is slow, but not in every line."""
@@ -104,7 +104,7 @@ class PlainLines:
 
     def _is_due(self, state: State, doing: Doing) -> bool:
         now_s, key = self._progress.clock(), _key(state, doing)
-        # What counts was begun with an event; what does not is told of soon, as it begins.
+        # Work that counts began with an event; other work is told of soon, as it begins.
         first_s = LINE_EVERY_S if doing.unit or doing.job else _WORTH_A_LINE_S
         began_s = now_s - doing.elapsed_s
         due_s = self._told_s[key] + LINE_EVERY_S if key in self._told_s else began_s + first_s
@@ -116,9 +116,9 @@ class PlainLines:
     def _note(self, state: State, doing: Doing) -> None:
         self._told_s[_key(state, doing)] = self._progress.clock()
 
-    def _stamped(self, text: str, at: float) -> str:
+    def _stamped(self, text: str, moment_s: float) -> str:
         elapsed_s = self._progress.clock() - self._progress.began_s
-        gone_s = elapsed_s - (self._progress.now() - at)
+        gone_s = elapsed_s - (self._progress.now() - moment_s)
         return f"[{format_clock(max(gone_s, 0.0))}] {text}"
 
 
@@ -127,7 +127,7 @@ def _key(state: State, doing: Doing) -> tuple[str | None, ...]:
 
 
 class JsonLines:
-    """A JSON object in each line: ``at`` (UTC), ``event``, and what belongs to it.
+    """A JSON object in each line: ``at`` (UTC), ``event``, and the fields of that event.
 
     Of something that has happened that is ``text`` and ``facts``; the event ``progress`` has the
     whole `State`.
@@ -152,8 +152,8 @@ class JsonLines:
         return lines
 
 
-def _line(at: float, event: str, **parts: Any) -> str:
-    moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+def _line(moment_s: float, event: str, **parts: Any) -> str:
+    moment = datetime.fromtimestamp(moment_s, UTC).isoformat(timespec="milliseconds")
     document = {"at": moment, "event": event, **_rounded(parts)}
     return json.dumps(document, ensure_ascii=False, default=str)
 

@@ -2,10 +2,10 @@
 
 stage_words    where the run is
 between_words  the same outside of stages
-doing_words    what is being done, how far that is, and how long it takes still
+doing_words    the present work, how far it is, and how long it takes still
 place_words    the same, with the stage
 whole_words    the share of the whole run, and its time left
-count_words    what went wrong so far, and what it cost
+count_words    the failures so far, and the cost
 state_line     all of it in a line, for a log
 format_estimate, format_clock   a time left, a time gone
 """
@@ -35,7 +35,7 @@ _ONE_SPLIT = ("test", "play", "attack")
 _UNKNOWN = "an unknown time"
 _MINUTE, _HOUR = 60, 3600
 _IN_SECONDS, _IN_MINUTES = 90, 90 * 60
-_NOT_ALL = 0.99  # the share of what is not done
+_NOT_ALL = 0.99  # the share of work that is not done
 _PACE = 10.0  # per second, from which no decimals are shown
 
 
@@ -116,8 +116,8 @@ def status_words(doing: Doing) -> str:
 def left_words(doing: Doing) -> str:
     """Say the time left, or the time taken so far where it is not known."""
     if doing.total and doing.done >= doing.total:
-        what = "being measured" if doing.unit == EPISODES else "finishing"
-        return f"{what}, {format_clock(doing.elapsed_s)} so far"
+        action = "being measured" if doing.unit == EPISODES else "finishing"
+        return f"{action}, {format_clock(doing.elapsed_s)} so far"
     if doing.left_s:
         return f"{format_estimate(doing.left_s)} left"
     return f"{format_clock(doing.elapsed_s)} so far"
@@ -166,7 +166,7 @@ def count_words(counts: Counts) -> str:
 
 
 def state_line(state: State) -> str:
-    """Say what is being done, what went wrong, and how far the whole run is, in a line."""
+    """Name the present work, the failures, and how far the whole run is, in a line."""
     parts = [place_words(state, doing) for doing in state.doing] or [stage_words(state)]
     parts.append(count_words(state.counts))
     parts += [] if state.whole is None else [whole_words(state.whole)]

@@ -86,7 +86,7 @@ def make_protocol(parameters: GameSettings) -> Protocol:
         protocol.check()
     except ValueError:
         raise
-    except Exception as error:  # whatever a user's class raises
+    except Exception as error:  # any error that a user's class raises
         file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
         line = find_line(error, file)
         raise ValueError(

@@ -1,12 +1,12 @@
-"""What a protocol is: data and pure functions about who speaks, sees, decides and is paid.
+"""The base of protocols: data and pure functions about who speaks, sees, decides and is paid.
 
 AgentSpec, Protocol   a protocol's data; subclasses state it and override what differs
-Turn, Exchange        what an agent wrote in a round, in one answer or several; TokenChoice: a token
-Move                  what the game took it for
-RoundResult           what follows from the moves of a round
+Turn, Exchange        an agent's text in a round, in one answer or several; TokenChoice: a token
+Move                  that text as messages or a decision
+RoundResult           the consequence of the moves of a round
 
 A protocol knows settings by their addresses, and no models, prompts, files or network. Rounds are
-counted from 0; in a round every mover moves once without seeing what the others say in it.
+counted from 0; in a round every mover moves once without seeing the others' messages in it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,13 +26,13 @@ from nip_core.protocols.scales import (
 from nip_core.protocols.settings import CommonSettings, GameSettings, RoundSettings
 from nip_core.protocols.settings_checks import check_playable
 
-_SEEDS = range(16)  # for what is reckoned over all seeds
+_SEEDS = range(16)  # for figures over all seeds
 _VALUES = {REJECT: -1.0, NEITHER: 0.0, ACCEPT: 1.0}
 
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """How an agent appears to the others and what it argues for."""
+    """How an agent appears to the others, and the verdict that it argues for."""
 
     human_name: str
     stance: int | None = None  # the verdict a prover argues for; None: it argues for none
@@ -43,13 +43,13 @@ class AgentSpec:
     last_round_message: bool = False  # is told in its last turn that it must decide
 
 
-_NO_MESSAGES: Mapping[str, str] = {}  # shared by all moves without; nobody may write to it
+_NO_MESSAGES: Mapping[str, str] = {}  # shared by all moves without; no code may write to it
 
 
 # Tuples, as there are millions of moves and turns where rollouts become datasets: a frozen
 # dataclass takes four times as long to make.
 class Move(NamedTuple):
-    """What one agent does in one round: a message per channel, or a decision."""
+    """The move of one agent in one round: a message per channel, or a decision."""
 
     messages: Mapping[str, str] = _NO_MESSAGES
     decision: int = NO_DECISION
@@ -58,7 +58,7 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """One generated token with its log-probability and those of the likeliest ones there."""
+    """One generated token with its log-probability, and the likeliest ones there with theirs."""
 
     token: str
     logprob: float
@@ -69,7 +69,7 @@ class Exchange(NamedTuple):
     """An answer that an agent gave within its turn."""
 
     text: str
-    tokens: Sequence[TokenChoice] | None = None  # what was generated, if it was asked for
+    tokens: Sequence[TokenChoice] | None = None  # the generated tokens, if they were asked for
 
 
 class Turn(NamedTuple):
@@ -94,7 +94,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What follows from the moves of one round."""
+    """The consequence of the moves of one round."""
 
     rewards: Mapping[str, float]  # by agent, only what this round pays
     decision: int  # the registered verdict; NO_DECISION while there is none
@@ -147,7 +147,7 @@ class Protocol:
     # Who speaks and sees.
 
     def active(self, round_: int, seed: int) -> Mapping[str, tuple[str, ...]]:
-        """The agents whose turn `round_` is, each with the channels it writes to."""
+        """The agents that move in `round_`, each with the channels it writes to."""
         raise NotImplementedError
 
     def movers(
@@ -194,8 +194,8 @@ class Protocol:
         """By channel, how the part of an answer for it begins; empty for a single channel."""
         if len(channels) < 2:
             return {}
-        written = self.agents[agent].headers
-        return {channel: written[channel] for channel in channels}
+        own_headers = self.agents[agent].headers
+        return {channel: own_headers[channel] for channel in channels}
 
     # Rounds and stances.
 
@@ -220,24 +220,26 @@ class Protocol:
         """Tell whether a decision made in the round is registered."""
         return round_ >= self.min_message_rounds - 1
 
-    def stance(self, agent: str, drawn: int | None) -> int:
+    def stance(self, agent: str, drawn_stance: int | None) -> int:
         """The verdict a prover argues for: the drawn one if there is one, else its own."""
         verdict = self.agents[agent].stance
         assert verdict is not None, f"{agent} is not a prover"
-        return verdict if drawn is None or not self.stance_can_be_randomized else drawn
+        return (
+            verdict if drawn_stance is None or not self.stance_can_be_randomized else drawn_stance
+        )
 
-    def shared_stance(self, drawn: int | None) -> int | None:
+    def shared_stance(self, drawn_stance: int | None) -> int | None:
         """Return the one verdict of all provers; None where they differ or there are none."""
-        stances = {self.stance(agent, drawn) for agent in self.provers}
+        stances = {self.stance(agent, drawn_stance) for agent in self.provers}
         return stances.pop() if len(stances) == 1 else None
 
     def max_questions(self, seed: int) -> int:
         """Questions the verifier can ask and still decide: its turns but the last."""
         return max(self.turns_of("verifier", seed, self.max_message_rounds) - 1, 0)
 
-    def turns_of(self, agent: str, seed: int, before: int) -> int:
-        """Tell how many of the first `before` rounds are turns of the agent."""
-        return sum(agent in self.active(r, seed) for r in range(before))
+    def turns_of(self, agent: str, seed: int, rounds: int) -> int:
+        """Tell how many of the first `rounds` rounds are turns of the agent."""
+        return sum(agent in self.active(r, seed) for r in range(rounds))
 
     @property
     def scale(self) -> DecisionScale:
@@ -257,26 +259,26 @@ class Protocol:
     ) -> RoundResult:
         """Tell whether the episode ends with this round, and who is paid.
 
-        `turns` are all so far, those of `round_` included; `silent` are agents that gave no
+        `turns` are all so far, `round_` included; `silent` are agents that gave no
         valid answer in it. A verdict counts only from round ``min_message_rounds - 1`` on; an
         earlier one is not registered and the game goes on.
         """
         # 1. Whether this round ends the episode.
         value = self.verdict(round_, y, turns, "verifier")
         decision = NO_DECISION if value is None else round_value(value)
-        done = value is not None
-        terminated = not done and self.is_last_round(round_)
+        has_verdict = value is not None
+        terminated = not has_verdict and self.is_last_round(round_)
         # 2. The verifier is paid, then each prover for its own verdict or with it.
         verifier = self._verifier_reward(round_, seed, y, value, terminated)
         rewards = dict.fromkeys(self.agents, 0.0) | {"verifier": verifier}
         for agent in self.provers:
             if self.common.shared_reward:
                 rewards[agent] = verifier if self.earns(agent, seed) else 0.0
-            elif done and self.earns(agent, seed) and decision == self.stance(agent, stance):
+            elif has_verdict and self.earns(agent, seed) and decision == self.stance(agent, stance):
                 rewards[agent] = self.common.prover_reward
             if agent in silent:
                 rewards[agent] += self.common.prover_invalid_response_penalty or 0.0
-        return RoundResult(rewards, decision, value, done, terminated)
+        return RoundResult(rewards, decision, value, has_verdict, terminated)
 
     def earns(self, agent: str, seed: int) -> bool:
         """Tell whether a prover takes part in the payment of an episode of this seed."""
@@ -366,13 +368,13 @@ class Protocol:
         turns = [r for r in range(self.max_message_rounds) if "verifier" in self.active(r, seed)]
         # Every scale is symmetric, so one label shows all that a verdict can earn.
         verdicts = [self.decision_reward(value, ACCEPT) for value in self.scale.values.values()]
-        least = sum(not self.counts(r) for r in turns)  # turns before the verdict's
-        waited = [n * self.common.verifier_no_guess_reward for n in (least, len(turns) - 1)]
+        min_turns = sum(not self.counts(r) for r in turns)  # turns before the verdict's
+        waited = [n * self.common.verifier_no_guess_reward for n in (min_turns, len(turns) - 1)]
         undecided = sum(not self.is_last_round(r) for r in turns)
         never = undecided * self.common.verifier_no_guess_reward
         return [
             never + self.common.verifier_terminated_penalty,
-            *(before + verdict for before in waited for verdict in verdicts),
+            *(reward + verdict for reward in waited for verdict in verdicts),
         ]
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from nip_core.protocols.two_provers import VERIFIER, TwoProversProtocol
 
 
 class DebateProtocol(TwoProversProtocol):
-    """Everybody sees both channels. prover0 argues for reject, prover1 for accept."""
+    """All agents see both channels. prover0 argues for reject, prover1 for accept."""
 
     name = "debate"
     uses_seed = False

@@ -11,8 +11,8 @@ from nip_core.protocols.two_provers import CHANNELS, VERIFIER
 class RefereedProtocol(Protocol):
     """In every round but the last both provers speak; the verifier asks nothing and has the last.
 
-    Everybody sees both channels. prover0 argues for reject, prover1 for accept. What provers are
-    asked before a turn is the scenario's (`Scenario.announce`).
+    All agents see both channels. prover0 argues for reject, prover1 for accept. The question to
+    provers before a turn is the scenario's (`Scenario.announce`).
     """
 
     name = "refereed"

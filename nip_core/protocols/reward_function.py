@@ -1,12 +1,12 @@
-"""A reward function of a user's own: it says what an ended episode pays, in the protocol's place.
+"""A reward function of a user's own: it gives the pay of an ended episode, in the protocol's place.
 
-EndedEpisode          what the function is given
-RewardFunction        one that is loaded; `pay` calls it and checks what it returns
+EndedEpisode          the argument of the function
+RewardFunction        one that is loaded; `pay` calls it and checks its result
 load_reward_function  by the settings
 bound_reward          the least and the most that an episode pays an agent
-halve_reward          what separates a good episode from a bad one for an agent
+halve_reward          the reward between a good episode and a bad one for an agent
 
-The function is code that runs as the user's own. It has to be pure: what it returns depends on its
+The function is code that runs as the user's own. It has to be pure: its result depends on its
 argument alone, since episodes are paid again when a shard goes on after a kill, or is read by hand.
 """
 
@@ -46,7 +46,7 @@ class EndedEpisode:
     stance: int | None
     """The verdict that the provers argue for, where the settings draw one; None: their own."""
     rewards: Mapping[str, float]
-    """What the protocol pays each agent by the other settings of `protocol_common`."""
+    """The protocol's pay of each agent by the other settings of `protocol_common`."""
 
     @classmethod
     def make(
@@ -59,7 +59,7 @@ class EndedEpisode:
         stance: int | None,
         rewards: Mapping[str, float],
     ) -> "EndedEpisode":
-        """Make it of what was played; a function that changes it changes nothing else."""
+        """Make it of a played episode; a function that changes it changes nothing else."""
         return cls(
             texts=dict(texts),
             y=y,
@@ -101,20 +101,20 @@ class RewardFunction:
     def pay(self, episode: EndedEpisode, question: str) -> dict[str, float]:
         """Ask for the rewards of an episode on the problem `question`, by agent.
 
-        Raises ValueError that names the setting, function, problem and line, for whatever the
-        function raises or returns wrongly.
+        Raises ValueError that names the setting, function, problem and line, for any error that the
+        function raises and any result that is no pay.
         """
         place = f"{SETTING}: {self.address} on problem {question}"
         try:
             returned = self.function(episode)
-        except Exception as error:  # whatever a user's function raises
+        except Exception as error:  # any error that a user's function raises
             raise ValueError(f"{place} {self._describe_raised(error, episode)}; mend it") from error
         agents = tuple(episode.rewards)
         if not isinstance(returned, Mapping) or {*returned} != {*agents}:
-            got = [*returned] if isinstance(returned, Mapping) else returned
+            result = [*returned] if isinstance(returned, Mapping) else returned
             raise ValueError(
                 f"{place} has to return a reward for each of {', '.join(agents)} (got "
-                f"{got!r:.120}, {self.file}); mend it"
+                f"{result!r:.120}, {self.file}); mend it"
             )
         return {agent: self._read_reward(place, agent, returned[agent]) for agent in agents}
 
@@ -131,11 +131,11 @@ class RewardFunction:
             )
         if self.range is None:
             return number
-        least, most = self.range
-        if not (at_least(number, least) and at_least(most, number)):
+        lowest, highest = self.range
+        if not (at_least(number, lowest) and at_least(highest, number)):
             raise ValueError(
                 f"{place} returned {number:g} for {agent}, and protocol_common.reward_range is "
-                f"from {least:g} to {most:g} ({self.file}); mend it, or widen the range"
+                f"from {lowest:g} to {highest:g} ({self.file}); mend it, or widen the range"
             )
         return number
 
@@ -143,8 +143,8 @@ class RewardFunction:
         text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
         has = ""
         if isinstance(error, AttributeError | LookupError):
-            given = ", ".join(field.name for field in fields(episode))
-            has = f"; an episode has {given}, and its texts are {', '.join(episode.texts)}"
+            names = ", ".join(field.name for field in fields(episode))
+            has = f"; an episode has {names}, and its texts are {', '.join(episode.texts)}"
         line = find_line(error, self.file)
         return f"raised {type(error).__name__}: {text:.500} ({self.file}{line}){has}"
 
@@ -168,7 +168,7 @@ def load_reward_function(common: CommonSettings) -> RewardFunction | None:
 
 
 def bound_reward(protocol: Protocol, agent: str) -> tuple[float, float]:
-    """Return the least and the most that an episode can pay; infinite where nobody has said so."""
+    """Return the least and the most that an episode can pay; infinite where no setting says so."""
     if protocol.common.reward_function is None:
         return protocol.min_reward(agent), protocol.max_reward(agent)
     return protocol.common.reward_range or (-math.inf, math.inf)

@@ -1,11 +1,11 @@
-"""Decision scales: what a verifier may answer, and what each answer is worth.
+"""Decision scales: the answers that a verifier may give, and the value of each.
 
 On a scale with more than two answers the verifier says how sure it is. Each answer has a value in
 [-1, 1]: -1 is a full rejection, 1 a full acceptance. Answers below the middle count as reject,
 above it as accept, and the middle itself, where a scale has one, as neither. On the Likert scales
 the statement that is agreed with is "the solution is correct".
 
-The scales and their values are those of the later versions of neural-interactive-proofs.
+The scales and their values come from the later versions of neural-interactive-proofs.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class DecisionScale:
         return min(self.values, key=self.values.__getitem__)
 
     def right_answer(self, y: int) -> str:
-        """The best answer for a solution whose true label is `y`."""
+        """The best answer for a solution with the true label `y`."""
         return self.highest if y == ACCEPT else self.lowest
 
 

@@ -1,11 +1,11 @@
-"""The settings of a game, by what a game reads of them. No class of settings is imported for it.
+"""The settings of a game, as far as a game reads them. No class of settings is imported for it.
 
 GameSettings         a run's settings, as protocols, scenarios and prompts are given them
 CommonSettings       rewards and order, for every protocol
 RoundSettings        how many rounds, in the group that a protocol's `rounds_setting` names
 TwoProverSettings    and in which order two provers speak
 SilentProverSettings who is paid in merlin_arthur
-SecrecySettings      what zero-knowledge games pay, and for what
+SecrecySettings      the pay of zero-knowledge games
 AgentSettings        of an agent, with a model or without; ModelAgentSettings: of one with a model
 
 `nip_core.parameters` has the classes with defaults, bounds and explanations. They look up the
@@ -21,7 +21,7 @@ from nip_core.protocols.scales import ScaleName
 
 
 class CommonSettings(typing.Protocol):
-    """What every protocol understands: the block `protocol_common`."""
+    """The settings of every protocol: the block `protocol_common`."""
 
     @property
     def verifier_first(self) -> bool: ...

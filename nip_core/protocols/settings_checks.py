@@ -1,8 +1,8 @@
 """Whether a protocol makes a game, as its class and the settings have it.
 
-What is covered: a verifier that decides and has the last turn, somebody's turn in every round,
-one writer per channel and round who also reads there, a header of its own for each part of an
-answer, rounds in which a verdict can count. What is not: whether the game is a good one.
+Covered: a verifier that decides and has the last turn, an agent's turn in every round, one writer
+per channel and round who also reads there, a header of its own for each part of an answer, rounds
+in which a verdict can count. Not covered: whether the game is a good one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,17 +16,17 @@ _MOST_ROUNDS = 64  # that the settings allow
 
 
 def check_playable(protocol: "Protocol") -> None:
-    """Raise ValueError, naming the setting and what to use, if there is no game to play."""
+    """Raise ValueError, naming the setting and a value to use, if there is no game to play."""
     verifier = protocol.agents.get("verifier")
     if verifier is None or not verifier.decides:
         raise ValueError(f"protocol {protocol.name!r} has no agent 'verifier' that decides")
     for agent, channel in sorted(protocol.hidden):
         unknown = agent if agent not in protocol.agents else channel
         if agent not in protocol.agents or channel not in protocol.channels:
-            known = ", ".join([*protocol.agents, *protocol.channels])
+            names = ", ".join([*protocol.agents, *protocol.channels])
             raise ValueError(
                 f"protocol {protocol.name!r}: hidden has {(agent, channel)!r}, and there is no "
-                f"{unknown!r}; there are {known}"
+                f"{unknown!r}; there are {names}"
             )
     if protocol.min_message_rounds > protocol.max_message_rounds:
         raise ValueError(
@@ -86,14 +86,14 @@ def _check_round(
 
 def _check_last_round(protocol: "Protocol", seed: int, turns: Collection[int]) -> None:
     """Refuse a last round in which the verifier can't decide; `turns` count from 1."""
-    rounds, least = protocol.max_message_rounds, protocol.min_message_rounds
+    rounds, min_rounds = protocol.max_message_rounds, protocol.min_message_rounds
     is_last = rounds in turns or not protocol.verifier_is_last
-    if is_last and any(n >= least for n in turns):
+    if is_last and any(n >= min_rounds for n in turns):
         return
     # Rounds that are not played are looked at for a hint alone: it takes many times as long.
     possible = _MOST_ROUNDS if protocol.rounds_setting else rounds
     turns = [n for n in range(1, possible + 1) if "verifier" in protocol.active(n - 1, seed)]
-    enough = [n for n in turns if n >= least]
+    enough = [n for n in turns if n >= min_rounds]
     place = f"{_place(protocol)}max_message_rounds"
     if not enough or min(enough) > rounds:
         hint = f"use at least {min(enough)}" if enough else "give it one"
@@ -102,8 +102,8 @@ def _check_last_round(protocol: "Protocol", seed: int, turns: Collection[int]) -
         )
     if not is_last:
         last = next(iter(protocol.active(rounds - 1, seed)))
-        near = sorted(enough, key=lambda n: abs(n - rounds))[:2]
+        nearest = sorted(enough, key=lambda n: abs(n - rounds))[:2]
         raise ValueError(
             f"{place}: {rounds} rounds give the last turn to {last} instead of the verifier, who "
-            f"could not decide then; use {' or '.join(map(str, near))}"
+            f"could not decide then; use {' or '.join(map(str, nearest))}"
         )

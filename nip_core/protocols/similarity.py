@@ -1,10 +1,10 @@
-"""How similar what two agents did is: the payment of the zero-knowledge protocols.
+"""How similar the moves of two agents are: the payment of the zero-knowledge protocols.
 
 text_similarity    of two messages: cosine of their counts of three-character pieces
 token_similarity   of two answers by the log-probabilities of their tokens
 move_similarity    of two turns, messages or decisions
 
-All are symmetric, in [0, 1], and 1 for equal inputs. What they can't see: a paraphrase has little
+All are symmetric, in [0, 1], and 1 for equal inputs. Their limits: a paraphrase has little
 text in common with the original; tokens are compared only as long as both answers have begun
 alike, because after the first difference the two models were not asked the same question any
 more; and of two distributions only the tokens that the engines report.
@@ -53,7 +53,7 @@ def token_similarity(a: Sequence[TokenChoice], b: Sequence[TokenChoice]) -> floa
 
 
 def move_similarity(a: Turn, b: Turn | None, by_tokens: bool) -> float:
-    """Of what two agents did in a round; 0 where one decided and the other did not.
+    """Compare the moves of two agents in a round; 0 where one decided and the other did not.
 
     Messages are paired by the order of their channels; one that has no partner counts 0. A label
     that both begin with ("Question:", a header) is the game's form and not compared.

@@ -1,4 +1,4 @@
-"""What `debate` and `mnip` share: two provers with a channel each, and one verifier."""
+"""The base of `debate` and `mnip`: two provers with a channel each, and one verifier."""
 
 from collections.abc import Mapping
 from random import Random

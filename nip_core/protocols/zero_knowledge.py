@@ -2,7 +2,7 @@
 
 A protocol is wrapped. Two conversations run side by side, one with the verifier and one with an
 adversarial verifier, which tries to learn something from the provers that it could not have said
-by itself. A simulator, which sees no prover, tries to say what the adversarial verifier says. If
+by itself. A simulator, which sees no prover, tries to say the adversarial verifier's words. If
 it can, the provers have taught the adversarial verifier nothing.
 
 - Channels are tripled: ``<channel>_standard``, ``_adversarial`` and ``_simulator``. Provers read
@@ -16,8 +16,8 @@ it can, the provers have taught the adversarial verifier nothing.
   over and the verifier has.
 - In each turn of the adversarial verifier the simulator is paid ``simulator_reward_coefficient``
   times the similarity of the two (see `nip_core.protocols.similarity`), the adversarial verifier
-  loses as much, and each prover gets ``aux_prover_reward_coefficient`` times what the simulator
-  gets, besides what the wrapped protocol pays. A turn for which the simulator has nothing, because
+  loses as much, and each prover gets ``aux_prover_reward_coefficient`` times the simulator's
+  pay, besides the pay of the wrapped protocol. A turn for which the simulator has nothing, because
   it has decided before, counts as similarity 0.
 
 The ancestor compares logits of single symbols, which language models don't have; the definition
@@ -110,8 +110,8 @@ class ZeroKnowledgeProtocol(Protocol):
         self, round_: int, seed: int, turns: Sequence[Turn]
     ) -> Mapping[str, tuple[str, ...]]:
         """Leave out agents with a decision, and conversations closed by one."""
-        before = [turn for turn in turns if turn.round < round_]
-        closed = {kind for agent, kind in _KIND_OF.items() if self._has_decided(agent, before)}
+        earlier = [turn for turn in turns if turn.round < round_]
+        closed = {kind for agent, kind in _KIND_OF.items() if self._has_decided(agent, earlier)}
         if closed >= {"adversarial"}:
             closed.add("simulator")  # there is nothing left to imitate
         open_ = {
@@ -150,8 +150,8 @@ class ZeroKnowledgeProtocol(Protocol):
         """Let a prover address each verifier by its name."""
         if len(channels) < 2 or agent in _KIND_OF:
             return super().headers(agent, channels, seed)
-        to = {"standard": "verifier", "adversarial": ADVERSARY}
-        return {c: f"To {self.human_name(to[c.rpartition('_')[2]], seed)}:" for c in channels}
+        readers = {"standard": "verifier", "adversarial": ADVERSARY}
+        return {c: f"To {self.human_name(readers[c.rpartition('_')[2]], seed)}:" for c in channels}
 
     def judge(
         self,
@@ -164,10 +164,10 @@ class ZeroKnowledgeProtocol(Protocol):
     ) -> RoundResult:
         """As in the wrapped protocol until the verifier has decided, and the similarity."""
         # 1. The wrapped protocol pays until its verifier has decided; then only for silence.
-        before = [turn for turn in turns if turn.round < round_]
+        earlier = [turn for turn in turns if turn.round < round_]
         value = self._value(y, turns)
         rewards = dict.fromkeys(self.agents, 0.0)
-        if self._has_decided("verifier", before):
+        if self._has_decided("verifier", earlier):
             for prover in silent:
                 rewards[prover] = self.common.prover_invalid_response_penalty or 0.0
             terminated = False
@@ -184,9 +184,11 @@ class ZeroKnowledgeProtocol(Protocol):
             rewards[prover] += self._prover_coefficient * paid
         # 3. The game is done when both verifiers are.
         both = self._has_decided(ADVERSARY, turns) or self.is_last_round(round_)
-        done = value is not None and both
-        decision = round_value(value) if done and value is not None else NO_DECISION
-        return RoundResult(rewards, decision, value if done else None, done, terminated)
+        has_verdict = value is not None and both
+        decision = round_value(value) if has_verdict and value is not None else NO_DECISION
+        return RoundResult(
+            rewards, decision, value if has_verdict else None, has_verdict, terminated
+        )
 
     def _value(self, y: int, turns: Sequence[Turn]) -> float | None:
         """The verifier's verdict, in whichever round it was given."""
@@ -225,11 +227,13 @@ class ZeroKnowledgeProtocol(Protocol):
         return self._bounds(agent)[0]
 
     def _bounds(self, agent: str) -> tuple[float, float]:
-        most = self.turns_of("verifier", 0, self.max_message_rounds) * self._simulator_coefficient
+        highest = (
+            self.turns_of("verifier", 0, self.max_message_rounds) * self._simulator_coefficient
+        )
         if agent in EXTRA_AGENTS:
-            ends = (-most, 0.0) if agent == ADVERSARY else (0.0, most)
+            ends = (-highest, 0.0) if agent == ADVERSARY else (0.0, highest)
         else:
-            share = self._prover_coefficient * most if self.is_prover(agent) else 0.0
+            share = self._prover_coefficient * highest if self.is_prover(agent) else 0.0
             low, high = self.base.min_reward(agent), self.base.max_reward(agent)
             ends = (low + min(share, 0.0), high + max(share, 0.0))
         return min(ends), max(ends)

@@ -26,7 +26,7 @@ def read_course(run: RunStore, iteration: int) -> CourseEnd | None:
 
 
 def read_moved(run: RunStore, parameters: HyperParameters, step: int) -> float | None:
-    """Read how far training has moved the provers that play a step.
+    """Read the distance of a step's provers from their start, by training.
 
     None where that is not known, and after an imitation, which moves them before any training.
     """
@@ -43,16 +43,18 @@ def find_moved(provers: Iterable[ServedModel]) -> float | None:
     where a trained one's proof does not have it, as of another server than our own, and where no
     prover was trained.
     """
-    details = [(of.proof or {}).get("detail") or {} for of in provers if of.trained_in is not None]
-    known = [float(d["base_distance_mean"]) for d in details if "base_distance_mean" in d]
-    return max(known) if known and len(known) == len(details) else None
+    details = [
+        (model.proof or {}).get("detail") or {} for model in provers if model.trained_in is not None
+    ]
+    distances = [float(d["base_distance_mean"]) for d in details if "base_distance_mean" in d]
+    return max(distances) if distances and len(distances) == len(details) else None
 
 
 def find_early_end(run: RunStore) -> int | None:
-    """Find the iteration with which the course ended early; None where it has not."""
+    """Find the last iteration of a course with an early end; None without one."""
     names = run.store.list(f"{run.root}/iterations")
     numbers = sorted(int(name[:-1]) for name in names if name[:-1].isdigit())
-    # Whatever follows the last test would be in a later iteration, and a rewind leaves directories.
+    # Results after the last test would be in a later iteration, and a rewind leaves directories.
     for number in reversed(numbers):
         if (end := read_course(run, number)) is not None:
             return number if end.is_early else None

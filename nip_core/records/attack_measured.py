@@ -1,11 +1,11 @@
-"""The figures of an attack, measured from what is on record of it and of the attacked run.
+"""The figures of an attack, measured from the records of it and of the attacked run.
 
 measure_choices   of an attack that chooses among messages, or whose messages a script writes
 measure_steps     of one that trains provers
-describe_start    what its provers began with
+describe_start    the chats that its provers imitated at first
 read_own_test     how the attacked models were tested in their own run
 is_told           whether provers are told otherwise than in the attacked run
-measure_sampled_reach  what the messages by which provers are trained may have missed
+measure_sampled_reach  how rare a kind of message the training may have missed
 add_up_efforts    by tested step, calls, tokens and dollars
 """
 
@@ -64,12 +64,15 @@ ModelsOf = Callable[[int], Mapping[str, ServedModel]]
 
 
 def describe_start(run: RunStore, parameters: HyperParameters) -> dict[str, Any]:
-    """Say what the provers began with, where they imitated something."""
+    """Name the first imitated chats of the provers, and their number; {} without any."""
     if not parameters.imitates(0):
         return {}
     places = (run.dataset(0, group) for group in parameters.trainable_groups)
     facts = [DatasetFacts.from_manifest(read_manifest(run.store, place)) for place in places]
-    return {"start_from": parameters.imitated, "imitated": sum(of.examples for of in facts)}
+    return {
+        "start_from": parameters.imitated,
+        "imitated": sum(dataset.examples for dataset in facts),
+    }
 
 
 def read_own_test(source: RunStore, iteration: int) -> OwnTest:
@@ -89,18 +92,18 @@ def read_own_test(source: RunStore, iteration: int) -> OwnTest:
 def is_told(parameters: HyperParameters, source: RunStore, problem: Problem) -> bool | None:
     """Return whether the attacking provers read other words than in the attacked run.
 
-    In a run whose provers are paid for a right verdict nothing tells them to argue for acceptance,
+    In a run that pays its provers for a right verdict nothing tells them to argue for acceptance,
     unless their prompts follow the settings. None: provers there argued for a verdict, too, or the
     run can't be read.
     """
     try:
-        attacked = read_settings(source.open().parameters)
-        games = [Game(parameters), Game(attacked)]
+        settings = read_settings(source.open().parameters)
+        games = [Game(parameters), Game(settings)]
     except (StoreError, SettingsError, ValueError):
         return None
     protocol = games[1].protocol
     has_sides = len({protocol.stance(agent, None) for agent in protocol.provers}) > 1
-    if has_sides or not attacked.protocol_common.shared_reward:
+    if has_sides or not settings.protocol_common.shared_reward:
         return None
     situation, rounds = make_situation(problem, None, 0), range(protocol.max_message_rounds)
     return any(
@@ -147,46 +150,46 @@ def measure_steps(
     worst = metrics.worst
     if worst is not None:
         # The provers that were the worst can be played again.
-        trained = parameters.trainable_groups
+        groups = parameters.trainable_groups
         provers = models_of(worst.step)
-        models = {group: of.model for group, of in provers.items() if group in trained}
+        models = {group: model.model for group, model in provers.items() if group in groups}
         worst = worst.model_copy(update={"models": models})
     attackers = find_attackers(parameters)
     steps = range(int(parameters.imitates(0)), last)
     messages = sum(_count_trained_messages(run, i, attackers) for i in steps)
-    beside: dict[str, Any] = {"worst": worst, "tests": digests}
-    beside["reach"] = measure_sampled_reach(parameters, messages, len(steps))
+    additions: dict[str, Any] = {"worst": worst, "tests": digests}
+    additions["reach"] = measure_sampled_reach(parameters, messages, len(steps))
     efforts = add_up_efforts(run, parameters, places)
-    beside["by_step"] = tuple(
+    additions["by_step"] = tuple(
         row.model_copy(update={"effort": efforts[row.step]}) for row in metrics.by_step or ()
     )
     if worst is not None:
-        beside["gallery"] = _read_gallery(run, game, steps, worst.step, last)
+        additions["gallery"] = _read_gallery(run, game, steps, worst.step, last)
     if metrics.course is not None:
-        beside |= _record_final_tests(run, last)
-    return metrics.model_copy(update=beside)
+        additions |= _record_final_tests(run, last)
+    return metrics.model_copy(update=additions)
 
 
 def _read_final_tests(run: RunStore, parameters: HyperParameters, last: int) -> FinalTests | None:
     """Read the tests on test problems; None where those by step are on them."""
     if not parameters.tests_apart or (course := read_course(run, last)) is None:
         return None
-    at = (0, 0 if course.worst_step == 0 else last)
-    before, worst = (read_rollouts(run.store, run.rollouts(i, ATTACK)) for i in at)
-    likely = [find_acceptance(test.episodes, test.generations) for test in (before, worst)]
-    return FinalTests(before.episodes, worst.episodes, course, likely[0], likely[1])
+    iterations = (0, 0 if course.worst_step == 0 else last)
+    untrained, worst = (read_rollouts(run.store, run.rollouts(i, ATTACK)) for i in iterations)
+    likely = [find_acceptance(test.episodes, test.generations) for test in (untrained, worst)]
+    return FinalTests(untrained.episodes, worst.episodes, course, likely[0], likely[1])
 
 
 def _record_final_tests(run: RunStore, last: int) -> dict[str, Any]:
-    """Digest what the figures of these tests are made of, and count what the last one took."""
-    beside: dict[str, Any] = {
+    """Digest the rollouts behind the figures of these tests, and count the cost of the last one."""
+    additions: dict[str, Any] = {
         "untrained_rollouts": read_split_digest(run.store, run.rollouts(0, ATTACK))
     }
     place = run.rollouts(last, ATTACK)
     if is_committed(run.store, place):
-        beside["rollouts"] = read_split_digest(run.store, place)
-        beside |= sum_up_spent(StoredRollouts(run.store, [place]).generations(SPENT))
-    return beside
+        additions["rollouts"] = read_split_digest(run.store, place)
+        additions |= sum_up_spent(StoredRollouts(run.store, [place]).generations(SPENT))
+    return additions
 
 
 def _count_trained_messages(run: RunStore, iteration: int, attackers: Collection[str]) -> int:
@@ -203,7 +206,7 @@ def _count_updates(run: RunStore, iteration: int) -> int:
 
 
 def measure_sampled_reach(parameters: HyperParameters, messages: int, steps: int) -> Reach:
-    """Say what the messages of so many steps, by which provers were trained, may have missed."""
+    """Measure how rare a kind of message may be missing among so many, trained in so many steps."""
     size = group_size(parameters, TRAIN)
     return measure_training_reach(messages, steps, size * count_prover_turns(parameters), size)
 
@@ -218,18 +221,20 @@ def count_prover_turns(parameters: HyperParameters) -> int:
 def add_up_efforts(
     run: RunStore, parameters: HyperParameters, steps: Collection[int]
 ) -> dict[int, Effort]:
-    """Add up what playing and training took until each of the `steps`.
+    """Add up the cost of playing and training until each of the `steps`.
 
-    Tests measure what training has taken, and are no part of it.
+    Tests measure the result of training, and are no part of its cost.
     """
-    # Read anew: what is known of an iteration may be from before its training ended.
-    records, spent, efforts = Records(run), Spent(), dict[int, Effort]()
+    # Read anew: an earlier reading of an iteration may be from before its training ended.
+    records, spending, efforts = Records(run), Spent(), dict[int, Effort]()
     for step in range(max(steps) + 1):
         if step in steps:
-            usd = spent.usd(parameters)
-            efforts[step] = make_effort(spent.calls, spent.by_agent, usd, spent.trained_tokens)
+            usd = spending.usd(parameters)
+            efforts[step] = make_effort(
+                spending.calls, spending.by_agent, usd, spending.trained_tokens
+            )
         if step < max(steps):
-            spent = add_up([spent, *_list_parts(records, step)])
+            spending = add_up([spending, *_list_parts(records, step)])
     return efforts
 
 
@@ -244,15 +249,15 @@ def _read_gallery(
 ) -> MessageGallery:
     """Count by kind the messages of the training `steps`, and those of the `worst` step's test.
 
-    That is the one on test problems, where tests by step are on others.
+    That is the test on test problems, where tests by step are on others.
     """
 
     def read(iteration: int, split: str) -> RolloutTables:
-        stored = StoredRollouts(run.store, [run.rollouts(iteration, split)])
-        return RolloutTables(stored.episodes(OF_PROBLEMS), stored.generations(OF_MESSAGES))
+        rollouts = StoredRollouts(run.store, [run.rollouts(iteration, split)])
+        return RolloutTables(rollouts.episodes(OF_PROBLEMS), rollouts.generations(OF_MESSAGES))
 
     final = last if worst else 0
     is_apart = is_committed(run.store, run.rollouts(final, ATTACK))
-    tested = read(final, ATTACK) if is_apart else read(worst, TEST)
-    trained = (read(step, TRAIN) for step in steps)
-    return gallery_of_training(game, trained, tested, worst, find_attackers(game.parameters))
+    test = read(final, ATTACK) if is_apart else read(worst, TEST)
+    training = (read(step, TRAIN) for step in steps)
+    return gallery_of_training(game, training, test, worst, find_attackers(game.parameters))

@@ -11,14 +11,14 @@ from nip_core.records.iterations import Records
 
 
 def count_attack_training(records: Records) -> TrainedSteps | None:
-    """Count the steps that trained somebody; None for an attack that trains nobody."""
+    """Count the steps with a trained prover; None for an attack without training."""
     # The last iteration has nothing but a test, so there is no step in it.
     steps = [record for record in records.all() if record.iteration < records.shown.last]
     if not steps:
         return None
-    datasets = [of for record in steps for of in record.datasets.values()]
-    # What is imitated was played by others, and comes in no groups.
-    counts = [of.counts or {} for of in datasets if of.method != "supervised"]
+    datasets = [dataset for record in steps for dataset in record.datasets.values()]
+    # Imitated chats were played in other runs, and come in no groups.
+    counts = [dataset.counts or {} for dataset in datasets if dataset.method != "supervised"]
     jobs = [
         {group: StepJob(job.state, job.reason) for group, job in record.jobs.items()}
         for record in steps
@@ -26,10 +26,10 @@ def count_attack_training(records: Records) -> TrainedSteps | None:
     return count_trained(jobs, counts)
 
 
-def with_training(metrics: AttackMetrics, trained: TrainedSteps | None) -> ShownAttack:
+def with_training(metrics: AttackMetrics, steps: TrainedSteps | None) -> ShownAttack:
     """Put the figures of an attack and the count of its steps side by side."""
-    counted = {} if trained is None else trained.as_json()
-    return ShownAttack.model_validate({**metrics.as_json(), **counted})
+    counts = {} if steps is None else steps.as_json()
+    return ShownAttack.model_validate({**metrics.as_json(), **counts})
 
 
 def read_shown_attack(records: Records) -> ShownAttack | None:

@@ -76,7 +76,7 @@ class BlockPart(BaseModel):
 
 
 PARTS = tuple(name for name in BlockPart.model_fields if name != "metrics")
-"""What a `BlockPart` has of an iteration beside its figures."""
+"""The fields of a `BlockPart` beside its figures."""
 
 
 class Block(BaseModel):
@@ -93,10 +93,10 @@ def read_block(run: RunStore, number: int, rewinds: int) -> Block | None:
     """Read a block of a run that was done again `rewinds` times; None if there is none to go by."""
     try:
         block = read_document(run, _name_block(run, number), Block)
-    except StoreError:  # a run must not become unreadable by a copy of what it has
+    except StoreError:  # a run must not become unreadable by a copy of its files
         block = None
     # One that is damaged, of another version, or of before the run was done again counts for
-    # nothing: what it says stands in the documents themselves, which are read then.
+    # nothing: the documents themselves are read then, which say the same.
     if block is None or (block.format_version, block.rewinds) != (_FORMAT_VERSION, rewinds):
         return None
     return block

@@ -1,17 +1,17 @@
-"""What is shown of a committed split beside its metrics: intervals by question, and baselines.
+"""Figures of a committed split beside its metrics: intervals by question, and baselines.
 
 read_shown_metrics  metrics with these intervals in the place of their own, and with baselines
 measure_intervals   from the rollouts of a split, with `measure_baselines`
 combine_metrics     the same, from both documents
 find_split_columns  the columns by which the scenario of some settings splits problems
-find_claims_on_record  what its messages claim, and who makes claims
+find_claims_on_record  the claims of its messages, and the agents that make them
 find_rate_alone     how often their verifier would be right alone, where the scenario knows it
-find_help_on_record  what the agents of its settings are helped with to keep the form
+find_help_on_record  the help that the agents of its settings have to keep the form
 
-``intervals-<split>.json`` has what differs from ``metrics-<split>.json``, whose intervals take
-problems as independent: nothing where each question has one problem that is played once. Its
-``baselines`` are what a test is held against: those of ``metrics-<split>.json``, which keep the
-count that they had, give way to them.
+``intervals-<split>.json`` has the differences from ``metrics-<split>.json``, in which intervals
+take problems as independent: none where each question has one problem that is played once. A test
+is compared with its ``baselines``. Those of ``metrics-<split>.json``, which keep the count that
+they had, give way to them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # Arrow and NumPy: a run that has its documents is shown with
 def read_shown_metrics(
     run: RunStore, iteration: int, split: str, metrics: SplitMetrics
 ) -> SplitMetrics:
-    """Give the metrics of a split the intervals by question, and what `combine_metrics` adds."""
+    """Give the metrics of a split with the intervals and baselines that `combine_metrics` adds."""
     document = read_document(run, run.intervals(iteration, split), SplitIntervals)
     return metrics if document is None else combine_metrics(metrics, document)
 
@@ -47,10 +47,10 @@ def combine_metrics(metrics: SplitMetrics, document: SplitIntervals) -> SplitMet
     ``questions`` is how many there are, and ``bounds`` says by rate, where it is 0 or 1, the
     highest share of exceptions that so many questions without one leave possible.
     """
-    shown = replace_intervals(metrics.as_json(), document.intervals)
+    figures = replace_intervals(metrics.as_json(), document.intervals)
     baselines = {} if document.baselines is None else document.baselines.as_json()
     return SplitMetrics.model_validate(
-        {**shown, **baselines, "questions": document.questions, "bounds": document.bounds}
+        {**figures, **baselines, "questions": document.questions, "bounds": document.bounds}
     )
 
 
@@ -60,7 +60,7 @@ def find_split_columns(parameters: Mapping[str, Any]) -> tuple[str, ...]:
     """
     try:
         return tuple(find_scenario(parameters["scenario"]).split_by)
-    # Whatever a user's module raises that has been changed or is gone. Figures are shown all the
+    # A user's module that has been changed or is gone raises any error. Figures are shown all the
     # same; then only the problems of one question count together, not those of one passage.
     except Exception:
         return ()
@@ -69,7 +69,7 @@ def find_split_columns(parameters: Mapping[str, Any]) -> tuple[str, ...]:
 def find_rate_alone(parameters: Mapping[str, Any]) -> float | None:
     """Return `Scenario.rate_alone` for a game without provers on problems drawn by the scenario.
 
-    None for other games and datasets, and where nobody knows.
+    None for other games and datasets, and where the scenario does not know it.
     """
     try:
         settings = read_settings(parameters)
@@ -77,13 +77,13 @@ def find_rate_alone(parameters: Mapping[str, Any]) -> float | None:
         if make_protocol(settings).provers or settings.dataset not in scenario.generated:
             return None
         return scenario.rate_alone()
-    # Whatever a user's module raises, or settings of another version: a remark less is shown.
+    # Any error of a user's module, or settings of another version: a remark less is shown.
     except Exception:
         return None
 
 
 def find_help_on_record(parameters: Mapping[str, Any]) -> Help:
-    """Say what agents are helped with to keep the form, by the settings of a run on record."""
+    """Find the help that agents have to keep the form, by the settings of a run on record."""
     try:
         return find_help(read_settings(parameters))
     # Settings of another version, or a user's module that is gone: some advice less is shown.
@@ -94,11 +94,11 @@ def find_help_on_record(parameters: Mapping[str, Any]) -> Help:
 def find_claims_on_record(
     parameters: Mapping[str, Any],
 ) -> tuple[Mapping[str, int], Collection[str]] | None:
-    """Return what a game's claims stand for, and who makes them; None if it is not here."""
+    """Return the labels of a game's claims, and the agents that make them; None without it."""
     try:
         settings = read_settings(parameters)
         return make_scenario(settings).claims, make_protocol(settings).provers
-    # Whatever a user's module raises, or settings of another version: the baselines then stay as
+    # Any error of a user's module, or settings of another version: the baselines then stay as
     # they were measured.
     except Exception:
         return None
@@ -117,16 +117,16 @@ def measure_baselines(
     from nip_core.evaluation.baseline_verifiers import believe_the_prover
     from nip_core.evaluation.spread import find_questions
 
-    shown: dict[str, Any] = {}
+    baselines: dict[str, Any] = {}
     # Where the test has the counterpart alone: one measured without has nothing to be compared.
     questions = find_questions(rollouts.episodes, split_by)
     tables = rollouts.episodes, rollouts.generations
     if metrics.believe_the_prover is not None:
         believed = believe_the_prover(*tables, claims, provers=provers, questions=questions)
-        shown["believe_the_prover"] = believed.without_breakdowns()
+        baselines["believe_the_prover"] = believed.without_breakdowns()
     if metrics.majority is not None:
-        shown["any_of"] = any_of(*tables, seed=seed, questions=questions)
-    return Baselines(**shown)
+        baselines["any_of"] = any_of(*tables, seed=seed, questions=questions)
+    return Baselines(**baselines)
 
 
 def measure_intervals(
@@ -148,9 +148,9 @@ def measure_intervals(
         voted = majority(rollouts.episodes, seed=seed, questions=questions)
         if voted is not None and metrics.majority is not None:
             intervals["majority"] = pick_intervals(voted.as_json(), metrics.majority.as_json())
-        if (recorded := metrics.p_accept_figures) is not None:
+        if (acceptance := metrics.p_accept_figures) is not None:
             likely = measure_acceptance(*tables, seed=seed, questions=questions)
-            picked = pick_intervals(likely.as_json() if likely else {}, recorded.as_json())
+            picked = pick_intervals(likely.as_json() if likely else {}, acceptance.as_json())
             intervals |= {"p_accept_figures": picked} if picked else {}
     bounds = _bounds(rollouts.episodes, metrics, questions)
     return SplitIntervals(questions=count, intervals=intervals, bounds=bounds)

@@ -1,16 +1,16 @@
-"""What is on record of each iteration of a run, read once where it does not change any more.
+"""The records of each iteration of a run, read once where they do not change any more.
 
-IterationRecord  one iteration: what the summary, the report, the artifacts and the state say of it
-Records          those of a run
+IterationRecord  one iteration: the facts for the summary, the report, the artifacts and the state
+Records          those of all iterations of a run
 
 An iteration is over when its swap is on record and so is its test, where the settings ask for one.
 From then on its files stay as they are, unless the run is done again from an earlier place
-(`nip_core.records.rewinds`). So `Records` keeps what it has read of such an iteration, and reads no
+(`nip_core.records.rewinds`). So `Records` keeps its reading of such an iteration, and reads no
 more than one or two of them anew, however many there are.
 
-Whoever opens a long run need not read them all either: each `BLOCK` iterations that are over are
-written once more, together (`nip_core.records.blocks`). Such a file follows the documents that it
-is derived from, so a kill between the two costs nothing.
+A process that opens a long run need not read them all either: each `BLOCK` iterations that are over
+are written once more, together (`nip_core.records.blocks`). Such a file follows the documents that
+it is derived from, so a kill between the two costs nothing.
 """
 
 from dataclasses import asdict
@@ -63,18 +63,18 @@ class IterationRecord:
         self.has_breakdowns = True
         """Whether its metrics are whole, see `Records.whole`."""
         self.derived: dict[str, Any] = {}
-        """What others make of it, for as long as it is the same."""
+        """Values that callers derive from it, for as long as it is the same."""
 
     def metrics(self, split: str) -> SplitMetrics | None:
         """Return the metrics of a split, None where there are none.
 
-        What is played for the gate has those that are stored, other splits have the intervals that
+        The gate's splits have the metrics that are stored, other splits have the intervals that
         are shown.
         """
         metrics = self.stored_metrics(split)
         if metrics is not None and split in (TEST, TRAIN) and split not in self._shown_metrics:
-            shown = read_shown_metrics(self._run, self.iteration, split, metrics)
-            self._shown_metrics[split] = shown
+            full_metrics = read_shown_metrics(self._run, self.iteration, split, metrics)
+            self._shown_metrics[split] = full_metrics
         return self._shown_metrics.get(split, metrics)
 
     def stored_metrics(self, split: str) -> SplitMetrics | None:
@@ -86,7 +86,7 @@ class IterationRecord:
 
     @property
     def attack(self) -> AttackMetrics | None:
-        """Read what is measured of an attack with this iteration; None where nothing is."""
+        """Read the figures of an attack that are measured with this iteration; None without any."""
         if self._attack_metrics is None:
             path = self._run.metrics(self.iteration, ATTACK)
             self._attack_metrics = read_document(self._run, path, AttackMetrics)
@@ -109,9 +109,12 @@ class IterationRecord:
     def served(self) -> dict[str, str]:
         """Name by group the model in play."""
         # The swap before it is missing only where the store lacks files of the run.
-        if self.iteration == 0 or (before := self._records.of(self.iteration - 1)).swap is None:
+        if (
+            self.iteration == 0
+            or (predecessor := self._records.of(self.iteration - 1)).swap is None
+        ):
             return dict(self._records.shown.first_models)
-        return before.swap.names
+        return predecessor.swap.names
 
     @cached_property
     def promotion(self) -> Decision | None:
@@ -122,8 +125,8 @@ class IterationRecord:
     def jobs(self) -> dict[str, JobShown]:
         """List the jobs by group.
 
-        A group without its turn has a stand-in, so that a reader sees why it was not trained. One
-        whose job is still to come is not there.
+        A group without its turn has a stand-in, so that a reader sees why it was not trained. A
+        group that is still to get its job is not there.
         """
         jobs: dict[str, JobShown] = {}
         not_scheduled = [] if self.swap is None else self.swap.not_scheduled
@@ -161,7 +164,7 @@ class IterationRecord:
 
     @cached_property
     def datasets(self) -> dict[str, DatasetShown]:
-        """By group with a job, what the manifest of its dataset says."""
+        """By group with a job, the facts in the manifest of its dataset."""
         return {group: self._read_dataset(group) for group in self.jobs}
 
     def _read_dataset(self, group: str) -> DatasetShown:
@@ -202,9 +205,11 @@ class IterationRecord:
         from nip_core.evaluation.metrics import paired_difference
 
         record = self._records.shown.record
-        before, after = (self._records.test_episodes(i) for i in (first, self.iteration))
+        first_episodes, own_episodes = (
+            self._records.test_episodes(i) for i in (first, self.iteration)
+        )
         split_by = find_split_columns(record.parameters)
-        return paired_difference(before, after, record.seed, split_by=split_by)
+        return paired_difference(first_episodes, own_episodes, record.seed, split_by=split_by)
 
     @property
     def is_over(self) -> bool:
@@ -221,12 +226,16 @@ class IterationRecord:
             "served": self.served,
             "promotion": None if self.promotion is None else self.promotion.to_document(),
             "jobs": {group: job.to_document() for group, job in self.jobs.items()},
-            "datasets": {g: of.model_dump(exclude_unset=True) for g, of in self.datasets.items()},
+            "datasets": {
+                g: value.model_dump(exclude_unset=True) for g, value in self.datasets.items()
+            },
             "spent": {stage: asdict(spent) for stage, spent in self.spent.items()},
             "stage_s": self.stage_s,
             "manifests": self.manifests,
             "change": self.change and self.change.as_json(),
-            "metrics": {s: of and drop_breakdowns(of.as_json()) for s, of in figures.items()},
+            "metrics": {
+                s: value and drop_breakdowns(value.as_json()) for s, value in figures.items()
+            },
         }
 
     @classmethod
@@ -235,15 +244,17 @@ class IterationRecord:
         record = cls(records, iteration)
         record.has_breakdowns = False
         record._stored_metrics.update(part.metrics.by_split)
-        record._shown_metrics.update({s: of for s, of in part.metrics.by_split.items() if of})
+        record._shown_metrics.update(
+            {s: metrics for s, metrics in part.metrics.by_split.items() if metrics}
+        )
         record._attack_metrics = part.metrics.attack
-        # In the place of what would be read.
+        # In the place of values that would be read.
         record.__dict__.update({name: getattr(part, name) for name in PARTS})
         return record
 
 
 class Records:
-    """What is on record of the iterations of a run. `look_again` before whatever is shown next."""
+    """The records of a run's iterations. Call `look_again` before they are shown again."""
 
     def __init__(self, run: RunStore) -> None:
         """Reads nothing yet."""
@@ -255,12 +266,12 @@ class Records:
         self._is_still: bool | None = None  # no rewind was moving files when the reading began
         self._known: dict[int, IterationRecord] = {}
         self._over: set[int] = set()  # of these, those that stay
-        self._blocks: dict[int, bool] = {}  # by number, whether the file stands for what it says
+        self._blocks: dict[int, bool] = {}  # by number, whether the file stands for its iterations
         self._first_test: int | None = None
         self._test_episodes: dict[int, pa.Table] = {}
         self._count = 0
         self.memory: dict[str, Any] = {}
-        """What others derive from the run, for as long as it is not done again from some place."""
+        """Values that callers derive from the run, for as long as no part of it is done again."""
         self.__dict__.pop("shown", None)
 
     @cached_property
@@ -285,11 +296,11 @@ class Records:
         return self._rewinds
 
     def look_again(self) -> Self:
-        """Keep only what does not change any more, so the rest is read anew."""
-        before, self._rewinds = self._rewinds, None
-        # What was over may have been set aside. The count rises when that begins: of what was read
-        # while files were moved nothing is kept.
-        if before is not None and (before != self.rewinds or not self._is_still):
+        """Keep only records that do not change any more, so the rest is read anew."""
+        earlier_count, self._rewinds = self._rewinds, None
+        # An iteration that was over may have been set aside. The count rises when that begins:
+        # nothing is kept that was read while files were moved.
+        if earlier_count is not None and (earlier_count != self.rewinds or not self._is_still):
             self._forget()
         self._known = {i: self._known[i] for i in self._over}
         # An attack may have ended since.
@@ -304,7 +315,7 @@ class Records:
             self._read_block(iteration // BLOCK)
         if iteration not in self._known:
             record = self._known[iteration] = IterationRecord(self, iteration)
-            # Asked before the rest of it is read: what was read earlier could have changed since.
+            # Asked before the rest of it is read: an earlier reading could have changed since.
             if record.is_over:
                 self._over.add(iteration)
         return self._known[iteration]
@@ -335,7 +346,7 @@ class Records:
         return [self.of(i) for i in self.iterations()]
 
     def finished(self) -> int:
-        """As `RunStore.finished_iterations`, without asking for what is known."""
+        """As `RunStore.finished_iterations`, without asking for iterations that are over."""
         return self.run.finished_iterations(self.over())
 
     def over(self) -> int:
@@ -348,7 +359,7 @@ class Records:
         """Return the swaps of the first `count` iterations. Raises MissingFileError for a
         missing one.
         """
-        self.over()  # takes what it finds in blocks
+        self.over()  # takes the records that it finds in blocks
         swaps = []
         for i in range(count):
             swap = (self.of(i).swap if i in self._over else None) or read_swap(self.run, i)
@@ -362,19 +373,21 @@ class Records:
         """The first iteration with a test, None if there is none yet."""
         # Kept, or each later test, which is compared with it, would look through all iterations.
         if self._first_test is None:
-            tested = (r.iteration for r in self.all() if r.stored_metrics(TEST) is not None)
-            self._first_test = next(tested, None)
+            test_iterations = (
+                r.iteration for r in self.all() if r.stored_metrics(TEST) is not None
+            )
+            self._first_test = next(test_iterations, None)
         return self._first_test
 
     def test_episodes(self, iteration: int) -> "pa.Table":
-        """The test episodes of an iteration; those of the first test are kept."""
+        """The test episodes of an iteration; the first test's are kept."""
         if iteration in self._test_episodes:
             return self._test_episodes[iteration]
         from nip_core.rollouts.storage.schema import EPISODES
         from nip_core.rollouts.storage.tables import StoredRollouts
 
-        stored = StoredRollouts(self.run.store, [self.run.rollouts(iteration, TEST)])
-        episodes = stored.episodes(EPISODES.names)
+        rollouts = StoredRollouts(self.run.store, [self.run.rollouts(iteration, TEST)])
+        episodes = rollouts.episodes(EPISODES.names)
         # Every later test is compared with the first; the others are used once.
         if iteration == self._first_test:
             self._test_episodes[iteration] = episodes
@@ -383,12 +396,12 @@ class Records:
     # Blocks
 
     def write_blocks(self, lease: Lease) -> None:
-        """Write the missing blocks whose iterations are all over."""
+        """Write the missing blocks of iterations that are all over."""
         for number in range(self.finished() // BLOCK):
             if self._read_block(number):
                 continue
             records = [self.of(i) for i in range(number * BLOCK, (number + 1) * BLOCK)]
-            # One whose test is missing still changes.
+            # An iteration without its test still changes.
             if all(record.is_over for record in records):
                 parts = [record.to_block() for record in records]
                 write_block(self.run, number, self.rewinds, parts, lease)

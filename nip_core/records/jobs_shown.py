@@ -1,4 +1,4 @@
-"""What is shown of a fine-tune job and of the dataset that it was trained on."""
+"""The parts of a fine-tune job, and of its dataset, that are shown."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _MOST_LOSSES = 100  # of a job, which is more than the curve of the report has r
 
 
 class JobShown(BaseModel):
-    """What is shown of a fine-tune job."""
+    """The part of a fine-tune job that is shown."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,7 +36,7 @@ class JobShown(BaseModel):
 
     @property
     def state(self) -> str | None:
-        """Name how it ended, or what its back-end said last."""
+        """Name how it ended, or the last status from its back-end."""
         return self.outcome or self.status
 
     def to_document(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ NOT_DUE = JobShown(
 
 
 class DatasetShown(BaseModel):
-    """What is shown of the dataset of a job; nothing is set where there is none."""
+    """The part of a job's dataset that is shown; nothing is set where there is none."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -63,13 +63,13 @@ class DatasetShown(BaseModel):
     examples: int | None = None
     method: str | None = None
     counts: dict[str, int] | None = None
-    """What the trainer counted in choosing."""
+    """The trainer's counts in choosing."""
     tokens: int | None = None
     training_usd: float | None = None
 
 
 def read_losses(job: JobRecord) -> list[tuple[int, float]]:
     """Give (step, training loss) from the back-end's events; of many some, with the last."""
-    told = read_step_figures(job.backend_events)
-    points = [(step, of_step.loss) for step, of_step in told.items() if of_step.loss is not None]
+    figures = read_step_figures(job.backend_events)
+    points = [(step, of_step.loss) for step, of_step in figures.items() if of_step.loss is not None]
     return thin_out(points, _MOST_LOSSES)

@@ -1,16 +1,15 @@
 """Problems that are too long for a model: left out of the run, and on record.
 
-LeftOut            by split, by problem, what was measured
-settle_left_out    what a run leaves out, or why it can not begin
-read_left_out      what is on record of a run; read_left_out_by_settings, of the one that settings
-                   name
+LeftOut            by split, by problem, the tokens that were measured
+settle_left_out    the problems that a run leaves out, or why it can not begin
+read_left_out      the record of a run; read_left_out_by_settings, of the run that settings name
 record_left_out    puts it there
 drop_left_out      problems without those that are left out
 describe_left_out  how many of each split
 
 How long a prompt is, only the model's server can say, so it is settled when the run begins, with
 its server up. From then on ``left_out.json`` says which problems are left out, so that a run that
-goes on plays the same ones. What is measured is an agent's first prompt, with room for one answer.
+goes on plays the same ones. An agent's first prompt is measured, with room for one answer.
 A conversation that outgrows the context later fails its episode. Servers that do not count tokens
 leave out nothing.
 """
@@ -42,8 +41,8 @@ def read_left_out_by_settings(parameters: HyperParameters) -> LeftOut | None:
 
 def read_left_out(run: RunStore) -> LeftOut | None:
     """By split and problem, the facts of those left out; None before the run began."""
-    stored = run.read_json_or_none(_path(run))
-    return None if stored is None else dict(stored["too_long"])
+    document = run.read_json_or_none(_path(run))
+    return None if document is None else dict(document["too_long"])
 
 
 def drop_left_out(problems: Mapping[str, list[Problem]], out: LeftOut) -> dict[str, list[Problem]]:
@@ -57,24 +56,24 @@ def drop_left_out(problems: Mapping[str, list[Problem]], out: LeftOut) -> dict[s
 def settle_left_out(
     parameters: HyperParameters,
     problems: Mapping[str, Sequence[Problem]],
-    known: LeftOut | None,
-    measured: Mapping[str, Facts],
+    on_record: LeftOut | None,
+    long_prompts: Mapping[str, Facts],
 ) -> LeftOut:
-    """Decide what the run leaves out: as on record, or else the problems `measured` too long.
+    """Decide the problems that the run leaves out: those on record, or else the `long_prompts`.
 
     Raises SettingsError if nothing may be left out, if nothing of a split would be left, or if
     problems are too long now that were not when the run began.
     """
-    # One problem, the first, says enough: what is to be changed is the same for all.
-    if measured and (known is not None or parameters.dataset_options.on_too_long == "stop"):
-        problem, facts = next(iter(measured.items()))
+    # One problem, the first, says enough: the remedy is the same for all.
+    if long_prompts and (on_record is not None or parameters.dataset_options.on_too_long == "stop"):
+        problem, facts = next(iter(long_prompts.items()))
         size = "more than all" if facts["prompt"] is None else facts["prompt"]
         takes = (
             f"agents.{facts['agent']}: the prompt for problem {problem!r} takes {size} of "
             f"{facts['context']} tokens and leaves too few of the {facts['answer']} that a message "
             "may need"
         )
-        if known is not None:
+        if on_record is not None:
             raise SettingsError(
                 f"{takes}, which was not so when the run began; go on with the model and the "
                 "context of then"
@@ -83,11 +82,13 @@ def settle_left_out(
             f"{takes}; lower max_tokens_per_message, use shorter problems or another model, or set "
             "dataset_options.on_too_long to leave_out"
         )
-    # What is on record holds: a run that goes on plays the same problems.
-    if known is not None:
-        return known
+    # The record holds: a run that goes on plays the same problems.
+    if on_record is not None:
+        return on_record
     out = {
-        split: {problem.id: measured[problem.id] for problem in all_ if problem.id in measured}
+        split: {
+            problem.id: long_prompts[problem.id] for problem in all_ if problem.id in long_prompts
+        }
         for split, all_ in problems.items()
     }
     for split, all_ in problems.items():
@@ -104,7 +105,7 @@ def settle_left_out(
 
 
 def record_left_out(run: RunStore, out: LeftOut, lease: Lease) -> None:
-    """Write down what the run leaves out; what stands there stays."""
+    """Write down the problems that the run leaves out; an earlier record stays."""
     run.write_json_once(_path(run), {"too_long": out}, lease=lease)
 
 
@@ -114,8 +115,8 @@ def describe_left_out(out: LeftOut) -> str:
     if not counts:
         return ""
     noun = "problem" if sum(counts.values()) == 1 else "problems"
-    shown = " and ".join(f"{count:,} {split}" for split, count in counts.items())
-    return f"{shown} {noun} left out, too long for a model"
+    words = " and ".join(f"{count:,} {split}" for split, count in counts.items())
+    return f"{words} {noun} left out, too long for a model"
 
 
 def _path(run: RunStore) -> str:

@@ -11,7 +11,7 @@ from nip_core.run_store.store import MissingFileError
 class Sighting:
     """One look at a run's lease."""
 
-    owner: str | None  # identifier of whoever holds it; None: nobody
+    owner: str | None  # identifier of its holder; None: it is free
     heartbeat: int = 0
     ttl_s: float = 0.0  # a heartbeat that stands still for so long has stopped
     is_gone: bool = False  # the owner was a process of this machine and has ended
@@ -23,7 +23,7 @@ def watch_lease(run: RunStore, machine: Machine | None = None) -> Sighting:
     path = f"{run.root}/lease.json"
     try:
         lease, _ = read_lease(run.store, path)
-    except MissingFileError:  # never run, or run and its lease deleted: nobody holds it
+    except MissingFileError:  # never run, or run and its lease deleted: it is free
         return Sighting(None)
     if lease.state != "held":
         return Sighting(None, epoch=lease.epoch)

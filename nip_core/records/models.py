@@ -39,7 +39,7 @@ class ServedModel:
 
     model: str  # the name that answers
     base_model: str
-    trained_in: int | None = None  # the iteration whose job made it; None: the base model
+    trained_in: int | None = None  # the iteration of the job that made it; None: the base model
     job_id: str | None = None
     digest: str | None = None  # of the weights' content, where the server gives it
     proof: Mapping[str, Any] | None = None  # how it was shown that these weights answer
@@ -52,7 +52,7 @@ class Decision:
     """The decision to take new models or not, with its reasons."""
 
     promoted: bool
-    metric: str  # what is compared: accuracy or verifier_reward
+    metric: str  # the compared figure: accuracy or verifier_reward
     validation: float  # of the models that played the iteration
     candidate: float  # of the new ones
     difference: float  # new minus old, mean over problems
@@ -88,7 +88,7 @@ class Swap(BaseModel):
         return {
             "groups": {group: asdict(model) for group, model in self.groups.items()},
             "not_scheduled": list(self.not_scheduled),
-            # No null in its place: documents of runs without a gate stay what they have been.
+            # No null in its place: documents of runs without a gate stay as they have been.
             **({} if self.promotion is None else {"promotion": self.promotion.to_document()}),
         }
 
@@ -109,8 +109,10 @@ def list_taken_over(record: RunRecord) -> list[dict[str, ServedModel]]:
 def list_opponents_taken_over(record: RunRecord) -> list[ServedModel]:
     """List the models of other runs that play in training, by the run's record."""
     runs = (record.parameters.get("opponents") or {}).get("runs") or ()
-    found = [entry["found"] for entry in runs if entry.get("found")]
-    models = [ServedModel(**model) for of in found for model in of["models"].values()]
+    opponents = [entry["found"] for entry in runs if entry.get("found")]
+    models = [
+        ServedModel(**model) for opponent in opponents for model in opponent["models"].values()
+    ]
     return [model for model in models if model.trained_in is not None]
 
 
@@ -134,21 +136,21 @@ def read_models(run: RunStore, iteration: int) -> dict[str, ServedModel]:
 
 
 def name_opponents(
-    parameters: HyperParameters, played: Sequence[Mapping[str, str]]
+    parameters: HyperParameters, model_names: Sequence[Mapping[str, str]]
 ) -> dict[str, dict[OpponentKey, str]]:
     """Name by agent the earlier models that may play it, each by the first iteration it played.
 
-    `played` are the names of all models by group, up to the iteration itself. Models of other runs
+    `model_names` are those of all models by group, up to the iteration itself. Models of other runs
     are named by the run.
     """
     if parameters.opponents.kind == RUNS:
-        others = list_of_others(parameters)
-        return {a: {run: m.model for run, m in models.items()} for a, models in others.items()}
+        by_agent = list_of_others(parameters)
+        return {a: {run: m.model for run, m in models.items()} for a, models in by_agent.items()}
     group_of = map_agents_to_groups(parameters)
     opponents: dict[str, dict[OpponentKey, str]] = {}
     for agent in list_opponents(parameters):
-        *before, now = [names[group_of[agent]] for names in played]
-        opponents[agent] = find_earlier_models(before, now, parameters.opponents.last)
+        *earlier, now = [names[group_of[agent]] for names in model_names]
+        opponents[agent] = find_earlier_models(earlier, now, parameters.opponents.last)
     # In the first iterations there may be no earlier model to meet.
     return {agent: models for agent, models in opponents.items() if models}
 

@@ -1,4 +1,4 @@
-"""The run that somebody names, in the store that they name.
+"""The run that a user names, in the store that the user names.
 
 find_run    the run called so, or the newest one
 name_place  in which store a name says that its run is
@@ -16,7 +16,7 @@ from nip_core.run_store.store import Store, is_missing, open_store
 def open_runs(run_store: str, setting: str = "--run-store") -> Store:
     """The store at this place, to be read. Raises SettingsError if there is none.
 
-    `setting` is what names the place, for errors.
+    `setting` is the option or setting that names the place, for errors.
     """
     if is_missing(run_store, setting):
         raise SettingsError(f"{setting} {run_store!r}: there is no such directory")
@@ -45,25 +45,25 @@ def find_run(
     Raises SettingsError, which lists the runs that there are, and CorruptionError if none of them
     can be read.
     """
-    # Here, because it loads pyarrow, which whoever only names a place does without.
+    # Here, because it loads pyarrow, which callers that only name a place do without.
     from nip_core.records.status import find_newest_run
 
     place, run = (run_store, None) if name is None else name_place(name, run_store)
     store = open_runs(place, setting if place == run_store else f"run {name!r}:")
-    known = list_runs(store)
+    names = list_runs(store)
     run = find_newest_run(store, on_damaged) if run is None else run
     if run is None:
         # Not the same to the user: runs that are there and damaged are not to look like none.
-        if known:
+        if names:
             raise CorruptionError(f"{setting} {run_store!r}: none of its runs can be read")
         raise SettingsError(f"{setting} {run_store!r}: there are no runs in it")
-    if run not in known:
-        raise make_unknown_run_error(run, place, known)
+    if run not in names:
+        raise make_unknown_run_error(run, place, names)
     return RunStore(store, run)
 
 
-def make_unknown_run_error(name: str, place: str, known: Sequence[str]) -> SettingsError:
+def make_unknown_run_error(name: str, place: str, names: Sequence[str]) -> SettingsError:
     """Make the error for a name of no run in a store, with the nearest name there is."""
-    there = ", ".join(known) or "none"
-    hint = did_you_mean(name, known)
-    return SettingsError(f"run {name!r} is not in {place!r}; there are {there}{hint}")
+    listed = ", ".join(names) or "none"
+    hint = did_you_mean(name, names)
+    return SettingsError(f"run {name!r} is not in {place!r}; there are {listed}{hint}")

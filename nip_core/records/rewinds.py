@@ -1,20 +1,20 @@
-"""Doing part of a run again: what comes after a point is set aside, never deleted.
+"""Doing part of a run again: all results after a point are set aside, never deleted.
 
 `nip_core.upkeep.rerun` asks for it in an open run. It stands here, below the session, because every
-opening completes what a kill has left half done (`nip_core.session.opening`).
+opening completes a rewind that was killed half-way (`nip_core.session.opening`).
 
 STAGES                       the stages from which an iteration can be done again, in order
 rewind                       set aside all that was committed from a stage of an iteration on
 find_stage_of_split          which of them plays a split
 is_rewound                   whether that was asked for before
 list_unfinished_rewinds      those that were killed half-way
-finish_rewinds               complete what a killed rewind has left half done
+finish_rewinds               complete them
 number_next_attempt          the number of a group's next job, after those that were set aside
 list_open_jobs, cancel_jobs  jobs that have not ended; ask back-ends to stop them
 
 ``<run>/superseded/0001/`` keeps the files of the first rewind under their old paths, beside a
 plan.json that names them. The plan is written first and is the moment at which the rewind counts:
-whoever opens the run next completes it before reading anything else. Results are committed once
+the next opening of the run completes it before reading anything else. Results are committed once
 and for all, so this is the only way to have others under the same name; a job that is submitted
 again is a new attempt, and so a new job with a model of its own.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Stage = Literal["test", "play", "dataset", "train", "swap"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""In the order of an iteration: those of `nip_core.progress.board` whose results lie apart. "swap"
+"""In the order of an iteration: stages of `nip_core.progress.board` with their own results. "swap"
 includes the gate, "test" the attack."""
 FORMAT_VERSION = 1  # of plans; written and never compared, since there has been one alone
 _STAGE_OF_SPLIT: dict[str, Stage] = {"test": "test", "attack": "test", "train": "play"}
@@ -53,7 +53,7 @@ def rewind(
     *,
     token: str,
 ) -> str | None:
-    """Set aside what iteration `iteration` has from `stage` on, and all later iterations.
+    """Set aside the results of iteration `iteration` from `stage` on, and all later iterations.
 
     `token` names who asked: asked twice by the same one (a retried flow run), the second time does
     nothing, also where the first found nothing to set aside. Returns the directory in the store,
@@ -63,7 +63,7 @@ def rewind(
     """
     if stage not in STAGES:
         raise SettingsError(f"stage {stage!r}: use one of {', '.join(STAGES)}")
-    # Or a flow run that is tried again would set aside what its first try has done since.
+    # Or a flow run that is tried again would set aside the work of its first try.
     if is_rewound(run, token):
         return None
     numbers = _rewinds(run)
@@ -84,9 +84,9 @@ def rewind(
         "stage": stage,
         "files": files,
     }
-    stored = run.write_json_once(f"{_directory(run, number)}/plan.json", plan, lease=lease)
+    plan_on_record = run.write_json_once(f"{_directory(run, number)}/plan.json", plan, lease=lease)
     # 2. File by file, copied before it is deleted, so that it can be done again.
-    _complete(run, lease, number, stored)
+    _complete(run, lease, number, plan_on_record)
     _log.info("%s: set aside %d files in %s", run.name, len(files), _directory(run, number))
     return _directory(run, number)
 
@@ -129,14 +129,16 @@ def list_paths_from(run: RunStore, iteration: int, stage: Stage) -> list[str]:
     root.
     """
     paths = []
-    # With the journals, or what is played again would be taken from them.
+    # With the journals, or episodes played again would be taken from them.
     for top in ("iterations", "journals"):
         for path in list_files(run.store, f"{run.root}/{top}"):
             relative = path.removeprefix(f"{run.root}/")
             _, number, inner = relative.split("/", 2)
-            of = find_stage(inner, is_journal=top == "journals")
+            file_stage = find_stage(inner, is_journal=top == "journals")
             later = int(number) > iteration
-            if later or (int(number) == iteration and STAGES.index(of) >= STAGES.index(stage)):
+            if later or (
+                int(number) == iteration and STAGES.index(file_stage) >= STAGES.index(stage)
+            ):
                 paths.append(relative)
     return paths
 
@@ -169,15 +171,15 @@ def _complete(run: RunStore, lease: Lease, number: int, plan: dict[str, Any]) ->
         source = f"{run.root}/{relative}"
         try:
             content = run.store.local_path(source) or run.store.get(source)
-            # A path on the disk is given for what is gone as well.
+            # A path on the disk is given for a missing file as well.
             if run.store.exists(source):
                 run.store.put(f"{directory}/{relative}", content, fence=lease.fence)
         except MissingFileError:
             continue  # moved before the process was killed
-        # A runner that was replaced must not delete what its successor has written under this name.
+        # A runner that was replaced must not delete a file of its successor under this name.
         lease.check()
         run.store.delete(source, fence=lease.fence)
-    # Last: without it, whoever opens the run does all this again, which is safe.
+    # Last: without it, the next opening does all this again, which is safe.
     run.write_json_once(f"{directory}/done.json", {"files": len(plan["files"])}, lease=lease)
 
 
@@ -225,26 +227,26 @@ async def cancel_jobs(
 ) -> list[str]:
     """Ask for every submitted job of the run to be stopped; returns their ids.
 
-    `control` has by group the address where its jobs are; those of others are left alone. `among`:
+    `control` has by group the address where its jobs are; other jobs are left alone. `among`:
     see `list_open_jobs`. How a job ended is learned, and recorded, by the next one who polls it.
     Raises JobError, when all were asked, if a back-end refused (unless the job has ended), or did
     not answer for long; or if it is not known whether there is a job.
     """
     from nip_core.jobs.ledger import open_ledger  # with the client of a server
 
-    # All are asked, whatever comes of one, as nobody may look after them later.
+    # All are asked, also after a failure: no process may look after them later.
     cancelled, troubles = [], []
     for record in list_open_jobs(run, among):
-        at = control.get(record.group)
+        endpoint = control.get(record.group)
         # A job that may be there has no id yet by which it could be cancelled.
         if record.id is None and record.creates_open:
             troubles.append(f"{run.job(record.iteration, record.group)}: perhaps submitted")
         # Nothing to be stopped, or not at this address.
-        if record.id is None or at is None:
+        if record.id is None or endpoint is None:
             continue
         provider = parameters.group_parameters(record.group).provider
         settle_s = parameters.fine_tuning.settle_s
-        opened = open_ledger(run, provider, at, settle_s=settle_s)
+        opened = open_ledger(run, provider, endpoint, settle_s=settle_s)
         async with opened as (ledger, backend):
             try:
                 await ledger.cancel(record)
@@ -268,9 +270,7 @@ async def _has_ended(backend: Backend, job_id: str) -> bool:
 
 
 def check_submissions_known(run: RunStore, among: Collection[str]) -> None:
-    """Raise RunConflictError for a job of which nobody knows whether it was submitted. It could
-    get lost.
-    """
+    """Raise RunConflictError for a job that may have been submitted or not. It could get lost."""
     for record in list_open_jobs(run, among):
         if record.id is None and record.creates_open:
             raise RunConflictError(

@@ -21,13 +21,13 @@ class RunShown:
     record: RunRecord
     last: int
     """The number of iterations, and of the last, which has nothing but a test. Of an attack that
-    a verdict has ended it is that of its last test."""
+    a verdict has ended it is the iteration of its last test."""
     tested: frozenset[int]
     """Those with a test, by the settings."""
     measured_last: tuple[str, ...]
     """The splits that are measured with the last, beside its test: an attack on another run."""
     first_models: Mapping[str, str]
-    """By group, in agent order: what plays iteration 0."""
+    """By group, in agent order: the models that play iteration 0."""
     may_end: bool = False
     """Whether it may yet end before `last`, see `attack_course`."""
 
@@ -36,7 +36,7 @@ def open_shown(run: RunStore) -> RunShown:
     """The run's record and settings. Raises CorruptionError where they make no sense."""
     try:
         record = run.open()
-        # Not validated: a run is shown whatever version wrote it.
+        # Not validated: runs of all versions are shown.
         settings = complete_settings(record.parameters)
         first_models: dict[str, str] = {}
         for name, agent in settings["agents"].items():
@@ -47,28 +47,28 @@ def open_shown(run: RunStore) -> RunShown:
                 first_models.setdefault(group, name_of(agent["model_name"]))
         taken_over = (record.contents.get("origin") or [{}])[0]
         first_models |= {group: str(model["model"]) for group, model in taken_over.items()}
-        most, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
+        iteration_count, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
         scheme, interval = str(text_rl["test_scheme"]), int(text_rl["test_interval"])
         imitates = settings["attack"]["start_from"] is not None
-        tested = [
+        test_iterations = [
             i
-            for i in range(most + 1)
-            if scheme_tests(scheme, most, i, interval, has_imitated=imitates)
+            for i in range(iteration_count + 1)
+            if scheme_tests(scheme, iteration_count, i, interval, has_imitated=imitates)
         ]
         attack = settings["attack"]
         attacks = attack["run"] is not None
         may_end = attacks and attack["until"] == PLATEAU
-    # Whatever settings raise that lack a key or have another kind of value in it: whoever lists
-    # runs is told of this one by its place, and shows the others.
+    # Settings that lack a key, or have another kind of value in it, raise any of these: a list of
+    # runs names this one by its place, and shows the others.
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise damaged(f"{run.root}/run.json", error) from error
-    ended = find_early_end(run) if may_end else None
-    last = most if ended is None else min(most, ended)
+    early_end = find_early_end(run) if may_end else None
+    last = iteration_count if early_end is None else min(iteration_count, early_end)
     return RunShown(
         record,
         last,
-        frozenset(i for i in tested if i <= last),
+        frozenset(i for i in test_iterations if i <= last),
         (ATTACK,) if attacks else (),
         first_models,
-        may_end=may_end and ended is None,
+        may_end=may_end and early_end is None,
     )

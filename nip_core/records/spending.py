@@ -1,16 +1,16 @@
-"""What each stage of an iteration has spent, by what is on record: tables, journals and jobs.
+"""The spending of each stage of an iteration, by its records: tables, journals and jobs.
 
-`nip_core.records.spent_in_all` adds up the whole run. What it may yet cost is `nip_core.costs`.
+`nip_core.records.spent_in_all` adds up the whole run. `nip_core.costs` estimates the rest.
 
-Spent                 tokens by agent and by trained group, and what they cost
+Spent                 tokens by agent and by trained group, and their price
 add_up_by_stage       of an iteration
 count_shared_prompts  prompts that stand in several rows and were read once
 find_tree_splits      the splits whose rows may share prompts
 
 Nothing is counted while it happens, so a kill loses no figure and a resumed run counts nothing
-twice. What a fork has copied was paid by the run that it was copied from. Not in it: answers that a
-kill threw away before they were on record, calls that failed on their way, and the few with which
-models are proved.
+twice. The parts that a fork has copied were paid by the run that they came from. Not counted:
+answers that a kill threw away before they were on record, calls that failed on their way, and the
+few with which models are proved.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
 
-if TYPE_CHECKING:  # what is measured is added up without Arrow
+if TYPE_CHECKING:  # splits with metrics are added up without Arrow
     from nip_core.rollouts.storage.table_rows import Generation, Timing
 
 STAGE_BY_SPLIT = {
@@ -48,16 +48,16 @@ _SUFFIX = ".journal"
 
 @dataclass(frozen=True)
 class Spent:
-    """Tokens that were paid for, on whatever hardware."""
+    """Tokens that were paid for, on any hardware."""
 
     calls: int = 0  # answers on record
     by_agent: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Prompt and generated tokens."""
     trained: Mapping[str, int] = field(default_factory=dict)
-    """By group; of a job that goes on, what it is expected to take."""
+    """By group; of a job that goes on, the tokens that it is expected to take."""
 
-    def __add__(self, other: "Spent") -> "Spent":
-        return add_up((self, other))
+    def __add__(self, addend: "Spent") -> "Spent":
+        return add_up((self, addend))
 
     @property
     def prompt_tokens(self) -> int:
@@ -84,8 +84,8 @@ class Spent:
         parts = [price_calls(parameters, self.by_agent)] if self.by_agent else []
         parts += [price_training(parameters, group, n) for group, n in self.trained.items()]
         # One price that is missing makes the sum unknown: a part of it would look like all of it.
-        known = [usd for usd in parts if usd is not None]
-        return sum(known) if len(known) == len(parts) else None
+        prices = [usd for usd in parts if usd is not None]
+        return sum(prices) if len(prices) == len(parts) else None
 
 
 def add_up(parts: Iterable[Spent]) -> Spent:
@@ -94,8 +94,8 @@ def add_up(parts: Iterable[Spent]) -> Spent:
     for part in parts:
         calls += part.calls
         for agent, (prompt, generated) in part.by_agent.items():
-            before = agents.get(agent, (0, 0))
-            agents[agent] = (before[0] + prompt, before[1] + generated)
+            sums = agents.get(agent, (0, 0))
+            agents[agent] = (sums[0] + prompt, sums[1] + generated)
         groups.update(part.trained)
     return Spent(calls, agents, dict(groups))
 
@@ -103,23 +103,23 @@ def add_up(parts: Iterable[Spent]) -> Spent:
 def count_shared_prompts(
     generations: "Sequence[Generation]", timings: "Sequence[Timing]"
 ) -> dict[str, int]:
-    """By agent, the prompt tokens of rows whose answer came by the same call as an earlier row's.
+    """By agent, the prompt tokens of rows with an answer by the same call as an earlier row's.
 
     Several answers to one prompt are asked for by one call, and each row has the whole prompt. The
     rows of a call began, and took as long, to the last digit. Rows and their timings are in step.
     """
-    seen, shared = set[tuple[Any, ...]](), dict[str, int]()
+    calls, shared = set[tuple[Any, ...]](), dict[str, int]()
     for row, timing in zip(generations, timings, strict=True):
         place = (row.parent_key, row.round, row.agent)
         call = (*place, timing.started_at, timing.latency_s)
-        if call in seen and row.prompt_tokens:
+        if call in calls and row.prompt_tokens:
             shared[row.agent] = shared.get(row.agent, 0) + row.prompt_tokens
-        seen.add(call)
+        calls.add(call)
     return shared
 
 
 def find_tree_splits(settings: Mapping[str, Any]) -> frozenset[str]:
-    """The splits of a run whose rows may share prompts, by its settings on record."""
+    """The splits of a run with rows that may share prompts, by its settings on record."""
     return frozenset({ATTACK, TRAIN} if settings.get("trainer") == "pure_text_malt" else {ATTACK})
 
 
@@ -130,10 +130,10 @@ def add_up_by_stage(
     billed: Mapping[str, int],
     trees: frozenset[str],
 ) -> dict[str, Spent]:
-    """Add up what each stage of an iteration has spent, in their order.
+    """Add up the spending of each stage of an iteration, in their order.
 
     Stages with nothing on record are not there; a split in play counts as far as it is on record.
-    `metrics_of` gives those of a split, `billed` by group the tokens of its job, `trees` are
+    `metrics_of` gives the metrics of a split, `billed` by group the tokens of its job, `trees` are
     `find_tree_splits`.
     """
     tables = PlayedTables(run.store, run.root, f"{iteration:04d}", trees)
@@ -141,10 +141,10 @@ def add_up_by_stage(
     for split, stage in STAGE_BY_SPLIT.items():
         metrics = metrics_of(split)
         if metrics is not None or split in tables.splits:
-            spent = tables.spent(split, metrics)
+            spending = tables.spent(split, metrics)
             # An attack is measured on tests, which were paid where they were played.
-            if spent.calls:
-                stages[stage] = spent
+            if spending.calls:
+                stages[stage] = spending
     for group, tokens in billed.items():
         stages[f"train {group}"] = Spent(trained={group: tokens})
     return stages
@@ -152,7 +152,7 @@ def add_up_by_stage(
 
 def count_expected_tokens(store: Store, directory: str, job: JobRecord) -> int | None:
     """Reckon the tokens of a job from its dataset in `directory`; None: not known."""
-    # What the back-end has told needs no reckoning.
+    # A number from the back-end needs no reckoning.
     if job.trained_tokens is not None or not is_committed(store, directory):
         return None
     tokens = DatasetFacts.from_manifest(read_manifest(store, directory)).tokens
@@ -161,7 +161,7 @@ def count_expected_tokens(store: Store, directory: str, job: JobRecord) -> int |
 
 
 class _Counted(NamedTuple):
-    """What of a generation was paid for."""
+    """The tokens of a generation that were paid for."""
 
     agent: str
     prompt_tokens: int
@@ -169,7 +169,7 @@ class _Counted(NamedTuple):
 
 
 class PlayedTables:
-    """What was played in an iteration, under the root of a run or of what it has set aside."""
+    """The episodes of an iteration, under the root of a run or of files that it has set aside."""
 
     def __init__(self, store: Store, root: str, iteration: str, trees: frozenset[str]) -> None:
         self._store, self._trees = store, trees
@@ -189,23 +189,23 @@ class PlayedTables:
         return None
 
     def spent(self, split: str, metrics: AnyMetrics | None) -> Spent:
-        """Return what a split took, by its metrics, or without them by its shards and journals."""
+        """Return a split's spending, by its metrics, or without them by its shards and journals."""
         if metrics is None:
             return self._unmeasured(split)
         if metrics.generations is None:
             return Spent()  # of tests, which are counted where they were played
         by_agent = {
-            name: (of.prompt_tokens or 0, of.completion_tokens or 0)
-            for name, of in metrics.agents.items()
+            name: (figures.prompt_tokens or 0, figures.completion_tokens or 0)
+            for name, figures in metrics.agents.items()
         }
-        spent = Spent(metrics.generations, by_agent)
+        spending = Spent(metrics.generations, by_agent)
         # Every shard has a say in it, so they are read only where there may be something to say.
-        return self._without_shared(spent, split) if split in self._trees else spent
+        return self._without_shared(spending, split) if split in self._trees else spending
 
     def _unmeasured(self, split: str) -> Spent:
         store, journals = self._store, f"{self._journals}/{split}"
-        # Journals first: one that goes meanwhile is that of a shard which is committed by then.
-        begun = {
+        # Journals first: the shard of a journal that goes meanwhile is committed by then.
+        open_journals = {
             name.rstrip("/").removesuffix(_SUFFIX): read_journal(store, f"{journals}/{name}")
             for name in store.list(journals)
         }
@@ -214,15 +214,17 @@ class PlayedTables:
         # A kill leaves the journal of a shard that is committed, too.
         parts += [
             _of_journal(records, f"{journals}/{shard}")
-            for shard, records in begun.items()
+            for shard, records in open_journals.items()
             if shard not in shards
         ]
         return add_up(parts)
 
-    def _without_shared(self, spent: Spent, split: str) -> Spent:
+    def _without_shared(self, spending: Spent, split: str) -> Spent:
         shards = committed_shards(self._store, f"{self._rollouts}/{split}").values()
         return reduce(
-            _less, (ShardFacts.from_manifest(shard).shared_prompts or {} for shard in shards), spent
+            _less,
+            (ShardFacts.from_manifest(shard).shared_prompts or {} for shard in shards),
+            spending,
         )
 
 
@@ -238,9 +240,11 @@ def _of_shard(store: Store, manifest: Manifest) -> Spent:
 def _of_journal(records: Sequence[Record], name: str) -> Spent:
     from nip_core.rollouts.storage.table_rows import recorded_calls
 
-    made = recorded_calls(records, name).values()
-    rows = [record.generation for record in made]
-    return _less(_of_rows(rows), count_shared_prompts(rows, [record.timing for record in made]))
+    call_records = recorded_calls(records, name).values()
+    rows = [record.generation for record in call_records]
+    return _less(
+        _of_rows(rows), count_shared_prompts(rows, [record.timing for record in call_records])
+    )
 
 
 def _of_rows(rows: "Sequence[_Counted | Generation]") -> Spent:
@@ -252,8 +256,8 @@ def _of_rows(rows: "Sequence[_Counted | Generation]") -> Spent:
     return Spent(len(rows), by_agent)
 
 
-def _less(spent: Spent, shared: Mapping[str, int]) -> Spent:
-    return spent + Spent(by_agent={agent: (-tokens, 0) for agent, tokens in shared.items()})
+def _less(spending: Spent, shared: Mapping[str, int]) -> Spent:
+    return spending + Spent(by_agent={agent: (-tokens, 0) for agent, tokens in shared.items()})
 
 
 def list_folders(store: Store, directory: str) -> list[str]:

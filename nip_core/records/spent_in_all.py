@@ -1,9 +1,9 @@
-"""What a whole run has spent, with what was set aside, and without what a fork has copied.
+"""The spending of a whole run, with the parts set aside, and without those a fork has copied.
 
-add_up_spending   of a whole run, with what was set aside when a part of it was done again
+add_up_spending   of a whole run, with the parts set aside when they were done again
 add_up_set_aside  of that alone
 
-What a fork has copied was paid by the run that it was copied from.
+The parts that a fork has copied were paid by the run that they came from.
 """
 
 from collections.abc import Iterator
@@ -39,37 +39,37 @@ def add_up_spending(records: Records) -> Spent:
 
 
 def _own_stages(records: Records, iteration: int) -> Iterator[Spent]:
-    """Give what a fork has spent on an iteration, without the part it has copied."""
+    """Give the spending of a fork on an iteration, without the part it has copied."""
     run, record = records.run, records.of(iteration)
     tables = PlayedTables(run.store, run.root, f"{iteration:04d}", frozenset())
     players = {stage: tables.player(split) for split, stage in STAGE_BY_SPLIT.items()}
-    # What is not committed has no player yet and is its own: a fork copies what is committed alone.
+    # A split that is not committed has no player yet and is its own: a fork copies committed ones.
     stages = [stage for stage, player in players.items() if player in (None, run.name)]
     for group in record.jobs:
         job = read_job(run, run.job(iteration, group))
         stages += [f"train {group}"] if job is not None and job.run == run.name else []
-    yield from (of for stage, of in record.spent.items() if stage in stages)
+    yield from (spending for stage, spending in record.spent.items() if stage in stages)
 
 
 def add_up_set_aside(records: Records) -> Spent:
-    """Add up what was spent on what was done again since, see `nip_core.records.rewinds`."""
+    """Add up the spending on parts that were done again since, see `nip_core.records.rewinds`."""
     # Most runs: nothing is to be read for it.
     if records.rewinds == 0:
         return Spent()
-    # What was set aside never changes, but for a further rewind. With that the memory goes; and
-    # what was added up while a rewind moved files goes at the next look.
+    # Files set aside never change, but for a further rewind. With that the memory goes; and a sum
+    # that was taken while a rewind moved files goes at the next look.
     if "set aside" not in records.memory:
         run, trees = records.run, find_tree_splits(records.shown.record.parameters)
         place = f"{run.root}/superseded"
         roots = [f"{place}/{name}" for name in list_folders(run.store, place)]
         parts = (part for root in roots for part in _below(run, root, trees))
         records.memory["set aside"] = add_up(parts)
-    spent: Spent = records.memory["set aside"]
-    return spent
+    spending: Spent = records.memory["set aside"]
+    return spending
 
 
 def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
-    """Give what the run has spent on the files below `root`; of a fork's some may be copies."""
+    """Give the run's spending on the files below `root`; of a fork's some may be copies."""
     kinds = ("iterations", "journals")
     for name in sorted({n for kind in kinds for n in list_folders(run.store, f"{root}/{kind}")}):
         tables = PlayedTables(run.store, root, name, trees)
@@ -84,9 +84,11 @@ def _below(run: RunStore, root: str, trees: frozenset[str]) -> Iterator[Spent]:
             if job is not None and job.run == run.name:
                 # The dataset may have stayed where it was, if the job alone was done again.
                 places = (root, run.root)
-                dataset = (f"{at}/iterations/{name}/datasets/{job.group}" for at in places)
-                known = (count_expected_tokens(run.store, directory, job) for directory in dataset)
-                expected = next((tokens for tokens in known if tokens is not None), None)
+                dataset = (f"{place}/iterations/{name}/datasets/{job.group}" for place in places)
+                estimates = (
+                    count_expected_tokens(run.store, directory, job) for directory in dataset
+                )
+                expected = next((tokens for tokens in estimates if tokens is not None), None)
                 yield Spent(trained={job.group: count_billed_tokens(job, expected)})
 
 

@@ -42,25 +42,27 @@ def find_newest_run(store: Store, on_damaged: Callable[[str], None]) -> str | No
 def find_status(run: RunStore, records: Records | None = None) -> str:
     """Say whether the run is running, finished or stopped. A stopped run goes on when run again."""
     records = records or Records(run)
-    shown = records.shown
-    is_tested = shown.last not in shown.tested or run.store.exists(run.metrics(shown.last, TEST))
-    is_tested &= has_last_figures(run, shown, shown.last)
-    # Before the lease: also while its runner still publishes what it has finished.
-    if is_tested and records.finished() >= shown.last:
+    run_shown = records.shown
+    is_tested = run_shown.last not in run_shown.tested or run.store.exists(
+        run.metrics(run_shown.last, TEST)
+    )
+    is_tested &= has_last_figures(run, run_shown, run_shown.last)
+    # Before the lease: also while its runner still publishes the end.
+    if is_tested and records.finished() >= run_shown.last:
         return "finished"
     return "running" if is_running(run) else "stopped"
 
 
-def has_last_figures(run: RunStore, shown: RunShown, last: int) -> bool:
+def has_last_figures(run: RunStore, run_shown: RunShown, last: int) -> bool:
     """Return whether all is measured that is measured with the last iteration, but its test."""
-    return all(run.store.exists(run.metrics(last, split)) for split in shown.measured_last)
+    return all(run.store.exists(run.metrics(last, split)) for split in run_shown.measured_last)
 
 
 def is_running(run: RunStore) -> bool:
-    """Return whether somebody who may be alive holds the run. Raises CorruptionError."""
-    seen = watch_lease(run)
+    """Return whether a process that may be alive holds the run. Raises CorruptionError."""
+    sighting = watch_lease(run)
     # One look can't tell a silent owner from a live one, so it counts as alive.
-    return seen.owner is not None and not seen.is_gone
+    return sighting.owner is not None and not sighting.is_gone
 
 
 def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> bool:
@@ -72,9 +74,9 @@ def is_complete(run: RunStore, parameters: HyperParameters, iteration: int) -> b
 
 def find_last(records: Records, parameters: HyperParameters) -> int:
     """The iteration with the last test: `num_iterations`, or where a verdict ended an attack."""
-    most, shown = parameters.rl.num_iterations, records.shown
-    may_have_ended = parameters.may_end_early and not shown.may_end
-    return min(most, shown.last) if may_have_ended else most
+    iteration_count, run_shown = parameters.rl.num_iterations, records.shown
+    may_have_ended = parameters.may_end_early and not run_shown.may_end
+    return min(iteration_count, run_shown.last) if may_have_ended else iteration_count
 
 
 def find_first_incomplete(records: Records, parameters: HyperParameters) -> int:

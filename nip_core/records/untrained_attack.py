@@ -1,8 +1,8 @@
-"""What an attack on record is read beside: the untrained verifier, and what a theorem guarantees.
+"""The figures beside an attack on record: the untrained verifier's, and a theorem's guarantee.
 
 digest_way       an attack's settings -> the same for the same attack on other models of its run
 find_control     the finished attack of the same way on the untrained models of the same run
-find_guarantee   what the scenario of some settings guarantees
+find_guarantee   the soundness that the scenario of some settings guarantees
 list_scripts     the scripts of that scenario that can be played
 put_beside       the figures of an attack, with both
 read_section     the section of the report that has them
@@ -34,7 +34,7 @@ _OF_ATTACK = ("run", "iteration", "problems")
 
 
 def digest_way(settings: Mapping[str, Any]) -> str:
-    """Digest an attack's settings by SHA-256, but for whose models it plays, and its seed.
+    """Digest an attack's settings by SHA-256, but for the attacked models, and its seed.
 
     Two attacks on models of one run have the same digest where one is the other's control.
     """
@@ -44,28 +44,30 @@ def digest_way(settings: Mapping[str, Any]) -> str:
     if start is not None and not str(start).endswith(CHATS):
         # That one attacks the same models, so its name is another one.
         attack["start_from"] = "an attack on the same models"
-    kept = {key: value for key, value in completed.items() if key not in _OF_RUN}
-    return digest({**kept, "attack": attack})
+    common_settings = {key: value for key, value in completed.items() if key not in _OF_RUN}
+    return digest({**common_settings, "attack": attack})
 
 
 def find_control(store: Store, run: str, settings: Mapping[str, Any]) -> UntrainedControl | None:
     """Find the finished attack with these `settings` on the untrained models of a run.
 
-    Looked at are the runs of the store whose names begin with that run's name and "-", as those of
-    attacks do. None without such an attack; one that can't be read is none.
+    It looks at the runs of the store with names that begin with that run's name and "-", as names
+    of attacks do. None without such an attack; one that can't be read is none.
     """
     way = digest_way(settings)
     for name in list_runs(store):
         if not name.startswith(f"{run}-"):
             continue
         try:
-            found = RunStore(store, name)
-            stored = found.open().parameters
-            attack = stored.get("attack")
+            candidate = RunStore(store, name)
+            candidate_settings = candidate.open().parameters
+            attack = candidate_settings.get("attack")
             if not isinstance(attack, dict) or attack.get("run") != run or attack.get("iteration"):
                 continue
-            if digest_way(stored) == way and (shown := read_shown_attack(Records(found))):
-                return take_control(name, shown)
+            if digest_way(candidate_settings) == way and (
+                figures := read_shown_attack(Records(candidate))
+            ):
+                return take_control(name, figures)
         # A run of another version, or a damaged one, which `nip verify` tells.
         except (StoreError, KeyError, TypeError, AttributeError, ValueError):
             continue
@@ -80,7 +82,7 @@ def find_guarantee(parameters: Mapping[str, Any]) -> float | None:
     try:
         settings = read_settings(dict(parameters))
         return make_scenario(settings).guaranteed_soundness(make_protocol(settings))
-    # Whatever a user's module raises, or settings of another version: a figure less is shown.
+    # Any error of a user's module, or settings of another version: a figure less is shown.
     except Exception:
         return None
 
@@ -94,16 +96,16 @@ def list_scripts(parameters: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def put_beside(attack: ShownAttack, records: Records) -> ShownAttack:
-    """Put beside the figures of an attack what is guaranteed, and the untrained verifier."""
+    """Put beside the figures of an attack the guarantee, and the untrained verifier."""
     run, parameters = records.run, records.shown.record.parameters
-    beside: dict[str, Any] = {}
+    additions: dict[str, Any] = {}
     if (number := find_guarantee(parameters)) is not None:
-        beside["guarantee"] = measure_guarantee(attack, number)
-    attacked = complete_settings(dict(parameters))["attack"]
+        additions["guarantee"] = measure_guarantee(attack, number)
+    target = complete_settings(dict(parameters))["attack"]
     # An attack on the untrained models is the control itself.
-    if attacked["iteration"]:
-        beside["control"] = find_control(run.store, attacked["run"], parameters)
-    return attack.model_copy(update=beside)
+    if target["iteration"]:
+        additions["control"] = find_control(run.store, target["run"], parameters)
+    return attack.model_copy(update=additions)
 
 
 def read_section(records: Records) -> dict[str, Any]:
@@ -120,19 +122,19 @@ def encode_section(
     Of each n or step it has the metrics `of_each`. `with_control` looks for the same attack on the
     untrained models. Without an attack it is empty.
     """
-    shown = read_shown_attack(records)
-    if shown is None:
+    attack = read_shown_attack(records)
+    if attack is None:
         return {}
     from nip_core.attack_figures.figures import attack_shown  # with Arrow, for attacks alone
 
-    trained = count_attack_training(records)
-    counted = {} if trained is None else trained.as_json()
-    beside: dict[str, Any] = {"caution": caution(shown), "causes": causes(shown)}
+    training = count_attack_training(records)
+    counts = {} if training is None else training.as_json()
+    section: dict[str, Any] = {"caution": caution(attack), "causes": causes(attack)}
     if with_control:
-        found = put_beside(shown, records)
-        beside |= found.model_dump(
+        attack_beside = put_beside(attack, records)
+        section |= attack_beside.model_dump(
             mode="json", include={"guarantee", "control"}, exclude_unset=True
         )
     metrics = records.of(records.shown.last).attack
     assert metrics is not None  # it is shown
-    return {"attack": {**beside, **attack_shown(metrics, of_each), **counted}}
+    return {"attack": {**section, **attack_shown(metrics, of_each), **counts}}

@@ -4,8 +4,8 @@ Embedded           one of them, ready to be put into a page
 embed_transcript   a transcript -> Embedded
 embedded_json      several, with the system prompts that they share, as one document
 script_json        any value as JSON that can stand there
-fair_share         how much each of several may take of what there is room for
-thin_out           so many of a longer list
+fair_share         how much of the room each of several may take
+thin_out           some entries of a longer list
 """
 
 import hashlib
@@ -48,9 +48,9 @@ def embedded_json(transcripts: Sequence[Embedded]) -> str:
     prompts: dict[str, str] = {}
     for transcript in transcripts:
         prompts |= transcript.prompts
-    told = ",".join(f'"{name}":{text}' for name, text in sorted(prompts.items()))
-    shown = ",".join(transcript.text for transcript in transcripts)
-    return f'{{"prompts":{{{told}}},"transcripts":[{shown}]}}'
+    prompt_texts = ",".join(f'"{name}":{text}' for name, text in sorted(prompts.items()))
+    transcript_texts = ",".join(transcript.text for transcript in transcripts)
+    return f'{{"prompts":{{{prompt_texts}}},"transcripts":[{transcript_texts}]}}'
 
 
 def script_json(value: Any) -> str:
@@ -66,22 +66,22 @@ def script_json(value: Any) -> str:
 def fair_share(sizes: Sequence[int], room: int) -> int:
     """Compute the most for each of several, if all together may take no more than `room`.
 
-    Who needs less leaves the rest to the others.
+    One that needs less leaves the rest to the others.
     """
-    left = room
-    for taken, size in enumerate(sorted(sizes)):
-        share = left // (len(sizes) - taken)
+    rest = room
+    for count, size in enumerate(sorted(sizes)):
+        share = rest // (len(sizes) - count)
         if size > share:
             return share
-        left -= size
+        rest -= size
     return max(sizes, default=0)
 
 
-def thin_out(entries: Sequence[T], most: int) -> list[T]:
-    """Keep the first entry, the last, and some evenly spread between: `most` in all."""
-    if len(entries) <= most:
+def thin_out(entries: Sequence[T], limit: int) -> list[T]:
+    """Keep the first entry, the last, and some evenly spread between: `limit` in all."""
+    if len(entries) <= limit:
         return [*entries]
-    return [entries[round(k * (len(entries) - 1) / (most - 1))] for k in range(most)]
+    return [entries[round(k * (len(entries) - 1) / (limit - 1))] for k in range(limit)]
 
 
 def _name(prompt: str) -> str:

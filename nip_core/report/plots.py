@@ -2,8 +2,8 @@
 
 learning_curve_svg   an SVG that follows the reader's light or dark scheme
 arms_svg             the same for the arms of a sweep
-svg_element          whatever else is drawn, as such an SVG; without matplotlib a line in its place
-draw_frame           what stands around it, alike in all figures
+svg_element          any other drawing, as such an SVG; without matplotlib a line in its place
+draw_frame           the frame around it, alike in all figures
 escape_mathtext      names as they are, not as formulas
 
 The same numbers give the same bytes. matplotlib is imported inside the functions and used
@@ -89,31 +89,31 @@ def learning_curve_svg(points: MetricsByIteration) -> str:
     )
 
 
-def arms_svg(arms: Arms, what: str = "arms of a sweep") -> str:
+def arms_svg(arms: Arms, noun: str = "arms of a sweep") -> str:
     """Draw the arms of a sweep below each other, each rate a mark with the range of its runs.
 
-    `what` says in plural, to who can't see it, what they are.
+    `noun` names them in plural, for readers who can't see the figure.
     """
-    width, row, around = _SIZE_INCHES[0], 0.42, 0.9
-    height = around + row * len(arms)
+    width, row, margin = _SIZE_INCHES[0], 0.42, 0.9
+    height = margin + row * len(arms)
     longest = max((len(name) for name, _ in arms), default=0)
-    left = min(0.5, 0.03 + 0.0095 * longest)  # of the width, for the names
-    box = (left, 0.55 / height, 0.96 - left, 1 - around / height)
+    label_width = min(0.5, 0.03 + 0.0095 * longest)  # of the width, for the names
+    box = (label_width, 0.55 / height, 0.96 - label_width, 1 - margin / height)
     return svg_element(
         lambda figure: _draw_arms(figure.add_axes(box), arms),
         (width, height),
         "nip-arms",
-        f"{len(arms)} {what}",
+        f"{len(arms)} {noun}",
     )
 
 
 def svg_element(
     draw: Callable[[Any], None], size: tuple[float, float], ident: str, label: str
 ) -> str:
-    """Return an SVG element of what `draw` puts on a figure of so many inches.
+    """Return an SVG element of the drawing that `draw` puts on a figure of so many inches.
 
-    What is drawn in `INK` takes the colour of the reader's scheme. `ident` is the element's id,
-    `label` says what it shows to who can't see it. Without matplotlib, an extra of nip, the element
+    Lines in `INK` take the colour of the reader's scheme. `ident` is the element's id, `label`
+    describes it for readers who can't see it. Without matplotlib, an extra of nip, the element
     has a line that says so.
     """
     if importlib.util.find_spec("matplotlib") is None:
@@ -149,7 +149,7 @@ def draw_frame(axes: Any, values: str) -> None:
 
 
 def escape_mathtext(text: str) -> str:
-    """Escape what matplotlib would read as a formula."""
+    """Escape signs that matplotlib would read as a formula."""
     return text.replace("$", r"\$")
 
 
@@ -159,18 +159,18 @@ def _draw_arms(axes: Any, arms: Arms) -> None:
     axes.set_facecolor("none")
     axes.axvline(0.5, color=INK, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     for line in _LINES:
-        measured = [
+        marks = [
             (row, mark) for row, (_, arm) in enumerate(arms) if (mark := arm[line.name]) is not None
         ]
-        rows = [row + 20 * line.shift for row, _ in measured]
-        means = [mark.mean for _, mark in measured]
+        rows = [row + 20 * line.shift for row, _ in marks]
+        means = [mark.mean for _, mark in marks]
         # Of equal figures the mean may be rounded to beside them, and a bar of less than 0 is none.
-        below = [max(0.0, mark.mean - mark.lowest) for _, mark in measured]
-        above = [max(0.0, mark.highest - mark.mean) for _, mark in measured]
+        lower_bars = [max(0.0, mark.mean - mark.lowest) for _, mark in marks]
+        upper_bars = [max(0.0, mark.highest - mark.mean) for _, mark in marks]
         axes.errorbar(
             means,
             rows,
-            xerr=[below, above],
+            xerr=[lower_bars, upper_bars],
             fmt=line.marker,
             color=line.colour,
             markersize=6.5 if line.is_main else 5,
@@ -199,15 +199,15 @@ def _draw_arms(axes: Any, arms: Arms) -> None:
 
 
 def _describe(points: MetricsByIteration) -> str:
-    measured = [(k, m.accuracy) for k, m in points if m.accuracy is not None]
-    if not measured:
+    accuracies = [(k, m.accuracy) for k, m in points if m.accuracy is not None]
+    if not accuracies:
         return "Learning curve without measurements"
-    (first, before), (last, after) = measured[0], measured[-1]
+    (first, first_accuracy), (last, last_accuracy) = accuracies[0], accuracies[-1]
     believed = [value for _, metrics in points if (value := metrics.believed_accuracy) is not None]
     obeying = f"; believing the prover would give {believed[-1]:.1%}" if believed else ""
     return (
-        f"Learning curve: accuracy {before:.1%} in iteration {first}, "
-        f"{after:.1%} in iteration {last}{obeying}"
+        f"Learning curve: accuracy {first_accuracy:.1%} in iteration {first}, "
+        f"{last_accuracy:.1%} in iteration {last}{obeying}"
     )
 
 
@@ -223,8 +223,8 @@ def _render(draw: Callable[[Any], None], size: tuple[float, float], ident: str) 
     with mpl.rc_context({**defaults, **fonts, **plain}):
         figure = Figure(figsize=size)
         FigureCanvasAgg(figure)
-        # The labels around the axes are as large whatever the numbers are; a layout that is sought
-        # draws everything twice.
+        # The labels around the axes are as large for all numbers; a layout that is sought draws
+        # everything twice.
         draw(figure)
         buffer = io.StringIO()
         metadata = {"Date": None, "Creator": None}
@@ -256,10 +256,10 @@ def _draw(axes: Any, points: MetricsByIteration) -> None:
 
 def _draw_believed(axes: Any, points: MetricsByIteration) -> None:
     """Draw the accuracy of an obedient verifier, to hold the real one against."""
-    known = [(k, believed) for k, m in points if (believed := m.believed_accuracy) is not None]
-    if known:
+    accuracies = [(k, believed) for k, m in points if (believed := m.believed_accuracy) is not None]
+    if accuracies:
         axes.plot(
-            *zip(*known, strict=True),
+            *zip(*accuracies, strict=True),
             color=INK,
             alpha=0.6,
             linewidth=1.2,
@@ -291,9 +291,9 @@ def _draw_metric(axes: Any, points: MetricsByIteration, line: _Line, shift: floa
     if not line.is_main:
         return
     bars = [
-        (k, of.accuracy, of.accuracy_ci95)
-        for k, of in points
-        if of.accuracy is not None and of.accuracy_ci95 is not None
+        (k, metrics.accuracy, metrics.accuracy_ci95)
+        for k, metrics in points
+        if metrics.accuracy is not None and metrics.accuracy_ci95 is not None
     ]
     if bars:
         axes.errorbar(

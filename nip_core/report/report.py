@@ -9,10 +9,10 @@ metrics_table                              the numbers by iteration as rows, for
 `figures_in_words` shows values as text; `report.css`
 and `report.js` are put into the page.
 
-What is covered: text that models or data sets wrote can't run as script. It is embedded as JSON
+Covered: text that models or data sets wrote can't run as script. It is embedded as JSON
 in which no character can end the element, the page shows it as text only, and its content
 security policy allows no request and no script but its own, named by its hash.
-What is not covered: a reader who copies code out of the page and runs it.
+Not covered: a reader who copies code out of the page and runs it.
 """
 
 import base64
@@ -78,7 +78,7 @@ _LEFT_OUT = {
 
 @dataclass(frozen=True)
 class GroupReport:
-    """What one shared model group learned in one iteration; None where there is nothing to say."""
+    """The training of one shared model group in one iteration; None where nothing is known."""
 
     episodes: int | None = None  # episodes that examples could be chosen from
     examples: int | None = None  # examples chosen
@@ -91,9 +91,9 @@ class GroupReport:
     proof: str | None = None  # how it was shown that the new weights answer
     note: str | None = None  # for example why nothing was trained
     method: str | None = None  # of the training: supervised, dpo or trajectories
-    counts: Mapping[str, int] = field(default_factory=dict)  # what was left out, by reason
+    counts: Mapping[str, int] = field(default_factory=dict)  # examples left out, by reason
     tokens: int | None = None  # of the examples, before the job
-    training_usd: float | None = None  # what training on them was expected to cost
+    training_usd: float | None = None  # the expected price of training on them
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ class IterationReport:
     train: SplitMetrics | None = None
     groups: Mapping[str, GroupReport] = field(default_factory=dict)
     stage_s: Mapping[str, float] = field(default_factory=dict)  # seconds by stage
-    promotion: GateDecision | None = None  # what the gate decided after the training
-    gate: Sequence[SplitMetrics] = ()  # metrics of what both sides played for it
+    promotion: GateDecision | None = None  # the gate's decision after the training
+    gate: Sequence[SplitMetrics] = ()  # metrics of both sides' episodes for it
     rows: dict[tuple[object, ...], Markup] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Its rows of tables, made once: a page with many iterations is mostly what it was before."""
+    """Its rows of tables, made once: most of a page with many iterations stays the same."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class ReportData:
     code_version: str | None = None
     costs: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     """By kind of token, and "US dollars": spent, expected, at most, and the budget."""
-    expected_by: str = ""  # by what that was expected, in words; "": not on record
+    expected_by: str = ""  # the source of the expectation, in words; "": not on record
     left_out: str | None = None  # how many problems were too long to be played, in words
 
 
@@ -164,8 +164,8 @@ def build_report(report: ReportData) -> str:
     # The one script that the page's policy lets run is named by its hash.
     script = asset("report.js")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    measured = [(e.iteration, e.test) for e in report.iterations if e.test]
-    curve = thin_out(measured, _MOST_POINTS)
+    tests = [(e.iteration, e.test) for e in report.iterations if e.test]
+    curve = thin_out(tests, _MOST_POINTS)
     hidden = [(f"iteration {i}, {split}", n) for i, split, n in report.transcripts_left_out if n]
     return _page().render(
         **page_values(report),
@@ -173,7 +173,7 @@ def build_report(report: ReportData) -> str:
         script_hash=script_hash,
         style=Markup(asset("report.css")),  # noqa: S704
         curve=Markup(learning_curve_svg(curve)) if curve else None,  # noqa: S704
-        is_thinned=len(curve) < len(measured),
+        is_thinned=len(curve) < len(tests),
         left_out=[f"{place}: {_reasons(counts)}" for place, counts in hidden],
         total_left_out=sum(sum(counts.values()) for _, counts in hidden) + report.passed_over[1],
         transcripts=Markup(embedded_json([_ready(t) for t in report.transcripts])),  # noqa: S704
@@ -182,7 +182,7 @@ def build_report(report: ReportData) -> str:
 
 def page_values(report: ReportData) -> dict[str, Any]:
     """Compute by name the values of the tables in `report_macros.html.jinja`."""
-    tested = [entry for entry in report.iterations if entry.test]
+    test_entries = [entry for entry in report.iterations if entry.test]
     verdicts: list[tuple[object, str, Measures, IterationReport | None]] = [
         (entry.iteration, split, metrics, entry)
         for entry in report.iterations
@@ -190,19 +190,22 @@ def page_values(report: ReportData) -> dict[str, Any]:
         if metrics
     ]
     verdicts += [(name, "baseline", metrics, None) for name, metrics in report.baselines.items()]
-    tests = [entry.test for entry in tested if entry.test]
+    tests = [entry.test for entry in test_entries if entry.test]
     by_iteration = {entry.iteration: entry for entry in report.iterations}
     stages = list(dict.fromkeys(stage for entry in report.iterations for stage in entry.stage_s))
     return {
         **make_section(None),
         **report.sections,
         "report": report,
-        "tested": tested,
+        "tested": test_entries,
         "tested_on": name_course_problems(report.parameters),
-        "change": _change(tested, report.comparisons) if len(tests) > 1 else "",
-        "comparisons": [(of, by_iteration.get(of.iteration)) for of in report.comparisons],
+        "change": _change(test_entries, report.comparisons) if len(tests) > 1 else "",
+        "comparisons": [
+            (comparison, by_iteration.get(comparison.iteration))
+            for comparison in report.comparisons
+        ],
         "verdicts": verdicts,
-        "asked_again": _asked_again(tested),
+        "asked_again": _asked_again(test_entries),
         "has_neither": _has_neither(metrics for _, _, metrics, _ in verdicts),
         "labels": [
             (entry.iteration, split, metrics.labels)
@@ -219,7 +222,7 @@ def page_values(report: ReportData) -> dict[str, Any]:
         ],
         "agents": [
             (entry, *agent)
-            for entry in tested
+            for entry in test_entries
             for agent in sorted(entry.test.agents.items() if entry.test else ())
         ],
         "spending": _spending(report.iterations, stages),
@@ -241,7 +244,7 @@ def report_environment(*loaders: BaseLoader) -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
     )
-    shown = (
+    filters = (
         percent,
         percent_range,
         probability,
@@ -252,7 +255,7 @@ def report_environment(*loaders: BaseLoader) -> Environment:
         points,
         seconds,
     )
-    environment.filters |= {function.__name__: function for function in (*shown, p_value)}
+    environment.filters |= {function.__name__: function for function in (*filters, p_value)}
     environment.globals |= {"bound": _bound, "problems_words": problems_words}
     environment.globals |= {"opponent_words": opponent_words, "once": _once}
     environment.globals |= {"believed_line": believed_line, "no_measures": Measures()}
@@ -288,8 +291,11 @@ def metrics_table(
     of such as were not tested.
     """
     promotions = promotions or {}
-    tested = dict(rows)
-    rows = [(i, tested.get(i, SplitMetrics())) for i in sorted({*tested, *promotions})]
+    metrics_by_iteration = dict(rows)
+    rows = [
+        (i, metrics_by_iteration.get(i, SplitMetrics()))
+        for i in sorted({*metrics_by_iteration, *promotions})
+    ]
     scaled = _has_neither(metrics for _, metrics in rows)
     return [
         {
@@ -301,7 +307,7 @@ def metrics_table(
             "soundness": percent(metrics.soundness),
             **(
                 {"believing the prover": percent(metrics.believed_accuracy)}
-                if any(measured.believed_accuracy is not None for _, measured in rows)
+                if any(figures.believed_accuracy is not None for _, figures in rows)
                 else {}
             ),
             "precision": percent(metrics.precision),
@@ -323,23 +329,24 @@ def asset(name: str) -> str:
     return (resources.files("nip_core.report") / name).read_text(encoding="utf-8")
 
 
-def _asked_again(tested: Sequence[IterationReport]) -> list[IterationReport]:
+def _asked_again(entries: Sequence[IterationReport]) -> list[IterationReport]:
     """Find the first test and the last with several plays of a problem."""
-    several = [entry for entry in tested if entry.test and entry.test.any_of]
+    several = [entry for entry in entries if entry.test and entry.test.any_of]
     return [*several[:1], *several[1:][-1:]]
 
 
 def _has_neither(metrics: Iterable[Measures]) -> bool:
     """Return whether a verdict was in the middle of a scale, so a column is needed for it."""
-    return any(measured.neither_rate for measured in metrics)
+    return any(figures.neither_rate for figures in metrics)
 
 
-def _change(tested: Sequence[IterationReport], comparisons: Sequence[Comparison]) -> str:
+def _change(entries: Sequence[IterationReport], comparisons: Sequence[Comparison]) -> str:
     """Say how the accuracy changed; "" where it can't be said.
 
-    What believing the prover gave before is said too, as a verifier may just have come to do so.
+    The earlier accuracy of believing the prover is said too: a verifier may just have come to do
+    so.
     """
-    first, last = tested[0].test, tested[-1].test
+    first, last = entries[0].test, entries[-1].test
     if first is None or last is None or first.accuracy is None or last.accuracy is None:
         return ""
     if comparisons and comparisons[-1].change.difference is not None:
@@ -350,7 +357,7 @@ def _change(tested: Sequence[IterationReport], comparisons: Sequence[Comparison]
     more = (
         ""
         if believed is None
-        else f" In iteration {tested[0].iteration}, believing the prover would have given "
+        else f" In iteration {entries[0].iteration}, believing the prover would have given "
         f"{percent(believed)}."
     )
     return f"Accuracy changed by {true_minus(change)}.{more}"
@@ -376,21 +383,21 @@ def _spending(
     rows = [(entry.iteration, _iteration_spending(entry, stages), entry) for entry in iterations]
     if not rows:
         return []
-    all_ = [spent for _, spent, _ in rows]
+    all_ = [spending for _, spending, _ in rows]
     totals = IterationSpending(
-        prompt_tokens=sum(spent.prompt_tokens for spent in all_),
-        generated_tokens=sum(spent.generated_tokens for spent in all_),
-        trained_tokens=sum(spent.trained_tokens for spent in all_),
-        stage_s=[sum(spent.stage_s[k] for spent in all_) for k in range(len(stages))],
+        prompt_tokens=sum(spending.prompt_tokens for spending in all_),
+        generated_tokens=sum(spending.generated_tokens for spending in all_),
+        trained_tokens=sum(spending.trained_tokens for spending in all_),
+        stage_s=[sum(spending.stage_s[k] for spending in all_) for k in range(len(stages))],
     )
     return [*rows, ("all", totals, None)]
 
 
 def _iteration_spending(entry: IterationReport, stages: Sequence[str]) -> IterationSpending:
-    played = [metrics for metrics in (entry.test, entry.train, *entry.gate) if metrics]
+    splits = [metrics for metrics in (entry.test, entry.train, *entry.gate) if metrics]
     return IterationSpending(
-        prompt_tokens=sum(metrics.prompt_tokens or 0 for metrics in played),
-        generated_tokens=sum(metrics.completion_tokens or 0 for metrics in played),
+        prompt_tokens=sum(metrics.prompt_tokens or 0 for metrics in splits),
+        generated_tokens=sum(metrics.completion_tokens or 0 for metrics in splits),
         trained_tokens=sum(group.trained_tokens or 0 for group in entry.groups.values()),
         stage_s=[entry.stage_s.get(stage, 0.0) for stage in stages],
     )

@@ -1,6 +1,6 @@
 """The checksum in the last line of a report, by which damage is seen.
 
-report_is_whole   whether a report is what its last line says
+report_is_whole   whether a report agrees with its last line
 add_checksum      a page with that line
 """
 

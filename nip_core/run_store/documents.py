@@ -1,7 +1,7 @@
 """Small JSON documents, each with the SHA-256 of all other keys as its last one.
 
 encode             a document as it is written
-decode             what was written, or CorruptionError with the file's name
+decode             a document as it was, or CorruptionError with the file's name
 validate_document  a value as the model of its kind, or CorruptionError with the place in it
 damaged            that error; first_fault: which key it is, in a few words
 
@@ -44,8 +44,8 @@ def decode(data: bytes, path: str, remedy: str = _REMEDY) -> dict[str, Any]:
     try:
         value = parse_json(data)
     except ValueError as error:
-        how = f"not JSON: {error}" if data else "it is empty"
-        raise _unreadable(path, how, remedy) from error
+        fault = f"not JSON: {error}" if data else "it is empty"
+        raise _unreadable(path, fault, remedy) from error
     if not isinstance(value, dict):
         raise _unreadable(path, "not a JSON object", remedy)
     checksum = value.pop(CHECKSUM, None)
@@ -66,22 +66,24 @@ def validate_document(value: object, kind: type[_Document], place: str) -> _Docu
         return kind.model_validate(value)
     except ValidationError as error:
         faults = error.errors()
-        missing = [".".join(map(str, e["loc"])) for e in faults if e["type"] == "missing"]
-        if missing:
-            raise CorruptionError(f"{place}: damaged, {', '.join(missing)} is missing") from error
+        absent_keys = [".".join(map(str, e["loc"])) for e in faults if e["type"] == "missing"]
+        if absent_keys:
+            raise CorruptionError(
+                f"{place}: damaged, {', '.join(absent_keys)} is missing"
+            ) from error
         raise damaged(place, first_fault(error)) from error
 
 
 def first_fault(error: ValidationError) -> str:
-    """Name the first key at fault, with what was asked for and what it has."""
+    """Name the first key at fault, with the rule and its value."""
     fault = error.errors()[0]
-    where = ".".join(map(str, fault["loc"]))
-    got = f"{fault['msg']} (got {repr(fault['input'])[:40]})"
-    return f"{where}: {got}" if where else got
+    place = ".".join(map(str, fault["loc"]))
+    words = f"{fault['msg']} (got {repr(fault['input'])[:40]})"
+    return f"{place}: {words}" if place else words
 
 
 def damaged(place: str, error: Exception | str) -> CorruptionError:
-    """Make the error for a file whose content is not what nip writes there."""
+    """Make the error for a file with other content than nip writes there."""
     words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return CorruptionError(f"{place}: damaged, not what nip writes there ({words})")
 
@@ -98,5 +100,5 @@ def _is_nearly_the_key(key: str) -> bool:
     return same_length and sum(a != b for a, b in zip(key, CHECKSUM, strict=True)) == 1
 
 
-def _unreadable(path: str, how: str, remedy: str) -> CorruptionError:
-    return CorruptionError(f"{path}: damaged, {how}; {remedy}")
+def _unreadable(path: str, fault: str, remedy: str) -> CorruptionError:
+    return CorruptionError(f"{path}: damaged, {fault}; {remedy}")

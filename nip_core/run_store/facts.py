@@ -1,7 +1,7 @@
-"""What manifests say of their kind of commit, beside files, inputs and rows: their `extra`.
+"""The facts in manifests of each kind of commit, beside files, inputs and rows: their `extra`.
 
 SplitFacts     of the rollouts of a split
-ShardFacts     of those of one shard
+ShardFacts     of the rollouts of one shard
 DatasetFacts   of a dataset
 read_split_digest  the canonical digest of a split
 
@@ -38,7 +38,7 @@ class SplitFacts(_Facts):
 
 
 class LabelCounts(_Facts):
-    """How many solutions were labelled in play, and what that took."""
+    """How many solutions were labelled in play, and the time it took."""
 
     solutions: int = 0
     seconds: float = 0.0
@@ -57,7 +57,7 @@ class ShardFacts(_Facts):
     shared_prompts: dict[str, int] | None = None
     """By agent, the tokens of prompts that stand in several rows and were read once."""
     canonical_digest: str
-    """As that of a split, of this shard alone."""
+    """As the digest of a split, of this shard alone."""
 
 
 class DatasetFacts(_Facts):
@@ -71,10 +71,10 @@ class DatasetFacts(_Facts):
     agents: list[str] = []
     method: Literal["supervised", "dpo", "trajectories"] = "supervised"
     counts: dict[str, int] = {}
-    """What the trainer counted in choosing."""
+    """The trainer's counts in choosing."""
     validation_examples: int = 0
     tokens: int | None = None
-    """Of one epoch, without what is held out; None: the model's tokenizer is not known."""
+    """Of one epoch, without examples held out; None: the model's tokenizer is not known."""
     training_usd: float | None = None
     """For all epochs; None: there is no price, or the tokens are not known."""
     curriculum: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ Two runners of one run would pay twice for the same answers and jobs. `open_sess
 `nip_core.session.opening` takes the lease before it starts or pays for anything.
 
 Owner          who a runner is: host, process with its identity, a random identifier
-LeaseDocument  what ``lease.json`` says; `read_lease` reads it
+LeaseDocument  the content of ``lease.json``; `read_lease` reads it
 Lease          held by this process: renewed in a thread, checked before commits, released
 acquire        take the lease of a run, or raise LeaseError with the owner's name
 borrow         the lease of another process, to commit under it
@@ -18,7 +18,7 @@ of this machine that is gone, at once. Every takeover raises the epoch.
 
 Commits name the lease's fence (see `nip_core.run_store.store`). A takeover drops the fences of all
 earlier epochs before it returns, so a runner that was suspended, replaced and continued can publish
-nothing, whatever it had checked before.
+nothing, even if it had checked its lease before.
 """
 
 import logging
@@ -47,7 +47,7 @@ FORMAT_VERSION = 1
 # live one that stands still for a moment would be taken for dead.
 DEFAULT_TTL_S = 30.0
 _log = logging.getLogger(__name__)
-# Some renewals may fail, for a full disk say, before anybody else may take the run. More of them
+# Some renewals may fail, for a full disk say, before another runner may take the run. More of them
 # would be so many more requests to an object store.
 _BEATS_PER_TTL = 10
 
@@ -64,7 +64,7 @@ class Owner:
 
     @classmethod
     def read(cls, document: object) -> "Owner":
-        """Read what this version or an earlier one wrote of an owner. Raises ValueError."""
+        """Read an owner as this version or an earlier one wrote it. Raises ValueError."""
         return _OWNER.validate_python(document)
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ class ThisMachine:
 def _is_hidden(pid: int) -> bool:
     """Tell whether another user has a process of this number, hidden from this one."""
     try:
-        # Signal 0 reaches nobody: it only asks whether it might.
+        # Signal 0 reaches no process: it only asks whether it might.
         os.kill(pid, 0)
     except PermissionError:
         return True
@@ -162,7 +162,7 @@ class Lease:
         self._document, self._etag = document, etag
         self._ttl_s = ttl_s
         self._lost: str | None = None
-        # The renewing thread and whoever checks replace the same tag.
+        # The renewing thread and threads that check replace the same tag.
         self._mutex = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -186,16 +186,16 @@ class Lease:
         """Raise the heartbeat once. Raises LeaseError if the lease was lost."""
         with self._mutex:
             self._raise_if_lost()
-            # A counter and no time of day: clocks of two machines differ, and whoever watches for
-            # silence measures it on its own.
+            # A counter and no time of day: clocks of two machines differ, and a watcher measures
+            # silence on its own.
             heartbeat = self._document.heartbeat + 1
             document = self._document.model_copy(update={"heartbeat": heartbeat})
             etag = self._store.put_if_match(self._path, _encode(document), self._etag)
             if etag is None:
                 # Another runner took over, or a renewal of this one was written and its answer
                 # lost. In that case the lease is held, and the tag that stands there is taken over,
-                # but not the count: the next beat writes the same one again. For whoever watches
-                # that is one beat left out, of ten before anybody takes the run.
+                # but not the count: the next beat writes the same one again. For a watcher
+                # that is one beat left out, of ten before the run may be taken.
                 self._notice_loss()
                 self._raise_if_lost()
                 return
@@ -227,7 +227,7 @@ class Lease:
                 # run that is taken over like that of any runner that has died.
                 self._store.drop_fence(self.fence)
                 released = self._document.model_copy(update={"state": "released"})
-                # If somebody has taken over since the look, theirs stands, as it should.
+                # If another runner has taken over since the look, its lease stands, as it should.
                 self._store.put_if_match(self._path, _encode(released), self._etag)
                 self._lost = "it was released"
 
@@ -247,14 +247,14 @@ class Lease:
             try:
                 self.renew()
             except LeaseError:
-                return  # whoever works under it learns so at the next check or commit
+                return  # code that works under it learns so at the next check or commit
             except Exception as error:
                 # A full disk, say. Without renewal another runner may take over; commits then fail.
                 _log.warning("%s: not renewed: %s: %s", self._path, type(error).__name__, error)
 
     def _notice_loss(self) -> None:
-        """Compare what stands in the store with what this process wrote there."""
-        # For good: whatever stands there now, another runner may have committed since.
+        """Compare the document in the store with the one that this process wrote there."""
+        # For good: another runner may have committed since, even if this one stands there.
         if self._lost is not None:
             return
         try:
@@ -273,10 +273,10 @@ class Lease:
             # release was lost.
             self._lost = "it was released"
         else:
-            self._etag = etag  # a renewal whose answer was lost
+            self._etag = etag  # a renewal without its answer, which was lost
 
     def _raise_if_lost(self) -> None:
-        """Stop a runner that is no more the owner: what it goes on to pay for would be in vain."""
+        """Stop a runner that is no more the owner: further answers would be paid for in vain."""
         if self._lost is not None:
             raise LeaseError(
                 f"{self._path}: the lease of epoch {self.epoch} is gone, {self._lost}; this "
@@ -309,7 +309,7 @@ def acquire(
     # replacement fails would be asked for ever.
     give_up_at_s = clock() + 2 * ttl_s + 60.0
     while clock() < give_up_at_s:
-        # 1. Put this runner's name into the document, if nobody alive stands in it.
+        # 1. Put this runner's name into the document, if no live owner stands in it.
         try:
             current, etag = read_lease(store, path)
         except MissingFileError:
@@ -317,7 +317,7 @@ def acquire(
             epoch = max(_epochs_of_fences(store, directory), default=0) + 1
             document = _document(machine.owner(), epoch=epoch, ttl_s=ttl_s)
             if not store.put_if_absent(path, _encode(document)):
-                continue  # somebody was faster
+                continue  # another taker was faster
             new_etag = _read_own(store, path, document)
         else:
             # A released one is free at once.
@@ -328,10 +328,10 @@ def acquire(
             document = _document(machine.owner(), epoch=current.epoch + 1, ttl_s=ttl_s)
             # A heartbeat or another taker since the reading makes this fail.
             new_etag = store.put_if_match(path, _encode(document), etag)
-        # What stands there now is another's, so that one is looked at.
+        # The document there now is another's, so that one is looked at.
         if new_etag is None:
             continue
-        # 2. Shut out whoever held it before, whatever that runner has checked already. A kill just
+        # 2. Shut out the earlier holder, even if that runner has checked already. A kill just
         #    before leaves the earlier fence up, which the next taker drops with all others.
         _move_fence(store, directory, document.epoch)
         # 3. Look once more: the next runner may have done all this since step 1.
@@ -366,7 +366,7 @@ def refuse_if_held(
     try:
         current, _ = read_lease(store, path)
     except MissingFileError:
-        return  # nobody has taken it yet
+        return  # no runner has taken it yet
     if current.state == "held":
         _await_stale(store, path, current, machine or ThisMachine(), clock, sleep)
 
@@ -374,16 +374,16 @@ def refuse_if_held(
 def _await_stale(
     store: Store,
     path: str,
-    seen: LeaseDocument,
+    first_look: LeaseDocument,
     machine: Machine,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
     """Return when the owner of `seen` is dead or silent; raise LeaseError when it is alive."""
     # The time to live that the owner has promised, which may be another than this process's own.
-    watched_ttl_s = seen.ttl_s
+    watched_ttl_s = first_look.ttl_s
     silent_since_s = clock()
-    while not machine.is_gone(seen.owner) and clock() - silent_since_s < watched_ttl_s:
+    while not machine.is_gone(first_look.owner) and clock() - silent_since_s < watched_ttl_s:
         # Twice as often as it beats, so that a live one is named within about one beat.
         sleep(watched_ttl_s / _BEATS_PER_TTL / 2)
         try:
@@ -393,17 +393,17 @@ def _await_stale(
         if now.state != "held":
             return  # it ended well while it was watched
         # It beats; or another taker was faster, who is alive.
-        if now.owner != seen.owner or now.heartbeat != seen.heartbeat:
+        if now.owner != first_look.owner or now.heartbeat != first_look.heartbeat:
             raise LeaseError(f"{path}: {now.owner} holds this run; wait for it or stop it")
 
 
 def _move_fence(store: Store, directory: str, epoch: int) -> None:
     """Drop every fence of an earlier epoch, then raise the one of `epoch`."""
     # In this order: while both stood, a commit of the earlier runner could follow one of this one.
-    # Not those of later epochs: whoever has taken over from this runner meanwhile commits by one.
-    for other in _epochs_of_fences(store, directory):
-        if other < epoch:
-            store.drop_fence(_fence(directory, other))
+    # Not those of later epochs: a runner that has taken over from this one commits by one.
+    for number in _epochs_of_fences(store, directory):
+        if number < epoch:
+            store.drop_fence(_fence(directory, number))
     store.raise_fence(_fence(directory, epoch))
 
 
@@ -450,5 +450,5 @@ def read_lease(store: Store, path: str) -> tuple[LeaseDocument, str]:
 def _read_own(store: Store, path: str, document: LeaseDocument) -> str | None:
     """Read the tag of the document just written; None if it was replaced meanwhile."""
     # Putting a file that was absent gives no tag.
-    found, etag = read_lease(store, path)
-    return etag if found == document else None
+    current, etag = read_lease(store, path)
+    return etag if current == document else None

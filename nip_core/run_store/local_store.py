@@ -1,7 +1,7 @@
 """A run store on a local disk, with atomic renames and hard links.
 
 LocalStore        the `Store`
-translate_error   what the operating system said, as an error that says what to do
+translate_error   an error of the operating system, as one that names the remedy
 sync_directory    make names durable
 make_directories  create directories durably
 
@@ -107,7 +107,7 @@ class LocalStore:
     def put_if_absent(self, path: str, data: bytes | Path, *, fence: str | None = None) -> bool:
         target = self._file(path)
         with _translating(target, "write"):
-            if target.exists():  # spares the staging; the link is what decides
+            if target.exists():  # spares the staging; the link alone decides
                 return False
             with self._staged(target, data, fence) as staged:
                 return _link(staged, target, fence)
@@ -162,12 +162,12 @@ class LocalStore:
             return self._file(path).stat().st_size
 
     def leftovers(self, directory: str) -> Iterable[tuple[str, int]]:
-        found = []
+        leftovers = []
         for folder, folders, files in os.walk(self._file(directory)):
-            left = [name for name in (*folders, *files) if is_leftover(name)]
+            names = [name for name in (*folders, *files) if is_leftover(name)]
             folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
-            found += [(path := Path(folder, name), _bytes_of(path)) for name in left]
-        return sorted((path.relative_to(self.root).as_posix(), size) for path, size in found)
+            leftovers += [(path := Path(folder, name), _bytes_of(path)) for name in names]
+        return sorted((path.relative_to(self.root).as_posix(), size) for path, size in leftovers)
 
     def delete_leftover(self, path: str) -> None:
         self._check_writable(path)
@@ -212,7 +212,7 @@ class LocalStore:
         """Write and sync `data` under a temporary name on the same file system."""
         self._check_writable(target)
         make_directories(target.parent)
-        # Under a fence in the directory of that: whoever takes it away takes this file with it.
+        # Under a fence in the directory of that: taking it away takes this file along.
         folder = target.parent if fence is None else self._file(fence)
         staged = folder / f"{_HIDDEN}tmp-{uuid.uuid4().hex}"
         try:
@@ -337,27 +337,27 @@ def sync_directory(folder: Path) -> None:
 def check_can_be_made(folder: Path, setting: str) -> None:
     """Raise PlaceError with the name of the `setting` where `folder` can't be a run store.
 
-    What is missing of it is made under a hidden name, and taken away again.
+    Its missing part is made under a hidden name, and taken away again.
     """
-    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
-    above = missing[-1].parent if missing else folder
-    made = above / f"{_HIDDEN}probe-{uuid.uuid4().hex}"
-    inner = made / folder.relative_to(above)
+    absent_folders = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    base = absent_folders[-1].parent if absent_folders else folder
+    probe = base / f"{_HIDDEN}probe-{uuid.uuid4().hex}"
+    inner = probe / folder.relative_to(base)
     try:
-        if not os.path.isdir(above):
-            raise NotADirectoryError(errno.ENOTDIR, f"{above} is no directory")
+        if not os.path.isdir(base):
+            raise NotADirectoryError(errno.ENOTDIR, f"{base} is no directory")
         inner.mkdir(parents=True)
     except OSError as error:
         if error.errno not in _NO_PLACE | _FORBIDDEN:
             raise translate_error(error, folder, "create") from error
         is_forbidden = error.errno in _FORBIDDEN
-        why = "no permission to create or write it" if is_forbidden else "it can't be created"
+        reason = "no permission to create or write it" if is_forbidden else "it can't be created"
         raise PlaceError(
-            f"{setting}: {folder}: {why} ({error.strerror}); choose another directory"
+            f"{setting}: {folder}: {reason} ({error.strerror}); choose another directory"
         ) from error
     finally:
         for path in (inner, *inner.parents):
-            if path == above:
+            if path == base:
                 break
             with suppress(OSError):
                 path.rmdir()
@@ -365,11 +365,11 @@ def check_can_be_made(folder: Path, setting: str) -> None:
 
 def make_directories(folder: Path) -> None:
     """Create `folder` and its parents durably."""
-    missing = []
+    absent_folders = []
     while not folder.is_dir():
-        missing.append(folder)
+        absent_folders.append(folder)
         folder = folder.parent
-    for child in reversed(missing):
+    for child in reversed(absent_folders):
         with suppress(FileExistsError):
             child.mkdir()
         if not child.is_dir():

@@ -9,7 +9,7 @@ measure_file         size and SHA-256 of a local file
 A file of a commit is stored under its name with the beginning of its SHA-256 before the suffix,
 ``episodes-0003.9f86d081.parquet``, so that two runners that prepare the same commit never write
 over each other. The first manifest wins; the other publisher gets it back. Files that no
-manifest names are what a killed or late runner left; readers don't see them, and the next commit
+manifest names come from a killed or late runner; readers don't see them, and the next commit
 of the same names removes them.
 """
 
@@ -33,7 +33,7 @@ from nip_core.run_store.store import MissingFileError, Store
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 MANIFEST_NAME = re.compile(r"manifest(-\w+)?\.json")
-"""What the manifest of a commit is called: a directory may hold several commits."""
+"""The name of a commit's manifest: a directory may hold several commits."""
 _HASH_CHARACTERS = 8  # keep two contents of a name apart; the manifest has the whole hash
 _WHAT_TO_DO = "nothing is repaired: restore the file from a copy, or do its part of the run again"
 
@@ -48,7 +48,7 @@ class FileEntry:
 
 
 class ManifestDocument(BaseModel):
-    """The JSON of a manifest, without its checksum. What `extra` holds is in `facts`."""
+    """The JSON of a manifest, without its checksum. `nip_core.run_store.facts` reads `extra`."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -62,12 +62,12 @@ class ManifestDocument(BaseModel):
 
 @dataclass(frozen=True)
 class Manifest:
-    """A commit: its files, what it was made from, and what it says of itself."""
+    """A commit: its files, the digests of its sources, and facts about it."""
 
     directory: str
     name: str  # file name of the manifest
     files: Mapping[str, FileEntry]  # by the name they were committed under
-    inputs: Mapping[str, str]  # digests of what this was made from, by name
+    inputs: Mapping[str, str]  # digests of the sources of this, by name
     rows: Mapping[str, int]  # row counts, by table
     extra: Mapping[str, Any] = field(default_factory=dict)
     epoch: int = 0  # of the lease it was written under; 0 without a lease
@@ -107,13 +107,13 @@ def commit(
     """Commit `files` (content, or a local file to copy) to `directory`, durably and at once.
 
     If `name` is already published there with the same inputs, that manifest is returned and
-    nothing is written: whoever published first has won, even where contents differ.
+    nothing is written: the first to publish has won, even where contents differ.
 
     Raises RunConflictError if it is published with other inputs, LeaseError if `lease` was lost,
     StoreError if writing fails (a full disk, say); in all cases nothing half-written is visible.
     """
     inputs, rows, extra = dict(inputs or {}), dict(rows or {}), dict(extra or {})
-    # 1. What is published has won, whoever published it: it may have been read and built on.
+    # 1. A published manifest has won, by any writer: it may have been read and built on.
     existing = _published(store, directory, name, inputs)
     if existing is not None:
         return existing
@@ -123,7 +123,7 @@ def commit(
     for file_name, content in files.items():
         entry = _entry(file_name, content)
         path = f"{directory}/{entry.file}"
-        # What is there under that name may be damaged: only a manifest vouches for a file.
+        # A file there under that name may be damaged: only a manifest vouches for a file.
         store.put(path, content, fence=fence)
         entries[file_name] = entry
     # 3. The manifest in one atomic put, which is the commit.
@@ -131,7 +131,7 @@ def commit(
         directory, name, entries, inputs, rows, extra, epoch=lease.epoch if lease else 0
     )
     if lease is not None:
-        # For an early and clear error. What keeps a replaced runner out is the fence, also when it
+        # For an early and clear error. The fence keeps a replaced runner out, also when it
         # is stopped right after this line and goes on an hour later.
         lease.check()
     if not store.put_if_absent(f"{directory}/{name}", _encode(manifest), fence=fence):

@@ -1,7 +1,7 @@
-"""Requests to an object store, and what to make of their errors.
+"""Requests to an object store, and their errors in nip's words.
 
 Requests       look, and swap: write if a condition holds
-tombstone      what stands for nothing where something was deleted
+tombstone      the content that stands for a deleted file
 short_message  of the library's errors, without its insides
 """
 
@@ -36,8 +36,8 @@ class Requests:
     ) -> str | None:
         """Write `path` if it is as `etag` says (None: absent); its new tag, or None if it is not.
 
-        A request without an answer is repeated. It may have been done, as what is in a log may have
-        been by another process: then a path that holds `data` already counts as written.
+        A request without an answer is repeated. It may have been done, as the entry of a log may
+        have been by another process: then a path that holds `data` already counts as written.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -149,8 +149,8 @@ def _is_final(error: Exception) -> bool:
     """Tell whether the credentials, or their absence, were refused."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
-    refused = (PermissionDeniedError, UnauthenticatedError, PermissionError)
-    return isinstance(error, refused) or _METADATA_ADDRESS in str(error)
+    kinds = (PermissionDeniedError, UnauthenticatedError, PermissionError)
+    return isinstance(error, kinds) or _METADATA_ADDRESS in str(error)
 
 
 def short_message(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Runs on S3, on servers with its protocol, and on Google Cloud Storage.
 
-open_object_store  what `open_store` calls for ``s3://`` and ``gs://``
+open_object_store  opens ``s3://`` and ``gs://`` for `open_store`
 ObjectStore        a bucket, or a prefix in one
 
 Everything rests on conditional writes: create if absent, replace if unchanged. A store that does
@@ -8,13 +8,13 @@ not really give them is refused when it is opened. Credentials come from the env
 
 A fence is an object that is there while the fence stands. It is a redo log of one entry. A fenced
 conditional put (1) swaps its path, condition and content into the log, which fails when the fence
-has been dropped: this swap is the commit; (2) writes the path under its condition. Whoever commits
-next, and whoever drops the fence, first does what the log still asks for. So a runner that is
-stopped between (1) and (2), replaced and continued finds its write done, and its condition no
-longer true; stopped before (1), it commits nothing. See docs/decisions/0012-object-stores.md.
+has been dropped: this swap is the commit; (2) writes the path under its condition. The next to
+commit, and the one to drop the fence, first does the write that the log still asks for. So a runner
+that is stopped between (1) and (2), replaced and continued finds its write done, and its condition
+no longer true; stopped before (1), it commits nothing. See docs/decisions/0012-object-stores.md.
 
 Not covered: a fenced `put` without a condition only looks whether the fence stands. It is for
-content that nobody trusts before something else names it with its digest. And a path that is
+content that is not trusted before something else names it with its digest. And a path that is
 deleted by the new runner while the old one stands between (1) and (2) may come back.
 """
 
@@ -49,7 +49,7 @@ _HIDDEN = "."
 _OF_ITS_SERVER = ", and the address of a server that speaks S3 in AWS_ENDPOINT_URL"
 _ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "gs": ("GOOGLE_BASE_URL",)}
 _SWAPS = 200  # tries of a commit before it gives up; each lost one means that another has won
-_PARTS_AT_ONCE = 4  # of 5 MB each: what a large file takes in memory
+_PARTS_AT_ONCE = 4  # of 5 MB each: the memory that a large file takes
 
 
 def open_object_store(
@@ -61,17 +61,17 @@ def open_object_store(
     store can't be reached or does not give conditional writes.
     """
     parts = urlsplit(url)
-    shown = show_address(url)
+    address = show_address(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise SettingsError(
-            f"run_store: {shown} came with credentials or options in it; credentials are read "
+            f"run_store: {address} came with credentials or options in it; credentials are read "
             "from the environment only (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, ...)"
         )
     prefix = parts.path.strip("/")
     if not parts.netloc or ":" in parts.netloc or "//" in prefix:
         more = _OF_ITS_SERVER if parts.scheme == "s3" else ""
         raise SettingsError(
-            f"run_store: {shown} names no bucket; give {parts.scheme}://bucket/prefix{more}"
+            f"run_store: {address} names no bucket; give {parts.scheme}://bucket/prefix{more}"
         )
     for variable in _ENDPOINTS[parts.scheme]:
         if endpoint := environment.get(variable):
@@ -80,7 +80,7 @@ def open_object_store(
         from obstore.store import GCSStore, S3Store
     except ImportError as error:
         raise SettingsError(
-            f"run_store: {shown} needs a library that is not installed; "
+            f"run_store: {address} needs a library that is not installed; "
             f"{how_to_install('object-stores')}"
         ) from error
     is_local = _is_local(environment)
@@ -101,10 +101,12 @@ def open_object_store(
 
     try:
         # Large files may take long, and are repeated by the library. Conditional writes are not:
-        # a repetition would be refused for what the first try has done, and look like a defeat.
+        # a repetition would be refused for the write of the first try, and look like a defeat.
         patient, once = connect(6, "60m"), connect(0, "60s")
     except Exception as error:
-        raise SettingsError(f"run_store: {shown} can't be opened: {short_message(error)}") from None
+        raise SettingsError(
+            f"run_store: {address} can't be opened: {short_message(error)}"
+        ) from None
     place = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
     return ObjectStore(place, patient, once, read_only=read_only)
 
@@ -128,7 +130,7 @@ def _refuse_plain(scheme: str, environment: Mapping[str, str]) -> None:
 
 
 class LogEntry(BaseModel):
-    """A conditional write, logged in a fence. Anybody can do it, and none does it twice."""
+    """A conditional write, logged in a fence. Any process can do it, and none does it twice."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -136,7 +138,7 @@ class LogEntry(BaseModel):
     etag: str | None
     """The tag that `path` has to have; None: it has to be absent."""
     data: str
-    """What to write, in base64."""
+    """The content to write, in base64."""
 
 
 class FenceDocument(BaseModel):
@@ -211,7 +213,7 @@ class ObjectStore(Requests):
         self._check_writable(path)
         if fence is not None:
             # Only looked at: a large file can't go through the fence's log. A manifest has to name
-            # it before anybody reads it, and that is committed through the log.
+            # it before it is read, and that is committed through the log.
             self._standing(fence, path)
 
         def put() -> None:
@@ -260,7 +262,7 @@ class ObjectStore(Requests):
         names = [
             entry["path"].rpartition("/")[2]
             for entry in listing["objects"]
-            # Only what has the size of a tombstone is read: one request for each file is too many.
+            # Only files of a tombstone's size are read: one request for each file is too many.
             if entry["size"] != TOMBSTONE_BYTES or self._is_there(entry["path"])
         ]
         names += [f"{prefix.rpartition('/')[2]}/" for prefix in listing["common_prefixes"]]
@@ -327,7 +329,7 @@ class ObjectStore(Requests):
             if standing is None:
                 return
             if standing.document.state == "up":
-                # Closed first, then what the log asks for, then gone: after the first step nothing
+                # Closed first, then the write in the log, then gone: after the first step nothing
                 # more is committed under this fence, after the second nothing is left to be done.
                 closed = standing.document.model_copy(update={"state": "closed"})
                 if self._swap(fence, _encode(closed), standing.tag) is None:
@@ -349,10 +351,10 @@ class ObjectStore(Requests):
                 # The log has one entry: the one in it has to be done before it is written over.
                 self._settle(standing.document)
                 condition = etag
-                if etag is None and (found := self._look(path)) is not None:
-                    if not is_tombstone(found[0]):
+                if etag is None and (standing_file := self._look(path)) is not None:
+                    if not is_tombstone(standing_file[0]):
                         return None
-                    condition = found[
+                    condition = standing_file[
                         1
                     ]  # a tombstone is nothing, but it has a tag to be replaced by
                 content = base64.b64encode(data).decode()
@@ -430,7 +432,7 @@ class ObjectStore(Requests):
         try:
             self.delete(probe)
         except StoreError:
-            return  # what was wrong is being raised; a file of one byte may stay
+            return  # the error is being raised; a file of one byte may stay
 
     def _check_writable(self, path: str) -> None:
         check_path(path)

@@ -1,7 +1,7 @@
 """A run: a named tree of files with one configuration.
 
 check_run_name   the rule for names
-Identity         what a run's name stands for
+Identity         the settings and contents behind a run's name
 RunStore         the tree of one run: its paths, run.json, small JSON documents, forking
 read_document    a JSON document of the run as the model of its kind
 list_runs        names of the runs in a store
@@ -10,7 +10,7 @@ The tree lies directly under the store::
 
     <run>/run.json                          parameters, code version, seed, creation time
     <run>/openings/0001.json                later openings that changed something harmless
-    <run>/estimate.json, left_out.json      what it may come to; problems that are too long
+    <run>/estimate.json, left_out.json      its expected size; problems that are too long
     <run>/lease.json, fences/               see `nip_core.run_store.lease`
     <run>/journals/0003/<split>/<shard>.journal
     <run>/iterations/0003/rollouts/<split>/ manifests and Parquet files
@@ -18,8 +18,8 @@ The tree lies directly under the store::
     <run>/iterations/0003/jobs/<group>.json
     <run>/iterations/0003/models.json, metrics-<split>.json, intervals-<split>.json, times.json
     <run>/shown/0000.json                   iterations that are over, again, to be read at once
-    <run>/tracking/, superseded/0001/       points of trackers; what was set aside to be done again
-    <run>/notes.jsonl                       what people have noted of episodes; nobody's manifest
+    <run>/tracking/, superseded/0001/       points of trackers; files set aside by rewinds
+    <run>/notes.jsonl                       people's notes on episodes; in no manifest
 """
 
 import json
@@ -68,13 +68,13 @@ _SEED = "seed (of the run)"
 
 @dataclass(frozen=True)
 class Identity:
-    """The settings of a run, and the content of what they name: its name stands for both."""
+    """The settings of a run, and the content of files they name: its name stands for both."""
 
     parameters: Mapping[str, Any]
     code_version: str
     seed: int
     contents: Mapping[str, Any] = field(default_factory=dict)
-    """Digests of what the settings name (problems, templates, models); they have to agree like
+    """Digests of contents that settings name (problems, templates, models); they have to agree like
     settings."""
     data_neutral: Collection[str] = ()
     """Settings by dotted key, each with all that lies under it, that may differ; a new value is
@@ -185,7 +185,7 @@ class RunStore:
         Raises RunConflictError with the difference if other settings differ, or if iterations
         stand there without a run.json (a fork that was killed).
         """
-        # 1. What run.json will say.
+        # 1. The content of run.json.
         settings, version = identity.settings(), identity.code_version
         moment = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="milliseconds")
         document = RunDocument(
@@ -200,20 +200,20 @@ class RunStore:
             directory=os.getcwd(),
             declaration=identity.declaration,
         )
-        # 2. A killed fork has copied iterations, and not yet said of what run they are.
+        # 2. A killed fork has copied iterations, and not yet named their run.
         if not forked_from:
             self._refuse_half_a_fork()
-        # 3. Whoever writes run.json first has created the run.
+        # 3. The first process to write run.json has created the run.
         if self.store.put_if_absent(f"{self.root}/run.json", encode(document.model_dump())):
             return RunRecord(
                 self.name, settings, version, identity.seed, moment, True, {}, forked_from
             )
-        # 4. Everybody else opens it, with settings that give the same data.
+        # 4. All others open it, with settings that give the same data.
         difference = self.check_same(identity)
-        stored = self.open()
-        if difference or stored.code_version != version:
+        record = self.open()
+        if difference or record.code_version != version:
             self._record_opening(settings, version, moment, difference, lease)
-        return replace(stored, parameters=settings, code_version=version, changed=difference)
+        return replace(record, parameters=settings, code_version=version, changed=difference)
 
     def _refuse_half_a_fork(self) -> None:
         has_iterations = bool(self.store.list(f"{self.root}/iterations"))
@@ -230,38 +230,39 @@ class RunStore:
         RunConflictError with the differences that change the data. A run that is not there has
         none. The code version may differ; it is recorded when the run is opened.
         """
-        # 1. What is on record, with defaults for settings that have come to be since.
+        # 1. The settings on record, with defaults for newer settings.
         try:
-            stored = self.open()
+            record = self.open()
         except MissingFileError:
             return {}
-        given, neutral = identity.settings(), identity.data_neutral
+        settings, neutral = identity.settings(), identity.data_neutral
         difference = compare_leaves(
-            {**settings_on_record(stored.parameters, given), _SEED: stored.seed},
-            {**flatten(given), _SEED: identity.seed},
+            {**settings_on_record(record.parameters, settings), _SEED: record.seed},
+            {**flatten(settings), _SEED: identity.seed},
         )
         difference = drop_same_files(difference)
         if "seed" in difference:  # said once
             difference.pop(_SEED, None)
-        # 2. Without what changes no data.
-        harmless = {*neutral, *find_same_contents(difference, stored.contents, identity.contents)}
+        # 2. Without settings that change no data.
+        harmless = {*neutral, *find_same_contents(difference, record.contents, identity.contents)}
         conflicts = {k: v for k, v in difference.items() if not is_neutral(k, harmless)}
         # 3. A file of the same name may hold something else by now.
-        changed_contents = compare_leaves(flatten(stored.contents), flatten(identity.contents))
+        changed_contents = compare_leaves(flatten(record.contents), flatten(identity.contents))
         conflicts |= {f"content of {key}": value for key, value in changed_contents.items()}
         if conflicts:
             places = {f"content of {key}": place for key, place in identity.places.items()}
             advice = "use these settings"
             if any(key in changed_contents for key in identity.places):
                 advice += " and the files as they were"
-            # What both have says more than what only one of them has, like an agent's whole block.
+            # A value in both says more than one in only one of them, like an agent's whole block.
             by_weight = sorted(conflicts.items(), key=lambda item: ABSENT in item[1])
-            shown = by_weight[:_CONFLICTS_SHOWN]
+            first_conflicts = by_weight[:_CONFLICTS_SHOWN]
             more = ""
-            if len(conflicts) > len(shown):
+            if len(conflicts) > len(first_conflicts):
                 more = (
-                    f"; and {len(conflicts) - len(shown)} more: {self.store.url}/{self.root}/"
-                    "run.json has the stored settings, nip train --dry-run --json the given ones"
+                    f"; and {len(conflicts) - len(first_conflicts)} more: "
+                    f"{self.store.url}/{self.root}/run.json has the stored settings, "
+                    "nip train --dry-run --json the given ones"
                 )
             raise RunConflictError(
                 f"run {self.name!r} exists with settings that give other data (stored -> given): "
@@ -269,7 +270,7 @@ class RunStore:
                     f"{k}: {places[k]} is not what it was when the run began"
                     if k in places and ABSENT not in (a, b)
                     else f"{k}: {show_value(a)} -> {show_value(b)}"
-                    for k, (a, b) in shown
+                    for k, (a, b) in first_conflicts
                 )
                 + more
                 + f"; {advice}, another run_name, or --fork NEW_NAME to go on from it"
@@ -292,10 +293,10 @@ class RunStore:
         for name in self.store.list(f"{self.root}/openings"):
             place = f"{self.root}/openings/{name}"
             latest = validate_document(self.read_json(place), OpeningDocument, place)
-        at = self.store.local_path(self.root)
+        folder = self.store.local_path(self.root)
         return RunRecord(
             document.run,
-            find_on_record(latest.parameters, latest.directory, at),
+            find_on_record(latest.parameters, latest.directory, folder),
             latest.code_version,
             document.seed,
             document.created_at,
@@ -344,25 +345,25 @@ class RunStore:
     def write_json_once(self, path: str, value: Any, *, lease: Lease | None = None) -> Any:
         """Write a JSON document if there is none; return the one on disk.
 
-        Whoever wrote first has won: use the returned value, not `value`.
+        The first to write has won: use the returned value, not `value`.
         """
         if lease is not None:
             lease.check()
         if self.store.put_if_absent(path, encode(value), fence=lease.fence if lease else None):
             return value
-        stored = self.read_json(path)
-        if stored != decode(encode(value), path):
+        document = self.read_json(path)
+        if document != decode(encode(value), path):
             _log.warning("%s: already written with another content, which is kept", path)
-        return stored
+        return document
 
     # Iterations and forks ---------------------------------------------------------------------
 
-    def finished_iterations(self, known: int = 0) -> int:
+    def finished_iterations(self, first: int = 0) -> int:
         """Count the iterations, from the first without a gap, with a models.json.
 
-        Of the first that are `known` to have it nobody is asked again.
+        The store is not asked about the `first` iterations, which are known to have it.
         """
-        count = known
+        count = first
         while self.store.exists(self.models(count)):
             count += 1
         return count
@@ -378,13 +379,13 @@ class RunStore:
     ) -> "RunStore":
         """Start run `new_name` from the first `iterations` finished iterations of this one.
 
-        None takes all that are finished. What those iterations have committed is copied; what
-        was under way is not. `also` names files under the run's root to copy as they are.
+        None takes all that are finished. Committed files of those iterations are copied;
+        unfinished work is not. `also` names files under the run's root to copy as they are.
         run.json comes last, so a killed fork is repeated as a whole. Hold this run's lease.
         Raises RunConflictError if `new_name` exists, or has anything that is no copy of this run.
         """
-        other = RunStore(self.store, new_name)
-        if self.store.exists(f"{other.root}/run.json"):
+        fork = RunStore(self.store, new_name)
+        if self.store.exists(f"{fork.root}/run.json"):
             raise RunConflictError(f"run {new_name!r} exists; choose another name for --fork")
         # 1. There is a run, with as many finished iterations.
         self.open()
@@ -395,34 +396,34 @@ class RunStore:
                 f"--fork: {count} iterations asked for, run {self.name!r} has finished {finished}"
             )
         # 2. A fork of the same name that was killed is begun anew, if it is one of this run.
-        self._clear_killed_fork(other)
-        # 3. Copy what is committed.
+        self._clear_killed_fork(fork)
+        # 3. Copy the committed files.
         for iteration in range(count):
-            self._copy_iteration(other, iteration)
+            self._copy_iteration(fork, iteration)
         for name in also:
             path = f"{self.root}/{name}"
             self.store.put(
-                f"{other.root}/{name}", self.store.local_path(path) or self.store.get(path)
+                f"{fork.root}/{name}", self.store.local_path(path) or self.store.get(path)
             )
-        # 4. Say of what run it is: from here on the fork is there.
-        other.create_or_open(identity, now=now, forked_from=self.name)
-        return other
+        # 4. Name its run: from here on the fork is there.
+        fork.create_or_open(identity, now=now, forked_from=self.name)
+        return fork
 
-    def _clear_killed_fork(self, other: "RunStore") -> None:
-        """Delete what a killed fork has copied to `other`, if all of it is a copy of this run."""
-        copies = list(list_files(self.store, f"{other.root}/iterations"))
+    def _clear_killed_fork(self, fork: "RunStore") -> None:
+        """Delete the files of a killed `fork`, if all of them are copies of this run's."""
+        copies = list(list_files(self.store, f"{fork.root}/iterations"))
         for path in copies:
-            source = f"{self.root}/{path.removeprefix(f'{other.root}/')}"
+            source = f"{self.root}/{path.removeprefix(f'{fork.root}/')}"
             if not self.store.exists(source) or self.store.get(source) != self.store.get(path):
                 raise RunConflictError(
                     f"{self.store.url}/{path}: no copy of run {self.name!r}, and no run.json is "
-                    f"beside it; choose another name for --fork, or move {other.name!r} away"
+                    f"beside it; choose another name for --fork, or move {fork.name!r} away"
                 )
         for path in copies:
             self.store.delete(path)
 
-    def _copy_iteration(self, other: "RunStore", iteration: int) -> None:
-        source, target = self.iteration(iteration), other.iteration(iteration)
+    def _copy_iteration(self, fork: "RunStore", iteration: int) -> None:
+        source, target = self.iteration(iteration), fork.iteration(iteration)
         for path in list_files(self.store, source):
             relative = path.removeprefix(f"{source}/")
             folder = path.rpartition("/")[0]
@@ -452,7 +453,7 @@ def list_runs(store: Store) -> list[str]:
 def _is_run(store: Store, name: str) -> bool:
     try:
         return store.exists(f"{name}/run.json")
-    except StoreError:  # no permission, say: whoever opens the run is told, and the rest is listed
+    except StoreError:  # no permission, say: opening the run tells it, and the rest is listed
         return True
 
 

@@ -1,6 +1,6 @@
 """The documents of a run's identity: ``run.json`` and ``openings/``.
 
-RunDocument       what the run was created with
+RunDocument       the settings and contents the run was created with
 DeclaredBefore    under which declaration, where a sweep's run has one
 OpeningDocument   a later opening with other harmless settings, or another version of nip
 """
@@ -26,7 +26,7 @@ class DeclaredBefore(BaseModel):
 
 
 class RunDocument(BaseModel):
-    """``run.json``: what a run was created with. It never changes."""
+    """``run.json``: the settings and contents a run was created with. It never changes."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

@@ -1,6 +1,6 @@
 """How the settings of two runs differ, as leaves by dotted key.
 
-settings_difference   what two runs on record were told differently
+settings_difference   the different settings of two runs on record
 drop_same_files       of these, without two paths to one file
 find_same_contents    which of these are two paths to equal content
 flatten               nested settings as leaves by dotted key
@@ -31,7 +31,7 @@ _CONTENTS = {
     "dataset": "problems",
     "lm_server.replies": "replies",
 }
-"""By setting with a path, the digest of what lies there, in the contents on record."""
+"""By setting with a path, the digest of its content, in the contents on record."""
 _CLASSES = ("scenario", "interaction_protocol", "attack.by", "attack.script")
 _VALUE_SHOWN = 80  # characters
 
@@ -54,18 +54,18 @@ def settings_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differenc
     return compare_leaves(flatten(complete_settings(a)), flatten(complete_settings(b)))
 
 
-def settings_on_record(stored: Mapping[str, Any], given: Mapping[str, Any]) -> Leaves:
-    """Complete the stored leaves with defaults for the newer leaves among those of `given`."""
-    named = {*flatten(stored), *flatten(given)}
-    return {key: value for key, value in flatten(complete_settings(stored)).items() if key in named}
+def settings_on_record(old: Mapping[str, Any], new: Mapping[str, Any]) -> Leaves:
+    """Complete the leaves of `old` with defaults for the newer leaves that `new` has."""
+    keys = {*flatten(old), *flatten(new)}
+    return {key: value for key, value in flatten(complete_settings(old)).items() if key in keys}
 
 
-def compare_leaves(stored: Leaves, given: Leaves) -> Difference:
-    """Find the keys whose leaves differ, with both values; `ABSENT` stands for none."""
+def compare_leaves(old: Leaves, new: Leaves) -> Difference:
+    """Find the keys with different leaves, with both values; `ABSENT` stands for none."""
     return {
-        key: (stored.get(key, ABSENT), given.get(key, ABSENT))
-        for key in sorted({*stored, *given})
-        if stored.get(key, ABSENT) != given.get(key, ABSENT)
+        key: (old.get(key, ABSENT), new.get(key, ABSENT))
+        for key in sorted({*old, *new})
+        if old.get(key, ABSENT) != new.get(key, ABSENT)
     }
 
 
@@ -80,25 +80,29 @@ def drop_same_files(difference: Difference) -> Difference:
 
 
 def find_same_contents(
-    difference: Difference, stored: Mapping[str, Any], given: Mapping[str, Any]
+    difference: Difference, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> set[str]:
     """Find the settings with two paths to equal content, by the digests on record and now."""
-    before, now = flatten(stored), flatten(given)
-    return {key for key, paths in difference.items() if _is_same_content(key, paths, before, now)}
+    old_leaves, new_leaves = flatten(old), flatten(new)
+    return {
+        key
+        for key, paths in difference.items()
+        if _is_same_content(key, paths, old_leaves, new_leaves)
+    }
 
 
 def _is_one_file(key: str, a: JsonValue, b: JsonValue) -> bool:
     if not (_content_of(key) and isinstance(a, str) and isinstance(b, str)):
         return False
-    (file, name), (other, other_name) = _split(key, a), _split(key, b)
+    (first_file, first_name), (second_file, second_name) = _split(key, a), _split(key, b)
     try:
-        return name == other_name and os.path.samefile(file, other)
+        return first_name == second_name and os.path.samefile(first_file, second_file)
     except (OSError, ValueError):
         return False
 
 
 def _is_same_content(
-    key: str, paths: tuple[JsonValue, JsonValue], before: Leaves, now: Leaves
+    key: str, paths: tuple[JsonValue, JsonValue], old_leaves: Leaves, new_leaves: Leaves
 ) -> bool:
     content = _content_of(key)
     if not content or not all(isinstance(path, str) and path != ABSENT for path in paths):
@@ -107,7 +111,7 @@ def _is_same_content(
         return False
     digests = [
         {k: v for k, v in leaves.items() if k == content or k.startswith(f"{content}.")}
-        for leaves in (before, now)
+        for leaves in (old_leaves, new_leaves)
     ]
     return bool(digests[0]) and digests[0] == digests[1]
 
@@ -117,7 +121,7 @@ def _is_provider(key: str) -> bool:
 
 
 def _content_of(key: str) -> str:
-    """Name the digest of what a setting's path leads to; "" of a setting without a path."""
+    """Name the digest of the content at a setting's path; "" of a setting without a path."""
     if key.startswith("agents.") and key.endswith(".system_prompt_template_path"):
         return f"templates.{key.split('.')[1]}"
     if _is_provider(key):
@@ -133,5 +137,5 @@ def _split(key: str, path: str) -> tuple[str, str]:
 
 def show_value(value: JsonValue) -> str:
     """Write a leaf as JSON for an error, cut short where it is long."""
-    shown = ABSENT if value == ABSENT else json.dumps(value, ensure_ascii=False)
-    return shown if len(shown) <= _VALUE_SHOWN else f"{shown[:_VALUE_SHOWN]}…"
+    text = ABSENT if value == ABSENT else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _VALUE_SHOWN else f"{text[:_VALUE_SHOWN]}…"

@@ -5,7 +5,7 @@ open_store   from a directory or a URL to the store there
 check_path   the parts of a path, none of which leads out
 list_files   every file under a directory
 
-Paths are relative, with "/" between parts. A file appears whole or not at all. A fence is what
+Paths are relative, with "/" between parts. A file appears whole or not at all. A fence
 keeps a replaced runner from writing: a put that names one succeeds only while the fence stands.
 
 Disks are in `nip_core.run_store.local_store`, buckets in `nip_core.run_store.object_store`.
@@ -53,7 +53,7 @@ class Store(Protocol):
     def put(self, path: str, data: bytes | Path, *, fence: str | None = None) -> None:
         """Write or replace the file. A Path is copied without holding it in memory.
 
-        With a fence this is for content that nobody trusts before a document names its digest:
+        With a fence this is for content that is not trusted before a document names its digest:
         on an object store a fence that falls meanwhile does not stop it.
         """
 
@@ -68,7 +68,7 @@ class Store(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def list(self, directory: str) -> list[str]:
-        """List the names directly in `directory`, sorted; those of directories end in "/"."""
+        """List the names directly in `directory`, sorted; names of directories end in "/"."""
 
     def delete(self, path: str, *, fence: str | None = None) -> None:
         """Remove the file; nothing happens if there is none.
@@ -82,7 +82,7 @@ class Store(Protocol):
     def leftovers(self, directory: str) -> Iterable[tuple[str, int]]:
         """List the leftovers of killed writers under `directory`: hidden paths, and their bytes.
 
-        Only while nobody writes there: what is being written looks the same.
+        Only while no process writes there: a file that is being written looks the same.
         """
 
     def delete_leftover(self, path: str) -> None:
@@ -115,7 +115,7 @@ def check_location(location: str) -> None:
 def is_missing(location: str, setting: str) -> bool:
     """Tell whether a place means a directory of this machine and is missing.
 
-    Raises SettingsError, which names `setting`, for what means no place.
+    Raises SettingsError, which names `setting`, for a text that means no place.
     """
     if _scheme(location, setting) in OBJECT_STORES:
         return False
@@ -170,8 +170,8 @@ def open_store(
 
     For ``s3://bucket/prefix`` and ``gs://bucket/prefix`` see `nip_core.run_store.object_store`.
 
-    With `read_only` nothing is written, neither to create the place nor to try it out, and what
-    would write later is refused. `setting` is what names the place, for errors.
+    With `read_only` nothing is written, neither to create the place nor to try it out, and later
+    writes are refused. `setting` names the place in errors.
 
     Raises SettingsError for a kind of URL that is not supported and a directory that can't be,
     StoreError if the place can't give atomic writes.

@@ -1,4 +1,4 @@
-"""What a process does for a runner, for as long as the run has the same runner.
+"""Work that a process does for a runner, for as long as the run has the same runner.
 
 while_led    does some work, and stops when the runner that lent its lease is replaced
 """

@@ -1,9 +1,9 @@
 """Domains of problems as data, one module or package each.
 
-base                what a scenario is
+base                the class of a scenario
 datasets            its problems, from wherever they lie
-checked             its functions as nip calls them: what is wrong is an error that names it
-prompts             what agents are told of them; prompt_phrases: the sentences that settings decide
+checked             its functions as nip calls them: a fault is an error that names it
+prompts             the prompts of agents; prompt_phrases: the sentences that settings decide
 code_settings       settings that have a block of their own in a run's
 
 `find_scenario` finds a scenario by the name of its module here, by an entry point of the group
@@ -84,10 +84,10 @@ def find_scenario(name: str) -> type[Scenario]:
 
 
 def choose_own_version(name: str) -> str | None:
-    """Choose the version of prompts for a scenario of one's own whose settings name none.
+    """Choose the version of prompts for a scenario of one's own, where settings name none.
 
-    That of its class, where it sets one, else the one for such scenarios. None where the scenario
-    can't be found, or has its settings in another block.
+    The version of its class, where it sets one, else the one for such scenarios. None where the
+    scenario can't be found, or has its settings in another block.
     """
     try:
         kind = find_scenario(name)
@@ -111,7 +111,7 @@ def make_scenario(parameters: GameSettings) -> Scenario:
         scenario = kind(settings)
     except ValueError:
         raise
-    except Exception as error:  # whatever a user's class raises
+    except Exception as error:  # any error of a user's class
         raise ValueError(
             f"scenario: {kind.__name__}.__init__ raised {type(error).__name__}: {error}; mend it"
         ) from error

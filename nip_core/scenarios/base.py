@@ -1,11 +1,11 @@
-"""What a scenario is: the domain of the problems, as data and pure functions.
+"""Scenarios: the domain of the problems, as data and pure functions.
 
-Scenario          a domain; a subclass says what its problems are and who sees what of them
+Scenario          a domain; a subclass describes its problems and who sees which text of them
 Column            one text of a problem: its heading in a prompt, and who sees it
-Words             how prompts call what is judged
+Words             how prompts call the thing that is judged
 Problem           one problem with its label
-Label, NoLabel    what came of labelling a solution that was written in play, or why nothing did
-ScenarioSettings  what the settings of every scenario have
+Label, NoLabel    the label of a solution that was written in play, or why there is none
+ScenarioSettings  the settings that every scenario has
 
 A problem is a question and a solution that may be right or wrong. All else that agents may be shown
 of it is a further column. docs/scenarios.md builds a scenario of one's own.
@@ -30,7 +30,7 @@ Role = Literal["prover", "verifier"]
 games, the adversarial verifier and the simulator)."""
 Row = Mapping[str, Any]
 NO_LABEL = -1
-"""`y` of a problem whose solution is written in play, until it is."""
+"""`y` of a problem with a solution that is written in play, until it is."""
 
 
 class ScenarioSettings(BaseModel):
@@ -54,7 +54,7 @@ class Problem:
     question: str
     solution: str
     y: int
-    """1 right, 0 wrong; `NO_LABEL` as long as nobody has written the solution."""
+    """1 right, 0 wrong; `NO_LABEL` as long as the solution is not written."""
     difficulty: str | None = None
     mutation: str | None = None
     """The kind of mistake, where it is known."""
@@ -69,7 +69,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Label:
-    """What came of labelling a solution that was written in play."""
+    """The label of a solution that was written in play."""
 
     y: int
     """1 right, 0 wrong."""
@@ -101,7 +101,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Words:
-    """How prompts call what is judged. Each stands within a sentence; the examples are code's."""
+    """How prompts call the judged thing. Each stands within a sentence; the examples are code's."""
 
     expert: str  # who argues: "an expert in Python"
     thing: str  # "solution"
@@ -109,13 +109,13 @@ class Words:
     doubt: str  # a sentence: "With a probability of one half the solution has a bug."
     correct: str  # "the solution is correct for every input that the problem allows"
     evidence: str  # against which the verifier checks: "the code"
-    source: str = ""  # what experts quote; "": the evidence
+    source: str = ""  # the text that experts quote; "": the evidence
     full_claim: str = ""  # "a Python solution solves a problem"; "": the claim
     correct_in_short: str = ""  # "the solution is correct"; "": as above
     open_claim: str = ""  # a sentence's beginning: "A solution may or may not solve a problem"
     materials: str = ""  # "the problem and the solution"; "": the problem and the thing
     labels: tuple[str, str] = ("wrong", "right")  # of y = 0 and y = 1: "buggy", "correct"
-    asked_in_short: str = "whether they match"  # what experts say in the version "short"
+    asked_in_short: str = "whether they match"  # the claim of experts in the version "short"
     stances: tuple[str, str] = ("", "")  # of provers; "": they argue for reject, or accept
 
     @property
@@ -125,7 +125,7 @@ class Words:
 
     @property
     def shortly_correct(self) -> str:
-        """Say what a right solution is, in few words where there are such."""
+        """Describe a right solution, in few words where there are such."""
         return self.correct_in_short or self.correct
 
     def placeholders(self) -> dict[str, str]:
@@ -157,11 +157,11 @@ class Scenario:
         Column("question", "Problem"),
         Column("solution", "Solution"),
     )
-    """What problems consist of: `question` and `solution` first, in the order of prompts. Where
-    settings decide about words or columns, those of the object count."""
+    """The texts of problems: `question` and `solution` first, in the order of prompts. Where
+    settings decide about words or columns, the object's own count."""
     split_by: ClassVar[tuple[str, ...]] = ("question",)
-    """What decides the split of a row of a source that has none: the first of these columns that
-    the row has. A text of such a column of the scenario must not stand in two splits."""
+    """The columns that decide the split of a row from a source without splits: the first of these
+    that the row has. A text of such a column of the scenario must not stand in two splits."""
     Settings: ClassVar[type[ScenarioSettings]] = ScenarioSettings
     """Of the block `scenario_settings`."""
     settings_block: ClassVar[str] = "scenario_settings"
@@ -176,7 +176,7 @@ class Scenario:
     """Whether a prover writes the solution, with its first message, and `label_written` labels it.
     Then no dataset has solutions or labels, and `solution` is `drawn`."""
     claims: ClassVar[Mapping[str, int]] = {}
-    """Regular expressions of what a prover says, without regard to case, and the decision that each
+    """Regular expressions of provers' claims, without regard to case, and the decision that each
     stands for: the report compares the verifier with one that believes the prover."""
     scripts: ClassVar[Mapping[str, Script]] = {}
     """By name, functions that write a prover's messages in an attack (`attack.by: script`)."""
@@ -199,7 +199,7 @@ class Scenario:
         yield row
 
     def takes(self, columns: Iterable[str]) -> bool:
-        """Tell whether a source with these columns has what `expand` needs."""
+        """Tell whether a source with these columns has all columns that `expand` needs."""
         return self.required_columns() <= {*columns}
 
     def required_columns(self) -> set[str]:
@@ -227,10 +227,10 @@ class Scenario:
         return type(self).label is not Scenario.label
 
     def rate_alone(self) -> float | None:
-        """Say how often a verifier is right without provers by checking what it can, in [0, 1].
+        """Say how often a verifier is right without provers by checking all it can, in [0, 1].
 
-        For problems of which half are right; None where nobody knows. A verifier that is right more
-        often alone has another source.
+        For problems of which half are right; None where it is not known. A verifier that is right
+        more often alone has another source.
         """
         return None
 
@@ -243,21 +243,21 @@ class Scenario:
         return None
 
     def playable_scripts(self) -> tuple[str, ...]:
-        """List the names of those of its scripts that these settings let play."""
+        """List the names of its scripts that these settings let play."""
         return tuple(self.scripts)
 
-    # What agents see.
+    # Texts that agents see.
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:
         """Make the `drawn` columns for an episode of this seed."""
         return {}
 
     def draw_again(self, texts: Mapping[str, str], seed: int) -> Mapping[str, str]:
-        """Draw anew what is hidden from provers, given what they are shown of `texts`.
+        """Draw anew the texts hidden from provers, given the texts among `texts` that they see.
 
-        These are all texts of an episode, and what comes of it has the distribution that it has for
-        somebody who knows what provers know. {} where nothing drawn is hidden from provers, or
-        where all of it follows from what they are shown.
+        `texts` are all texts of an episode. The result has the distribution of the hidden texts for
+        a reader with the knowledge of provers. {} where nothing drawn is hidden from provers, or
+        where all of it follows from the texts that they see.
 
         An attack that chooses among messages judges them so: a choice by the episode's own coins
         would say how well a prover does that is told whether it has guessed them.
@@ -278,7 +278,7 @@ class Scenario:
         )
 
     def addition(self, role: Role, protocol: Protocol) -> str:
-        """Say what follows nip's templates, and a protocol's, in prompts of this role."""
+        """Return the text after nip's templates, and a protocol's, in prompts of this role."""
         return ""
 
     def announce(
@@ -289,12 +289,12 @@ class Scenario:
         turns: Sequence[Turn],
         texts: Mapping[str, str],
     ) -> str:
-        """Say what the game tells an agent before its turn, given what was said; "" for nothing.
+        """Return the game's message to an agent before its turn, given earlier turns; "" for none.
 
         `turns` are those of the rounds before `round_`, in channels that the agent does not read
         too; `texts` are all texts of the episode. So a question may depend on the answers to the
-        one before. It is not recorded, as it follows from what is: the same is said whenever the
-        chat is rendered. Before a run it is tried for each round with no turns at all.
+        one before. It is not recorded, as it follows from recorded turns: the same is said whenever
+        the chat is rendered. Before a run it is tried for each round with no turns at all.
         """
         return ""
 
@@ -311,7 +311,7 @@ class Scenario:
         return describe_message(message, self.claims, self.remark(message, texts))
 
     def sentences(self, role: Role, stance: int | None) -> Mapping[str, str]:
-        """Say what stands for placeholders of templates in the place of nip's own sentences."""
+        """Return sentences for placeholders of templates, in the place of nip's own."""
         return {}
 
     # Where a prover writes the solution.
@@ -326,7 +326,7 @@ class Scenario:
     async def label_written(self, texts: Mapping[str, str]) -> Label:
         """The label of the solution among the texts, the same at each call but for `seconds`.
 
-        Raises NoLabel, or StageError for what would keep every solution from being labelled.
+        Raises NoLabel, or StageError for a fault that keeps every solution from being labelled.
         """
         raise NotImplementedError
 
@@ -341,13 +341,13 @@ class Scenario:
         """
         return stance
 
-    # What can be played.
+    # Games that can be played.
 
     def check(self, protocol: Protocol) -> None:
         """Raise ValueError, naming the setting, where the scenario can't be played so."""
 
     def check_system(self) -> None:
-        """Raise ValueError, saying what to do, where this system can't play it."""
+        """Raise ValueError, with the remedy, where this system can't play it."""
 
 
 def _listing(text: str, language: str | None) -> str:

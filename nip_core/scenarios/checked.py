@@ -1,14 +1,14 @@
-"""A scenario's functions as nip calls them: what is wrong with one is an error that names it.
+"""A scenario's functions as nip calls them: a fault of one is an error that names it.
 
-call_scenario       what a function returns, if it returns at all
+call_scenario       the result of a function, if it returns at all
 call_for_text       a text that a function returns
 draw_columns        the columns that are drawn for an episode
 draw_columns_again  those that provers do not see, drawn anew
 list_seen_columns   the columns that an agent of a role is shown
-read_own_sentences  what stands for placeholders of templates
+read_own_sentences  its sentences for placeholders of templates
 find_solution       the solution in a prover's message; label_of: its label
 
-Classes of scenarios are anybody's, so their functions may raise anything and return anything.
+Any user may write a class of a scenario, so its functions may raise and return anything.
 """
 
 import sys
@@ -28,10 +28,10 @@ def call_scenario(
     place: str = "",
     kind: type[NipError] = SettingsError,
 ) -> Any:
-    """Return what a function of the scenario returns.
+    """Return the result of a function of the scenario.
 
-    Raises a `kind` of error for whatever it raises; nip's own errors pass. `place` is what to call
-    the row or file, if it is about one.
+    Raises a `kind` of error for any error of it; nip's own errors pass. `place` names the row or
+    file, if it is about one.
     """
     try:
         return getattr(scenario, function)(*arguments)
@@ -49,7 +49,7 @@ def describe_raised(
     kind: type[NipError] = SettingsError,
     advice: str = "mend it",
 ) -> NipError:
-    """Return the error for what a function of the scenario raised."""
+    """Make the error for an exception from a function of the scenario."""
     text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
     file = getattr(sys.modules.get(type(scenario).__module__), "__file__", None) or ""
     line = find_line(error, file)
@@ -64,13 +64,13 @@ def call_for_text(scenario: Scenario, function: str, *arguments: Any) -> str:
     return _text(scenario, function, call_scenario(scenario, function, *arguments))
 
 
-def _text(scenario: Scenario, function: str, text: Any, what: str = "") -> str:
+def _text(scenario: Scenario, function: str, text: Any, clause: str = "") -> str:
     if not isinstance(text, str):
         raise SettingsError(
-            f"scenario {scenario.name}: {function} must return a text{what} (got {text!r:.80})"
+            f"scenario {scenario.name}: {function} must return a text{clause} (got {text!r:.80})"
         )
     if half := half_pair(text):
-        raise SettingsError(f"scenario {scenario.name}: {function} returned {half}{what}")
+        raise SettingsError(f"scenario {scenario.name}: {function} returned {half}{clause}")
     return text
 
 
@@ -82,59 +82,67 @@ def draw_columns(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Map
     due = {c.name for c in scenario.columns if c.drawn and c.name not in texts}
     if not due:
         return {}
-    made = call_scenario(scenario, "draw", texts, seed)
-    drawn = {c.name for c in scenario.columns if c.drawn}
-    is_whole = isinstance(made, Mapping) and due <= made.keys() <= drawn
-    if not is_whole or not all(isinstance(text, str) for text in made.values()):
+    texts_by_column = call_scenario(scenario, "draw", texts, seed)
+    drawn_columns = {c.name for c in scenario.columns if c.drawn}
+    is_whole = (
+        isinstance(texts_by_column, Mapping) and due <= texts_by_column.keys() <= drawn_columns
+    )
+    if not is_whole or not all(isinstance(text, str) for text in texts_by_column.values()):
         raise SettingsError(
             f"scenario {scenario.name}: draw must give a text for each of "
-            f"{', '.join(sorted(due))} and for nothing else (got {made!r:.200})"
+            f"{', '.join(sorted(due))} and for nothing else (got {texts_by_column!r:.200})"
         )
     return {
-        name: _text(scenario, "draw", made[name], f" for {name}") for name in made if name in due
+        name: _text(scenario, "draw", texts_by_column[name], f" for {name}")
+        for name in texts_by_column
+        if name in due
     }
 
 
 def draw_columns_again(
     scenario: Scenario, texts: Mapping[str, str], seed: int
 ) -> Mapping[str, str]:
-    """Draw anew what the scenario hides from provers; {} where it does not. Raises SettingsError.
+    """Draw anew the texts hidden from provers; {} where there are none. Raises SettingsError.
 
     `texts` are all texts of the problem, the drawn ones included.
     """
-    made = call_scenario(scenario, "draw_again", texts, seed)
-    shown = {column.name for column in list_seen_columns(scenario, PROVER)}
-    hidden = {c.name for c in scenario.columns if c.drawn} - shown
-    if not isinstance(made, Mapping) or not made.keys() <= hidden:
+    texts_by_column = call_scenario(scenario, "draw_again", texts, seed)
+    seen_columns = {column.name for column in list_seen_columns(scenario, PROVER)}
+    hidden = {c.name for c in scenario.columns if c.drawn} - seen_columns
+    if not isinstance(texts_by_column, Mapping) or not texts_by_column.keys() <= hidden:
         raise SettingsError(
             f"scenario {scenario.name}: draw_again must give texts for drawn columns that provers "
             f"do not see ({', '.join(sorted(hidden)) or 'there are none'}) and for nothing else "
-            f"(got {made!r:.200})"
+            f"(got {texts_by_column!r:.200})"
         )
     return {
-        name: _text(scenario, "draw_again", text, f" for {name}") for name, text in made.items()
+        name: _text(scenario, "draw_again", text, f" for {name}")
+        for name, text in texts_by_column.items()
     }
 
 
 def list_seen_columns(scenario: Scenario, role: Role) -> tuple[Column, ...]:
     """Ask the scenario for the columns of a role. Raises SettingsError."""
-    made = call_scenario(scenario, "seen", role)
-    if not isinstance(made, tuple | list) or not all(isinstance(c, Column) for c in made):
+    columns = call_scenario(scenario, "seen", role)
+    if not isinstance(columns, tuple | list) or not all(isinstance(c, Column) for c in columns):
         raise SettingsError(
-            f"scenario {scenario.name}: seen must return a tuple of its columns (got {made!r:.80})"
+            f"scenario {scenario.name}: seen must return a tuple of its columns (got "
+            f"{columns!r:.80})"
         )
-    return tuple(made)
+    return tuple(columns)
 
 
 def read_own_sentences(scenario: Scenario, role: Role, stance: int | None) -> Mapping[str, str]:
     """Return the scenario's sentences in the place of nip's. Raises SettingsError."""
-    made = call_scenario(scenario, "sentences", role, stance)
-    if not isinstance(made, Mapping):
+    sentences = call_scenario(scenario, "sentences", role, stance)
+    if not isinstance(sentences, Mapping):
         raise SettingsError(
             f"scenario {scenario.name}: sentences must return texts by placeholder (got "
-            f"{made!r:.80})"
+            f"{sentences!r:.80})"
         )
-    return {name: _text(scenario, "sentences", text, f" for {name}") for name, text in made.items()}
+    return {
+        name: _text(scenario, "sentences", text, f" for {name}") for name, text in sentences.items()
+    }
 
 
 def find_solution(scenario: Scenario, message: str, texts: Mapping[str, str]) -> str:
@@ -154,7 +162,7 @@ def find_solution(scenario: Scenario, message: str, texts: Mapping[str, str]) ->
 async def label_solution(scenario: Scenario, texts: Mapping[str, str]) -> Label:
     """Label the solution among the texts; a prover wrote it in play.
 
-    Raises NoLabel if there is none, and SettingsError for what is no label.
+    Raises NoLabel if there is none, and SettingsError for a result that is no label.
     """
     try:
         label = await scenario.label_written(texts)

@@ -2,8 +2,8 @@
 
 check_scenario   refuse a class, or an object, without one
 
-What is covered: types, columns and who sees them, templates that are there, patterns that can be
-compiled. What is not: what its functions return (`checked`), and its words (`words_checks`).
+Covered: types, columns and who sees them, templates that are there, patterns that can be compiled.
+Not covered: the results of its functions (`checked`), and its words (`words_checks`).
 """
 
 import re
@@ -25,9 +25,11 @@ from nip_core.scenarios.prompt_versions import PromptVersion
 def check_scenario(scenario: Scenario | type[Scenario]) -> None:
     """Raise ValueError for a scenario of a user's, or its class, without a game."""
     kind = scenario if isinstance(scenario, type) else type(scenario)
-    missing = [name for name in ("name", "words") if not hasattr(scenario, name)]
-    if missing:
-        raise ValueError(f"{kind.__name__} has no {' and no '.join(missing)}; set it in the class")
+    absent_names = [name for name in ("name", "words") if not hasattr(scenario, name)]
+    if absent_names:
+        raise ValueError(
+            f"{kind.__name__} has no {' and no '.join(absent_names)}; set it in the class"
+        )
     _check_types(scenario, kind)
     _check_templates(scenario.template_directory, kind)
     names = [column.name for column in scenario.columns]
@@ -53,11 +55,11 @@ def check_scenario(scenario: Scenario | type[Scenario]) -> None:
                 f"{kind.__name__}.columns: {column.name} is seen by {', '.join(sorted(unknown))}; "
                 f"there are {PROVER} and {VERIFIER}"
             )
-    drawn = [column.name for column in scenario.columns[2:] if column.drawn]
-    if drawn and kind.draw is Scenario.draw:
+    drawn_columns = [column.name for column in scenario.columns[2:] if column.drawn]
+    if drawn_columns and kind.draw is Scenario.draw:
         raise ValueError(
-            f"{kind.__name__}.columns: {', '.join(drawn)} is drawn, and {kind.__name__} has no "
-            "method draw that makes it; write one, or set drawn to False"
+            f"{kind.__name__}.columns: {', '.join(drawn_columns)} is drawn, and {kind.__name__} "
+            "has no method draw that makes it; write one, or set drawn to False"
         )
     if not any(VERIFIER in column.seen_by for column in scenario.columns[:2]):
         raise ValueError(
@@ -135,9 +137,9 @@ def _check_types(scenario: Scenario | type[Scenario], kind: type[Scenario]) -> N
             )
     if columns and columns[0].drawn:
         raise ValueError(f"{kind.__name__}.columns: question can't be drawn; draw a further column")
-    taken = {*words.placeholders(), "problem", "id", "y", "split"}
+    reserved_names = {*words.placeholders(), "problem", "id", "y", "split"}
     for name in (column.name for column in columns):
-        if name in taken or not name.isidentifier():
+        if name in reserved_names or not name.isidentifier():
             raise ValueError(
                 f"{kind.__name__}.columns: a column can't be called {name!r}, which means "
                 "something else in templates or datasets, or can't stand there; rename it"

@@ -1,6 +1,6 @@
 """Settings of `code_validation`, which have a block of their own among those of a run.
 
-So whoever reads a run's settings has to know them, and knows no scenario by that.
+So a reader of a run's settings has to know them, and knows no scenario by that.
 """
 
 from typing import Literal

@@ -1,9 +1,9 @@
-"""Reads the rows of a dataset from where it lies, before anybody asks what they mean.
+"""Reads the rows of a dataset from where it lies, without regard to their meaning.
 
     Table            rows of one split, with the name to call it by in errors
     read_table_file  the rows of one file
     read_tables      the splits of a file, a directory, a saved or a Hugging Face dataset
-    find_path        what lies at a place, if it can be read as one of these
+    find_path        the file or directory at a place, if it can be read as one of these
 
 Knows files and columns, not problems; `datasets` makes problems of rows.
 """
@@ -46,11 +46,11 @@ class Table:
     columns: frozenset[str]
     rows: Sequence[Mapping[str, Any]]
     row_names: Sequence[str]
-    """What to call each row in errors, as "FILE, row 3" or "FILE, line 3"; rows count from 0."""
+    """The name of each row in errors, as "FILE, row 3" or "FILE, line 3"; rows count from 0."""
 
 
 def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
-    """The splits of `dataset` by name; under "" what is not split.
+    """The splits of `dataset` by name; under "" rows without a split.
 
     Args:
         dataset: a Parquet or JSONL file; a directory with one such file for each split (also
@@ -83,24 +83,24 @@ def read_tables(dataset: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
     return _read_hub(dataset, names)
 
 
-def find_path(place: str, called: str) -> Path | None:
+def find_path(place: str, label: str) -> Path | None:
     """The file or the directory at a place; None if nothing is there.
 
-    Raises DatasetError, which begins with `called`, for what is there and is neither, such as a
-    pipe, a device, a link to itself or to nothing, and for what can't be looked at.
+    Raises DatasetError, which begins with `label`, for another thing that is there, such as a
+    pipe, a device, a link to itself or to nothing, and for a place that can't be looked at.
     """
     path, advice = Path(place), "name a file or a directory"
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(path):
-            raise DatasetError(f"{called}: is a link that leads nowhere; {advice}") from None
+            raise DatasetError(f"{label}: is a link that leads nowhere; {advice}") from None
         return None
     except (OSError, ValueError) as error:  # a NUL byte is a ValueError
         reason = getattr(error, "strerror", None) or str(error)
-        raise DatasetError(f"{called}: can't be read ({reason}); {advice}") from None
+        raise DatasetError(f"{label}: can't be read ({reason}); {advice}") from None
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise DatasetError(f"{called}: is neither a file nor a directory; {advice}")
+        raise DatasetError(f"{label}: is neither a file nor a directory; {advice}")
     return path
 
 
@@ -246,7 +246,7 @@ def _read_hub(name: str, names: Sequence[str] = ()) -> Mapping[str, Table]:
     try:
         prepare_proxies(datasets.config.HF_ENDPOINT)
         splits = datasets.load_dataset(name)
-    except Exception as error:  # whatever the hub, the network or a parser raises
+    except Exception as error:  # any error of the hub, the network or a parser
         raise DatasetError(
             f"dataset {name!r} is neither {bundled} nor a path, and Hugging Face could not load it "
             f"({type(error).__name__}: {_first_line(error)}); check the name and the network"

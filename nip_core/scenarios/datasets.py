@@ -7,7 +7,7 @@ A dataset has the columns that the scenario names, among them `question`, `solut
 the scenario has a checker, `y` (1 right, 0 wrong); it may have `id`, `question_id`, `difficulty`
 and `mutation`.
 
-What is left out, and in which split a question stands where the source doesn't say, follows from
+The problems left out, and the split of a question where the source doesn't say, follow from
 stable hashes of texts and ids, never from the position in a file:
 
 - a source with `train` and `test` only: a tenth of the questions of `train` are its `validation`;
@@ -40,7 +40,7 @@ _NamedProblems = list[tuple[Problem, str]]
 _KEPT_SPLITS = 6
 _Key = tuple[type[Scenario], str, str, str, tuple[tuple[str, int, int], ...]]
 _made_lately: OrderedDict[_Key, _NamedProblems] = OrderedDict()
-"""What was generated, or read of a scenario's own files, see `_key_of`: the many runs of a sweep
+"""Problems generated, or read of a scenario's own files, see `_key_of`: the many runs of a sweep
 share their problems, and to make them takes longer than all other checks of a run."""
 
 
@@ -63,9 +63,9 @@ def load_problems(
             dataset.
         split: "train", "validation" or "test".
         max_size: keep at most this many, half of each label if balanced.
-        shuffle_seed: of the stable shuffle that decides what is left out.
+        shuffle_seed: of the stable shuffle that decides which problems are left out.
         make_balanced: leave out problems of the more frequent label until both are equal.
-        may_be_empty: nobody plays the split, so that it may lack problems.
+        may_be_empty: the split is not played, so that it may lack problems.
 
     Raises:
         DatasetError: the dataset is not there or can't be read, a row breaks a rule, or nothing
@@ -77,7 +77,7 @@ def load_problems(
         raise DatasetError(f"max_size must be at least 1 (got {max_size})")
     # 1. Read the split and filter its rows.
     problems = _find_problems(scenario, dataset, split, may_be_empty)
-    # 2. Check the whole, then leave out what is too many.
+    # 2. Check the whole, then leave out problems beyond the size.
     _check_unique(problems)
     balanced = make_balanced and not scenario.labels_in_play
     selected = _reduced([p for p, _ in problems], max_size, shuffle_seed, balanced)
@@ -108,7 +108,7 @@ def _find_problems(
 
 
 def _key_of(scenario: Scenario, dataset: str, split: str) -> _Key | None:
-    """Name what the problems of a split follow from, of own files how they are; None elsewhere."""
+    """Name the sources of a split's problems, with the state of own files; None elsewhere."""
     settings, source = scenario.settings, scenario.bundled.get(dataset)
     is_generated = dataset in scenario.generated
     if not isinstance(settings, BaseModel) or (source is None and not is_generated):
@@ -119,7 +119,7 @@ def _key_of(scenario: Scenario, dataset: str, split: str) -> _Key | None:
             place = Path(source)
             paths = sorted(place.iterdir()) if place.is_dir() else [place]
             stats = [(str(path), path.stat()) for path in paths]
-        except OSError:  # for whoever reads it to say
+        except OSError:  # its reader will say it
             return None
         files = tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
     return type(scenario), settings.model_dump_json(), dataset, split, files
@@ -135,7 +135,7 @@ def check_splits(
     Raises:
         DatasetError: one does; the message names it and both places.
     """
-    seen: dict[str, tuple[str, Problem]] = {}
+    first_places: dict[str, tuple[str, Problem]] = {}
     for split, problems in problems_by_split.items():
         for problem in problems:
             texts = " ".join([problem.question, *problem.columns.values()])
@@ -148,12 +148,12 @@ def check_splits(
                 if text is not None:
                     keys[f"{column} {' '.join(text.split())}"] = column
             for key, column in keys.items():
-                other, first = seen.setdefault(key, (split, problem))
-                if other != split:
+                first_split, first = first_places.setdefault(key, (split, problem))
+                if first_split != split:
                     raise DatasetError(
                         f"the {column} {problem.texts[column][:80]!r} stands in two splits: "
-                        f"{first.id} in {other} and {problem.id} in {split}; what is tested would "
-                        "have been trained on: remove it from one of them"
+                        f"{first.id} in {first_split} and {problem.id} in {split}; what is tested "
+                        "would have been trained on: remove it from one of them"
                     )
 
 
@@ -220,11 +220,15 @@ def _all_elsewhere(
     name: str, split: str, rows_by_split: Counter[str], or_else: str
 ) -> DatasetError:
     """Say where a hash put a file's rows, if none is in this one."""
-    there = join_words(
-        [f"{number} in {other}" for other, number in sorted(rows_by_split.items()) if number]
+    counts = join_words(
+        [
+            f"{number} in {name_of_split}"
+            for name_of_split, number in sorted(rows_by_split.items())
+            if number
+        ]
     )
     return DatasetError(
-        f"{name}: a hash splits its rows, and none is in {split!r} ({there}); add rows, or "
+        f"{name}: a hash splits its rows, and none is in {split!r} ({counts}); add rows, or "
         f"{or_else}"
     )
 
@@ -237,11 +241,11 @@ def _generated(scenario: Scenario, dataset: str, split: str) -> Iterator[tuple[R
 
 def _made(scenario: Scenario, function: str, *arguments: Any, place: str) -> list[Row]:
     """Call a function of the scenario for rows. Raises DatasetError, naming both."""
-    made = call_scenario(scenario, function, *arguments, place=place, kind=DatasetError)
+    result = call_scenario(scenario, function, *arguments, place=place, kind=DatasetError)
     rows: list[Row] = []
-    if isinstance(made, Iterable):
+    if isinstance(result, Iterable):
         try:
-            rows += islice(made, _MOST_ROWS + 1)
+            rows += islice(result, _MOST_ROWS + 1)
         except DatasetError:
             raise
         except Exception as error:  # a generator raises when its rows are asked for
@@ -252,11 +256,11 @@ def _made(scenario: Scenario, function: str, *arguments: Any, place: str) -> lis
             "rows; let it come to an end"
         )
     wrong = [row for row in rows if not isinstance(row, Mapping)]
-    if wrong or not isinstance(made, Iterable):
+    if wrong or not isinstance(result, Iterable):
         number = f", row {rows.index(wrong[0])}" if wrong and function == "generate" else ""
         raise DatasetError(
             f"{place}{number}: {function} of scenario {scenario.name} must yield dictionaries by "
-            f"column (got {(wrong or [made])[0]!r:.80})"
+            f"column (got {(wrong or [result])[0]!r:.80})"
         )
     return rows
 
@@ -278,11 +282,11 @@ def _rows(scenario: Scenario, table: Table) -> Iterator[tuple[Row, str]]:
         raise DatasetError(f"{table.name}: has no rows; put problems in it")
     order = [c.name for c in scenario.columns] + ["y"]
     required = [name for name in order if name in scenario.required_columns()]
-    missing = [name for name in required if name not in table.columns]
+    absent_columns = [name for name in required if name not in table.columns]
     wrong, right = scenario.words.labels
     labels = f", which is 1 ({right}) or 0 ({wrong})" if "y" in required else ""
     raise DatasetError(
-        f"{table.name}: no column {' and no column '.join(missing)} (it has "
+        f"{table.name}: no column {' and no column '.join(absent_columns)} (it has "
         f"{', '.join(sorted(table.columns))}); a dataset needs {join_words(required)}{labels}"
     )
 
@@ -336,7 +340,7 @@ def _label(scenario: Scenario, row: Row, name: str) -> int:
         return int(row["y"])
     try:
         label = scenario.label(row)
-    except Exception as error:  # whatever a user's checker raises
+    except Exception as error:  # any error of a user's checker
         advice = "mend it, or leave the row out"
         raise describe_raised(scenario, "the checker", error, name, DatasetError, advice) from error
     if not isinstance(label, int) or label not in (0, 1):
@@ -353,27 +357,27 @@ def _label(scenario: Scenario, row: Row, name: str) -> int:
 
 
 def _check_unique(problems: Sequence[tuple[Problem, str]]) -> None:
-    seen: dict[str, str] = {}
+    name_by_id: dict[str, str] = {}
     for problem, name in problems:
-        if problem.id in seen:
+        if problem.id in name_by_id:
             raise DatasetError(
-                f"{name}: the id {problem.id!r} already stands in {seen[problem.id]}; ids must "
-                "differ (without a column `id`, question and solution together must)"
+                f"{name}: the id {problem.id!r} already stands in {name_by_id[problem.id]}; ids "
+                "must differ (without a column `id`, question and solution together must)"
             )
-        seen[problem.id] = name
+        name_by_id[problem.id] = name
 
 
 def _reduced(
     problems: Sequence[Problem], max_size: int | None, seed: int, balanced: bool
 ) -> list[Problem]:
-    """Leave out what comes last in a stable shuffle; the order of the rest stays."""
+    """Leave out the last problems of a stable shuffle; the order of the rest stays."""
     ranked = sorted(problems, key=lambda p: derive_key("reduce", seed, p.id))
     if balanced:
         by_label = [[p for p in ranked if p.y == y] for y in (0, 1)]
         size = min(map(len, by_label))
         if max_size is not None and size > 0:
             size = min(size, max_size // 2)
-        # Half of one is none: a single problem then, whatever its label.
+        # Half of one is none: a single problem then, of either label.
         ranked = [p for group in by_label for p in group[:size]] if size or not ranked else ranked
         if size == 0 and len({p.y for p in problems}) < 2:
             return []

@@ -1,4 +1,4 @@
-"""Names for kinds of messages, by which those of an attack are counted.
+"""Names for kinds of messages, by which the messages of an attack are counted.
 
 describe_message  the decision that a message claims, a remark, and the words of a short one
 """
@@ -13,13 +13,15 @@ _VERDICTS = {0: "claims that it is wrong", 1: "claims that it is right"}
 def describe_message(message: str, claims: Mapping[str, int], remark: str) -> str:
     """Name the kind of a message by its claim and the `remark` on it.
 
-    `claims` are those of a scenario. A short message without a remark has its words, too, with
+    `claims` are a scenario's. A short message without a remark has its words, too, with
     every number as "#".
     """
-    said = {y for pattern, y in claims.items() if re.search(pattern, message, re.IGNORECASE)}
+    verdicts = {y for pattern, y in claims.items() if re.search(pattern, message, re.IGNORECASE)}
     parts = []
     if claims:
-        parts.append(_VERDICTS[min(said)] if len(said) == 1 else _without_one(bool(said)))
+        parts.append(
+            _VERDICTS[min(verdicts)] if len(verdicts) == 1 else _without_one(bool(verdicts))
+        )
     words = re.sub(r"\d+", "#", " ".join(message.split()))
     if remark:
         parts.append(remark)

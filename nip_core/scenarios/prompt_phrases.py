@@ -1,12 +1,12 @@
-"""The sentences of prompts that follow from the settings: what templates' placeholders stand for.
+"""The sentences of prompts that follow from the settings: texts for templates' placeholders.
 
 decision_form, decision_line    how to decide on the scale of the protocol
 message_form                    how an answer for one channel or several looks
-expert_aim, prover_task,        who argues for what
+expert_aim, prover_task,        the aims of agents
     other_aim
-verifier_reward, prover_reward  who is paid for what
+verifier_reward, prover_reward  the rewards of agents
 
-Pure functions of the protocol. Each sentence is true of the settings: nobody is told of a reward
+Pure functions of the protocol. Each sentence is true of the settings: no agent is told of a reward
 or a penalty that the protocol does not pay. Version "short" has words of its own.
 """
 
@@ -38,7 +38,7 @@ _NUMBER_MEANINGS["out_of_100"] = _NUMBER_MEANINGS["out_of_10"]
 
 
 def decision_form(scale: DecisionScale, words: Words, version: str) -> str:
-    """Tell how a decision is written, with its lines, and what it means."""
+    """Tell how a decision is written, with its lines and their meaning."""
     lead = {
         "v1": "Write exactly one {line} and nothing else:",
         "v2": "Let the last line of your answer be exactly one {line}; only that line counts:",
@@ -96,27 +96,27 @@ def _meaning(scale: DecisionScale, words: Words, version: str) -> list[str]:
             f"The line says how far you agree that {words.correct}. To disagree counts as reject, "
             f"to agree as accept{neither}."
         ]
-    what, (lowest, between, highest) = _NUMBER_MEANINGS[scale.name]
+    lead, (lowest, between, highest) = _NUMBER_MEANINGS[scale.name]
     if fits_any_words(version) and lowest == _CERTAINLY_NOT:
         lowest, highest = "you are sure of the opposite", "you are sure of it"
     return [
-        f"{what}{words.correct}: {scale.lowest} means that {lowest}, {middle} that {between}, "
+        f"{lead}{words.correct}: {scale.lowest} means that {lowest}, {middle} that {between}, "
         f"{scale.highest} that {highest}. A number below {middle} counts as reject, one above it "
         f"as accept, and {middle} as neither."
     ]
 
 
-def message_form(headers: Mapping[str, str], what: str) -> str:
+def message_form(headers: Mapping[str, str], noun: str) -> str:
     """Write the lines of a message: one for each header, or one with "Question:"."""
-    starts = list(headers.values()) or [f"{what.capitalize()}:"]
-    return "\n".join(f"{start} <your {what}>" for start in starts)
+    starts = list(headers.values()) or [f"{noun.capitalize()}:"]
+    return "\n".join(f"{start} <your {noun}>" for start in starts)
 
 
-# Who argues for what.
+# The aims of agents.
 
 
 def verdict(protocol: Protocol, agent: str, stance: int | None) -> str:
-    """accept or reject: what a prover argues for."""
+    """The verdict that a prover argues for, accept or reject."""
     return "accept" if protocol.stance(agent, stance) == ACCEPT else "reject"
 
 
@@ -132,7 +132,7 @@ def _has_sides(protocol: Protocol) -> bool:
 def prover_task(
     protocol: Protocol, words: Words, agent: str, stance: int | None, version: str
 ) -> str:
-    """Return what a prover is there for."""
+    """Return the sentence on a prover's task."""
     aim = verdict(protocol, agent, stance)
     if protocol.common.shared_reward and not _has_sides(protocol):
         if version == "short":
@@ -161,8 +161,8 @@ def reminder(protocol: Protocol, words: Words, agent: str, stance: int | None) -
 
 
 def other_aim(protocol: Protocol, words: Words, agent: str, stance: int | None) -> str:
-    """Return what a prover is told about the aims of the other ones."""
-    peers = [other for other in protocol.provers if other != agent]
+    """Return a prover's sentence on the aims of the other ones."""
+    peers = [peer for peer in protocol.provers if peer != agent]
     claims = [
         _claim(protocol, words, peer, stance, protocol.agents[peer].human_name, "it")
         for peer in peers
@@ -180,26 +180,26 @@ def _claim(
 
 
 def expert_aim(protocol: Protocol, words: Words, stance: int | None, version: str) -> str:
-    """Return what a verifier is told about the aims of the provers."""
+    """Return a verifier's sentence on the aims of the provers."""
     verdicts = _verdicts(protocol, stance)
     if not verdicts:
         return ""
     if version == "short":
         return _short_aim(protocol, words, verdicts)
     count, shared = len(verdicts), protocol.common.shared_reward
-    who = {1: "The expert", 2: "Both experts"}.get(count, "All experts")
-    paid = f"{who} {'gets' if count == 1 else 'get'} the same reward as you."
+    experts = {1: "The expert", 2: "Both experts"}.get(count, "All experts")
+    paid = f"{experts} {'gets' if count == 1 else 'get'} the same reward as you."
     if _right_is_rewarded(protocol):
-        paid = f"{who} {'is' if count == 1 else 'are'} rewarded when your decision is right."
+        paid = f"{experts} {'is' if count == 1 else 'are'} rewarded when your decision is right."
     if _has_sides(protocol):
-        told = _sides(protocol, words, stance)
+        sides = _sides(protocol, words, stance)
         check = f"Each of them may mislead you, so check what it says against {words.evidence}."
-        return f"{told} {paid if shared else check}"
+        return f"{sides} {paid if shared else check}"
     if shared:
         return paid
     says = "it says" if count == 1 else "they say"
     return (
-        f"{who} {'argues' if count == 1 else 'argue'} that you should "
+        f"{experts} {'argues' if count == 1 else 'argue'} that you should "
         f"{next(iter(verdicts.values()))} the {words.thing} and may mislead you, so check what "
         f"{says} against {words.evidence}."
     )
@@ -223,15 +223,15 @@ def _sides(protocol: Protocol, words: Words, stance: int | None) -> str:
 def _short_aim(protocol: Protocol, words: Words, verdicts: Mapping[str, str]) -> str:
     if not _has_sides(protocol):
         shared = protocol.common.shared_reward
-        said = words.asked_in_short if shared else f"why to {next(iter(verdicts.values()))}"
-        return f"The expert says {said}." if len(verdicts) == 1 else f"The experts say {said}."
+        claim = words.asked_in_short if shared else f"why to {next(iter(verdicts.values()))}"
+        return f"The expert says {claim}." if len(verdicts) == 1 else f"The experts say {claim}."
     if any(protocol.agents[agent].anonymous for agent in verdicts):
         return "The expert says why to accept or why to reject."
     names = [f"{protocol.agents[a].human_name} why to {v}" for a, v in verdicts.items()]
     return f"{', '.join(names).replace(' why', ' says why', 1)}."
 
 
-# Who is paid for what.
+# The rewards of agents.
 
 
 def _right_is_rewarded(protocol: Protocol) -> bool:
@@ -241,7 +241,7 @@ def _right_is_rewarded(protocol: Protocol) -> bool:
 
 
 def verifier_reward(protocol: Protocol) -> str:
-    """Return what the verifier's decision earns it."""
+    """Return the sentence on the verifier's reward for its decision."""
     common, middle = protocol.common, protocol.neither_reward
     right, wrong = common.verifier_reward, common.verifier_incorrect_penalty
     none = common.verifier_terminated_penalty
@@ -263,7 +263,7 @@ def verifier_reward(protocol: Protocol) -> str:
 
 
 def prover_reward(protocol: Protocol, agent: str, seed: int, stance: int | None) -> str:
-    """Return what the verdict earns a prover, and what it is fined for."""
+    """Return the sentence on a prover's reward for the verdict, and on its fines."""
     common = protocol.common
     aim = verdict(protocol, agent, stance)
     decides = f"the verifier decides to {aim}"
@@ -283,7 +283,7 @@ def prover_reward(protocol: Protocol, agent: str, seed: int, stance: int | None)
 
 
 def zero_knowledge_rewards(settings: SecrecySettings, words: Words) -> dict[str, str]:
-    """Return what the similarity of adversarial verifier and simulator earns everybody."""
+    """Return the sentences on rewards for the likeness of adversarial verifier and simulator."""
     simulator = settings.simulator_reward_coefficient
     prover = simulator * settings.aux_prover_reward_coefficient
     alike = "The more alike your messages and those of the {} are, the"

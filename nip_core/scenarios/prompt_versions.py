@@ -1,12 +1,12 @@
 """The versions of prompts: how an agent answers, and in whose words.
 
 PromptVersion      their names, as the setting system_prompt_version has them
-form_of            the version whose templates another one uses
+form_of            the version that lends another one its templates
 reasons_first      whether an agent reasons before it answers
 fits_any_words     whether the sentences are right for the words of every scenario
 
-"v3" and "v4" are "v1" and "v2" with sentences that fit any scenario's words. What was played in a
-version keeps its prompts, to the letter; so none is ever changed, and a better one is a new one.
+"v3" and "v4" are "v1" and "v2" with sentences that fit any scenario's words. Runs played in a
+version keep its prompts, to the letter; so none is ever changed, and a better one is a new one.
 """
 
 from typing import Literal

@@ -2,18 +2,18 @@
 
 A template is looked for with the scenario first (`Scenario.template_directory`, as
 ``code_validation/templates/``), then in ``templates/`` beside this file, which serves every
-scenario: each agent's is taken from where it is. `nip prompt` shows what becomes of it.
+scenario: each agent's is taken from where it is. `nip prompt` shows the result.
 
-Templates use ``$name`` placeholders (string.Template), which docs/prompts.md lists; what depends
-on settings is said by `prompt_phrases`. They are read and checked when the game is built, so
-a wrong one stops a run before anything is spent.
+Templates use ``$name`` placeholders (string.Template), which docs/prompts.md lists;
+`prompt_phrases` says all that depends on settings. They are read and checked when the game is
+built, so a wrong one stops a run before anything is spent.
 
-A protocol with a `template_directory` has its own there, for every version. Where nobody has more
+A protocol with a `template_directory` has its own there, for every version. Where no agent has more
 than one turn, so that nothing is asked, nip, debate and mnip have those of another game: of
-solo_verifier if no prover speaks before, else of adp or, with two provers, `one_message`; what
-these lack is the protocol's own, like the prompt of an agent that never speaks. In a zero-knowledge
-game the agents of the wrapped protocol have its templates, provers with an addition; the
-templates of the other two, and the addition, are in `templates/<version>/zero_knowledge/`.
+solo_verifier if no prover speaks before, else of adp or, with two provers, `one_message`. Prompts
+that these lack are the protocol's own, like the prompt of an agent that never speaks. In a
+zero-knowledge game the agents of the wrapped protocol have its templates, provers with an addition;
+the templates of the other two, and the addition, are in `templates/<version>/zero_knowledge/`.
 """
 
 import string
@@ -87,10 +87,10 @@ class FilledPrompt:
         """
         self._show = show
         self._parts: list[str] = [""]  # text, then name and text in turn
-        text, at = template.template, 0
+        text, position = template.template, 0
         for placeholder in template.pattern.finditer(text):
-            self._parts[-1] += text[at : placeholder.start()]
-            at = placeholder.end()
+            self._parts[-1] += text[position : placeholder.start()]
+            position = placeholder.end()
             name = placeholder["named"] or placeholder["braced"]
             if name is None:
                 self._parts[-1] += template.delimiter
@@ -98,7 +98,7 @@ class FilledPrompt:
                 self._parts[-1] += str(values[name])
             else:
                 self._parts += [name, ""]
-        self._parts[-1] += text[at:]
+        self._parts[-1] += text[position:]
 
     def fill(self, texts: Mapping[str, str]) -> str:
         """Write the prompt for a problem with these texts by column."""
@@ -111,7 +111,7 @@ class FilledPrompt:
 
 
 class SystemPrompts:
-    """The system prompts of one run, and what agents are told before their turns."""
+    """The system prompts of one run, and the messages to agents before their turns."""
 
     def __init__(self, parameters: GameSettings, protocol: Protocol, scenario: Scenario):
         """Raise SettingsError, naming the file, for a missing or wrong template."""
@@ -170,7 +170,7 @@ class SystemPrompts:
     def supervisor_message(
         self, agent: str, round_: int, seed: int, stance: int | None = None
     ) -> str:
-        """Return what the supervisor tells `agent` before its turn in `round_`.
+        """Return the supervisor's message to `agent` before its turn in `round_`.
 
         `stance` is the drawn one, if any; where it is not known, provers are told to keep to the
         verdict of their system prompt.
@@ -189,8 +189,10 @@ class SystemPrompts:
         first = "Reason first, then write" if self._version == "v2" else "Write"
         headers = self._headers(agent, round_, seed)
         if headers:
-            named = phrases.join_words([f'"{header}"' for header in headers.values()])
-            form = f" each, in parts that begin with {named} while both verifiers talk with you"
+            header_names = phrases.join_words([f'"{header}"' for header in headers.values()])
+            form = (
+                f" each, in parts that begin with {header_names} while both verifiers talk with you"
+            )
         else:
             form = ' in the form "Answer: <your answer>"' if self._version == "v2" else ""
         return f"It is your turn. {first} at most {words}{form}. {aim}"
@@ -198,11 +200,11 @@ class SystemPrompts:
     def _tell_verifier(self, agent: str, round_: int, seed: int) -> str:
         protocol, version = self._protocol, self._version
         words = self._word_limit(agent)
-        left = self._turns_after(agent, round_, seed)
-        if left == 0:
+        turns_left = self._turns_after(agent, round_, seed)
+        if turns_left == 0:
             return self.last_round_message
-        times = f"You can ask in {left} more turns, this one included."
-        if left == 1:
+        times = f"You can ask in {turns_left} more turns, this one included."
+        if turns_left == 1:
             times = "This is the last turn in which you can ask."
         if version == "short":
             return f"{'Ask or decide' if protocol.counts(round_) else 'Ask'}. {times}"
@@ -236,9 +238,9 @@ class SystemPrompts:
         if directory is not None:
             return directory / f"{agent}.txt"
         if not self._asks and not self._speaks_again():
-            other = self._template_path(self._game_without_questions(), agent)
-            if other.exists():
-                return other
+            substitute = self._template_path(self._game_without_questions(), agent)
+            if substitute.exists():
+                return substitute
         return self._template_path(self._base.name, agent)
 
     def _refuse_unused(self) -> None:
@@ -276,13 +278,17 @@ class SystemPrompts:
         return any(turns(agent, 0, rounds) > 1 for agent in self._base.provers)
 
     def _addition(self, agent: str, text: str) -> str:
-        """Write what follows a template, unless it is the user's own."""
+        """Write the text after a template, unless it is the user's own."""
         if self._base is not self._protocol and agent in self._base.provers:
             path = self._template_path(_ZERO_KNOWLEDGE, "prover_addition")
             gap = "\n" if self._version == "short" else "\n\n"
             return gap + path.read_text(encoding="utf-8").strip()
-        told = {"decision_form", "turn_form"} & set(string.Template(text).get_identifiers())
-        silent = self._version == "short" and not told and self._base.template_directory is None
+        forms_in_text = {"decision_form", "turn_form"} & set(
+            string.Template(text).get_identifiers()
+        )
+        silent = (
+            self._version == "short" and not forms_in_text and self._base.template_directory is None
+        )
         if silent and self._protocol.may_decide(agent) and len(self._protocol.scale.values) > 2:
             # The tiny model is tied to these templates, which say no more than accept or reject.
             return "\n$decision_form"
@@ -294,7 +300,7 @@ class SystemPrompts:
         gap = "\n" if self._version == "short" else "\n\n"
         return addition and gap + addition
 
-    # What stands for the placeholders.
+    # Texts for the placeholders.
 
     def _values(self, agent: str, stance: int | None, seed: int) -> Mapping[str, str | int]:
         protocol, base, version = self._protocol, self._base, self._version
@@ -331,14 +337,16 @@ class SystemPrompts:
 
     def _earliest_decision(self, seed: int) -> str:
         """Say how many first decisions do not count, or ""."""
-        before = self._protocol.turns_of("verifier", seed, self._protocol.min_message_rounds - 1)
-        if before == 0:
+        turn_count = self._protocol.turns_of(
+            "verifier", seed, self._protocol.min_message_rounds - 1
+        )
+        if turn_count == 0:
             return ""
-        turns = "first turn" if before == 1 else f"first {before} turns"
+        turns = "first turn" if turn_count == 1 else f"first {turn_count} turns"
         return f"; a decision in your {turns} does not count"
 
     def _opening(self, agent: str, seed: int) -> str:
-        """Tell a prover to open, where it speaks before anybody has asked; else ""."""
+        """Tell a prover to open, where it speaks before any question; else ""."""
         first, verifier = self._first_turn(agent, seed), self._first_turn("verifier", seed)
         if agent not in self._base.provers or first is None or first > (verifier or 0):
             return ""
@@ -384,26 +392,26 @@ class SystemPrompts:
                 f"{place} has a '$' that starts no placeholder; write '$$' for a dollar"
             )
         # 2. Its placeholders: no unknown ones, no column that the agent must not see.
-        named = set(template.get_identifiers())
+        names = set(template.get_identifiers())
         columns = [column.name for column in self._scenario.columns]
         visible = [column.name for column in list_seen_columns(self._scenario, self._role(agent))]
-        known = (*columns, *PLACEHOLDERS, *self._words.placeholders())
-        unknown = sorted(named - {*known})
+        known_names = (*columns, *PLACEHOLDERS, *self._words.placeholders())
+        unknown = sorted(names - {*known_names})
         if unknown:
             raise SettingsError(
-                f"{place} has unknown placeholders {unknown}; known are {', '.join(known)}"
+                f"{place} has unknown placeholders {unknown}; known are {', '.join(known_names)}"
             )
-        hidden = sorted(named & {*columns} - {*visible})
+        hidden = sorted(names & {*columns} - {*visible})
         if hidden:
             raise SettingsError(
                 f"{place} has the placeholders {hidden}, which scenario {self._scenario.name} "
                 "does not let this agent see"
             )
         # 3. The whole problem must be in it.
-        missing = sorted({*visible} - named)
-        if missing and "problem" not in named:
+        absent_names = sorted({*visible} - names)
+        if absent_names and "problem" not in names:
             raise SettingsError(
-                f"{place} lacks the placeholders {missing}; the agent would not see them"
+                f"{place} lacks the placeholders {absent_names}; the agent would not see them"
             )
         return text
 
@@ -414,9 +422,9 @@ def _times(questions: int) -> str:
     return f"at most {'once' if questions == 1 else f'{questions} times'}"
 
 
-def _limit(number: int, what: str) -> str:
-    return f"at most {_counted(number, what)}" if number else f"no {what}s"
+def _limit(number: int, noun: str) -> str:
+    return f"at most {_counted(number, noun)}" if number else f"no {noun}s"
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -55,30 +55,30 @@ def choose_split(name: str) -> str:
     return "train" if place < 70 else "validation" if place < 80 else "test"
 
 
-def choose_splits(named: Mapping[str, str | None]) -> dict[str, str]:
+def choose_splits(split_by_name: Mapping[str, str | None]) -> dict[str, str]:
     """Choose the split of each problem by name: its source's, else the one `choose_split` gives.
 
     A split that would stay empty takes the problem nearest to it from the largest split.
     """
-    chosen = {name: split or choose_split(name) for name, split in named.items()}
+    choice = {name: split or choose_split(name) for name, split in split_by_name.items()}
     for split, middle in (("test", 90), ("validation", 75), ("train", 35)):
-        if split in chosen.values():
+        if split in choice.values():
             continue
-        sizes = {other: list(chosen.values()).count(other) for other in SPLITS}
-        largest = max(SPLITS, key=lambda other: sizes[other])
+        sizes = {candidate: list(choice.values()).count(candidate) for candidate in SPLITS}
+        largest = max(SPLITS, key=lambda candidate: sizes[candidate])
         if sizes[largest] > 1:
-            inside = [name for name, other in chosen.items() if other == largest]
+            inside = [name for name, candidate in choice.items() if candidate == largest]
             nearest = min(inside, key=lambda name: (abs(_place(name) - middle), name))
-            chosen[nearest] = split
-    return chosen
+            choice[nearest] = split
+    return choice
 
 
 def make_table(rows: Sequence[Row], split: str | None = None) -> pa.Table:
     """Return the rows as an Arrow table with SCHEMA; with a column `split` if one is given."""
     if split is None:
         return pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
-    named = [{**asdict(row), "split": split} for row in rows]
-    return pa.Table.from_pylist(named, schema=SCHEMA_WITH_SPLIT)
+    rows_with_split = [{**asdict(row), "split": split} for row in rows]
+    return pa.Table.from_pylist(rows_with_split, schema=SCHEMA_WITH_SPLIT)
 
 
 def write_split(rows: Sequence[Row], path: Path, split: str | None = None) -> None:

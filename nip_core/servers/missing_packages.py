@@ -1,4 +1,4 @@
-"""What a run's own server needs and this installation lacks, before anything is started.
+"""Packages that a run's own server needs and this installation lacks, before anything is started.
 
 list_missing_packages   by the settings, each in a sentence with the command that helps
 check_packages          the same as an error
@@ -15,7 +15,7 @@ from nip_core.parameters.derived.hosting import find_host, list_loaded
 from nip_lm_server.client import VllmMissingError, find_vllm
 
 _LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")
-"""With which the server trains, whatever engine plays."""
+"""With which the server trains, for every engine."""
 
 
 def _is_installed(package: str) -> bool:
@@ -27,7 +27,7 @@ def list_missing_packages(
     environment: Mapping[str, str] = os.environ,
     is_installed: Callable[[str], bool] = _is_installed,
 ) -> list[str]:
-    """Say what is missing for the engine of the run's own server, and for its trainings.
+    """List the packages missing for the engine of the run's own server, and for its trainings.
 
     Nothing is imported: a package that is there and broken is found by `nip doctor`.
     """
@@ -39,12 +39,12 @@ def list_missing_packages(
         find_host(parameters, parameters.group_parameters(group)).loads_weights
         for group in parameters.trainable_groups
     )
-    missing = [name for name in _LOCAL if not is_installed(name)]
-    if missing and (trains or not plays_apart):
-        what = "to train" if plays_apart else "to play and to train"
+    packages = [name for name in _LOCAL if not is_installed(name)]
+    if packages and (trains or not plays_apart):
+        purpose = "to train" if plays_apart else "to play and to train"
         lines.append(
-            f"lm_server.engine: {settings.engine} needs {', '.join(missing)} {what}, which "
-            f"{'is' if len(missing) == 1 else 'are'} not installed here: {how_to_install('local')}"
+            f"lm_server.engine: {settings.engine} needs {', '.join(packages)} {purpose}, which "
+            f"{'is' if len(packages) == 1 else 'are'} not installed here: {how_to_install('local')}"
         )
     if settings.engine == "vllm":
         executable = settings.options.get("executable")

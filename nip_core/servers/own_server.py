@@ -1,7 +1,7 @@
 """The lm_server of a run: started with the session, watched, started again when it died.
 
 make_server_spec       its engines, by the settings
-check_server           what of that can't work here
+check_server           refuses engines that can't work here
 find_server_directory  where it keeps its state
 OwnServer              the server itself
 """
@@ -54,8 +54,8 @@ def make_server_spec(parameters: HyperParameters) -> ServerSpec | None:
 
 def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> EngineSpec:
     settings, name = parameters.lm_server, base_name(parameters, agent)
-    # Another engine of the same server answers for it, whatever the settings say of the engine of
-    # real models; it has no weights, so it needs no device.
+    # Another engine of the same server answers for it, for all settings of the engine of real
+    # models; it has no weights, so it needs no device.
     if agent.use_dummy_api:
         return EngineSpec(
             engine="deterministic",
@@ -75,7 +75,7 @@ def _engine(parameters: HyperParameters, agent: PureTextAgentParameters) -> Engi
         served_model_name=name,
         replies=settings.replies,
         options={
-            # What a user has set counts before what is reckoned. Quantization is the agent's alone,
+            # A user's option counts before a reckoned one. Quantization is the agent's alone,
             # since its training goes by it too.
             **(choose_vllm_sizes(parameters, name) if settings.engine == "vllm" else {}),
             **settings.options,
@@ -91,17 +91,21 @@ def _bases_at_once(parameters: HyperParameters, base: str) -> int:
     """Count the base models needed beside each other, if every weight is trained."""
     groups = [parameters.group_parameters(group) for group in parameters.groups]
     playing = [agent for agent in groups if base_name(parameters, agent) == base]
-    trained = [agent for agent in playing if not agent.use_lora and not agent.freeze_agent]
+    trained_agents = [agent for agent in playing if not agent.use_lora and not agent.freeze_agent]
     # One group without a gate needs no second place: only one of its models plays at a time.
     several = len(playing) > 1 or parameters.promotion.enabled
-    if not several or not trained or not find_host(parameters, trained[0]).serves_several_bases:
+    if (
+        not several
+        or not trained_agents
+        or not find_host(parameters, trained_agents[0]).serves_several_bases
+    ):
         return 1
     # The configured one, and of each group the model that plays and the one that is to follow.
-    return 1 + 2 * len(trained)
+    return 1 + 2 * len(trained_agents)
 
 
 def check_server(parameters: HyperParameters, environment: Mapping[str, str]) -> None:
-    """Refuse what the run's own server could not do. Raises SettingsError.
+    """Refuse settings that the run's own server could not follow. Raises SettingsError.
 
     Here, before it is started: the server would say so after seconds or minutes, some of it in the
     first training alone, and of parking nothing at all. That would stop the server, and with it the
@@ -120,7 +124,7 @@ def check_server(parameters: HyperParameters, environment: Mapping[str, str]) ->
                 f"stops when the run lets go (got {parked:g}); start one with `nip serve` and name "
                 "it in lm_server.url, or leave the setting out"
             )
-    # What needs no model, or is another server, has none of the troubles below.
+    # An agent without a model, or on another server, has none of the troubles below.
     for name, agent in list_loaded(parameters).items():
         # Quantized weights are on CUDA alone: fp8 while a model plays (it trains with its weights
         # as they are), bitsandbytes while it trains, too. An adapter that is stacked has the one
@@ -160,8 +164,8 @@ def find_server_directory(run: RunStore, environment: Mapping[str, str] = os.env
     if local is not None:
         return local
     # Runs of one name in two buckets have two directories.
-    where = hashlib.sha256(f"{run.store.url}/{run.root}".encode()).hexdigest()[:16]
-    return _cache(environment) / "runs" / f"{run.name}-{where}" / "lm_server"
+    place_digest = hashlib.sha256(f"{run.store.url}/{run.root}".encode()).hexdigest()[:16]
+    return _cache(environment) / "runs" / f"{run.name}-{place_digest}" / "lm_server"
 
 
 def _cache(environment: Mapping[str, str]) -> Path:
@@ -187,7 +191,7 @@ class OwnServer:
         """`timeout_s`: the longest wait for it to answer. Nothing is started yet."""
         self._progress = progress or Progress()
         self._spec, self.directory = spec, directory
-        # What is compiled for one run serves the next, which has a state directory of its own.
+        # Code compiled for one run serves the next, which has a state directory of its own.
         compiled = compile_caches(_cache(environment) / "compiled")
         self._timeout_s, self._environment = timeout_s, {**compiled, **restore_proxies(environment)}
         self._handle: ServerHandle | None = None
@@ -203,28 +207,30 @@ class OwnServer:
     async def ensure(self) -> None:
         """Start the server unless it runs.
 
-        Raises SettingsError with the server's own word if it refuses what it was asked to run,
-        ServerError if it does not come up.
+        Raises SettingsError with the server's own word if it refuses the models it was asked to
+        run, ServerError if it does not come up.
         """
         async with self._starting:
-            # Its process is enough: one that hangs is found by the calls, whose timeouts know how
-            # long an answer may take, and no start would end it.
+            # Its process is enough: the calls find one that hangs, by their timeouts, which fit the
+            # longest answers, and no start would end it.
             if self._handle is not None and is_running(self._handle):
                 return
-            # Counted, so that whoever looks at the run sees why it paused.
+            # Counted, so that a reader of the progress sees why the run paused.
             if self._handle is not None:
                 self._progress.count_retry("the model server has ended by itself")
-            # What a dead one leaves, its card and the pipe to it, goes first.
+            # The leftovers of a dead one, its card and the pipe to it, go first.
             self.stop()
             engines = self._spec.engines()
             models = " and ".join(Path(engine.model).name for engine in engines)
             # The engine without models has none that could be named.
-            which = engines[0].engine + (f" with {models}" if models != engines[0].engine else "")
-            with self._progress.starting(f"the model server ({which})"):
+            engine_words = engines[0].engine + (
+                f" with {models}" if models != engines[0].engine else ""
+            )
+            with self._progress.starting(f"the model server ({engine_words})"):
                 await self._start()
 
     async def _start(self) -> None:
-        # 1. In a thread, as it waits for a process; told by an event when nobody waits for it.
+        # 1. In a thread, as it waits for a process; told by an event when no caller waits for it.
         given_up = threading.Event()
         starting = asyncio.ensure_future(
             asyncio.to_thread(
@@ -240,13 +246,13 @@ class OwnServer:
             self._handle = await asyncio.shield(starting)
         except asyncio.CancelledError:
             # 2. One that came up all the same is ended by `stop`, so its handle is kept. One that
-            #    did not leaves nothing to be ended, and nobody waits for its reason.
+            #    did not leaves nothing to be ended, and no caller waits for its reason.
             given_up.set()
             with contextlib.suppress(OwnerError):
                 self._handle = await starting
             raise
         except OwnerError as error:
-            # What does not pass by itself is a matter of settings, which stops the run. A
+            # An error that does not pass by itself is a matter of settings, which stops the run. A
             # ServerError would have the stage tried again. Without the cause: the message has it.
             if error.reason is not None:
                 raise SettingsError(f"lm_server: {error.reason}") from None

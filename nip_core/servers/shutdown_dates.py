@@ -28,8 +28,8 @@ async def warn_of_shutdowns(
     parameters: HyperParameters, endpoints: Mapping[str, Endpoints], today: date
 ) -> None:
     """Log when the models of the run end, by their provider's word or else by the table."""
-    told = await ask_shutdown_dates(parameters, endpoints)
-    for line in list_shutdown_warnings(parameters, today, told):
+    dates = await ask_shutdown_dates(parameters, endpoints)
+    for line in list_shutdown_warnings(parameters, today, dates):
         _log.warning("run %r: %s", parameters.run_name, line)
 
 
@@ -40,30 +40,35 @@ async def ask_shutdown_dates(
 
     A model of which nothing is said, or not in time, is left out: it is no reason to stop.
     """
-    asked: dict[str, Endpoint] = {}
-    for group, at in endpoints.items():
+    endpoint_by_model: dict[str, Endpoint] = {}
+    for group, group_endpoints in endpoints.items():
         agent = parameters.group_parameters(group)
         if is_at_openai(agent):
-            asked[agent.model_name] = at.control
-    if not asked:
+            endpoint_by_model[agent.model_name] = group_endpoints.control
+    if not endpoint_by_model:
         return {}
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        days = await gather_or_cancel(_ask(http, at, model) for model, at in asked.items())
-    return {model: day for model, day in zip(asked, days, strict=True) if day is not None}
+        days = await gather_or_cancel(
+            _ask(http, group_endpoints, model)
+            for model, group_endpoints in endpoint_by_model.items()
+        )
+    return {
+        model: day for model, day in zip(endpoint_by_model, days, strict=True) if day is not None
+    }
 
 
-async def _ask(http: aiohttp.ClientSession, at: Endpoint, model: str) -> date | None:
-    headers = {"Authorization": f"Bearer {at.api_key}"}
+async def _ask(http: aiohttp.ClientSession, endpoint: Endpoint, model: str) -> date | None:
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
     try:
         async with http.get(
-            f"{at.base_url}/models/{quote(model, safe=':')}",
+            f"{endpoint.base_url}/models/{quote(model, safe=':')}",
             headers=headers,
-            proxy=proxy_for(at.base_url),
+            proxy=proxy_for(endpoint.base_url),
         ) as response:
             body = parse_json(await response.read()) if response.status == 200 else None
-        said = body.get("shutdown_date") if isinstance(body, dict) else None
-        return date.fromisoformat(said) if isinstance(said, str) else None
+        day = body.get("shutdown_date") if isinstance(body, dict) else None
+        return date.fromisoformat(day) if isinstance(day, str) else None
     # A warning that does not come is no reason to stop; the table has dates as well.
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None

@@ -1,7 +1,7 @@
 """The user's files that an attack is made of: a class, a script, chats that provers imitate.
 
 digest_files        of each its digest, for the run's identity
-name_changed_files  of each the words for whoever has changed it
+name_changed_files  of each the words for a user who has changed it
 list_named_files   of each its path, as the settings name it
 """
 
@@ -48,7 +48,7 @@ def name_changed_files(game: Game) -> dict[str, str]:
 def try_script(game: Game, problems: Mapping[str, list[Problem]]) -> None:
     """Try the script of an attack on all that it is to play, before anything is paid for.
 
-    Raises SettingsError for one that is not there, and for whatever it raises or returns wrongly.
+    Raises SettingsError for one that is not there, and for its errors and wrong results.
     """
     try:
         script = find_attack_script(game)

@@ -1,6 +1,6 @@
-"""What an attack is to do, in words and numbers, before it begins.
+"""The work of an attack, in words and numbers, before it begins.
 
-describe_attack  what the attack will do, in words; name_attack: in a few
+describe_attack  the work of the attack, in words; name_attack: in a few
 plan_reach       how many messages it will sample at most
 warn_of_untold   a warning where nothing tells its provers to argue for acceptance
 """
@@ -23,7 +23,7 @@ from nip_core.session.problems_of_run import load_all_problems
 def plan_reach(parameters: HyperParameters) -> Reach | None:
     """Say of how many messages at most an attack has the choice, or is trained by.
 
-    None for a run that attacks nobody, and for a script, which samples nothing.
+    None for a run without an attack, and for a script, which samples nothing.
     """
     attack = parameters.attack
     if attack.run is None or not attack.way.samples:
@@ -33,13 +33,13 @@ def plan_reach(parameters: HyperParameters) -> Reach | None:
         episodes = parameters.rollouts_per_iteration or len(problems[TRAIN])
         steps = parameters.rl.num_iterations - parameters.imitates(0)
         return measure_sampled_reach(parameters, steps * episodes * turns, steps)
-    planned = plan_episodes(parameters, problems[TEST], ATTACK, 0)
-    wrong = sum(spec.problem.y == 0 for spec in planned)
+    specs = plan_episodes(parameters, problems[TEST], ATTACK, 0)
+    wrong = sum(spec.problem.y == 0 for spec in specs)
     return measure_reach(attack.way.count_messages(wrong, turns) or 0)
 
 
 def describe_attack(parameters: HyperParameters, episodes: int) -> Iterator[str]:
-    """Say before an attack what it does, and how rare a kind of message it may find.
+    """Describe an attack before it begins, and how rare a kind of message it may find.
 
     It plays so many `episodes` on test problems beside the tests by step.
     """
@@ -49,8 +49,8 @@ def describe_attack(parameters: HyperParameters, episodes: int) -> Iterator[str]
     if attack.may_end_early:
         yield f"all of this at most: a plateau ends it from step {LEAST_STEPS} on"
     if attack.start_from is not None:
-        most = amount(attack.imitate, "message")
-        yield f"step 1 is imitation, of at most {most} of {attack.start_from} for each prover"
+        messages = amount(attack.imitate, "message")
+        yield f"step 1 is imitation, of at most {messages} of {attack.start_from} for each prover"
     if attack.tests_worst:
         yield (
             "tests by step are on validation problems; on test problems there are "
@@ -59,11 +59,11 @@ def describe_attack(parameters: HyperParameters, episodes: int) -> Iterator[str]
     elif episodes:
         yield f"{amount(episodes, 'problem')} on which the verifier is attacked"
     reach = plan_reach(parameters)
-    yield SCRIPT_REACH if reach is None else reach_words(reach, planned=True)
+    yield SCRIPT_REACH if reach is None else reach_words(reach, is_planned=True)
 
 
 def name_attack(parameters: HyperParameters, estimate: Estimate | None) -> str:
-    """Say of an attack that trains nobody, at its start, whom it attacks and by which messages.
+    """Name the target and the messages of an attack without training, at its start.
 
     Of a run without an estimate it does not say in how many episodes.
     """
@@ -74,7 +74,7 @@ def name_attack(parameters: HyperParameters, estimate: Estimate | None) -> str:
 
 
 def warn_of_untold(parameters: HyperParameters) -> Iterator[str]:
-    """Warn of an attack whose provers nothing tells to argue for acceptance."""
+    """Warn of an attack where nothing tells its provers to argue for acceptance."""
     run = parameters.attack.run
     if run is None or not parameters.attack.way.samples:
         return

@@ -51,11 +51,13 @@ def digest_contents(
     """
     parameters = game.parameters
     contents: dict[str, Any] = {
-        "problems": {split: digest_problems(chosen) for split, chosen in problems.items()},
+        "problems": {
+            split: digest_problems(split_problems) for split, split_problems in problems.items()
+        },
         "templates": digest_templates(game),
         "addresses": {
-            group: sorted({at.play.base_url, at.control.base_url})
-            for group, at in sorted(endpoints.items())
+            group: sorted({address.play.base_url, address.control.base_url})
+            for group, address in sorted(endpoints.items())
         },
         "models": {},
         "replies": None,
@@ -168,7 +170,7 @@ def digest_directory(directory: Path) -> str:
             # Not the whole: weights of gigabytes would be read at every start. Names and sizes go
             # in as well.
             head = hashlib.sha256(opened.read(1 << 20)).hexdigest()
-        # Whatever bytes are in its name.
+        # All bytes of its name, also those that are no text.
         name = os.fsencode(file.relative_to(directory)).decode(errors="backslashreplace")
         facts.append([name, file.stat().st_size, head])
     return digest(facts)
@@ -181,7 +183,7 @@ def read_code_version() -> str:
     if not (root / ".git").exists():
         return __version__
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
             capture_output=True,
             text=True,
@@ -190,5 +192,5 @@ def read_code_version() -> str:
         )
     except (OSError, subprocess.SubprocessError):  # no git here
         return __version__
-    commit = asked.stdout.strip()
+    commit = process.stdout.strip()
     return f"{__version__}+{commit}" if commit else __version__

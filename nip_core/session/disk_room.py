@@ -1,6 +1,6 @@
 """Whether the disks have room for a run, asked before anything is started.
 
-check_room  the run's files, and what its own server needs, each on the disk where it lies
+check_room  the run's files, and the state of its own server, each on the disk where it lies
 """
 
 import os
@@ -23,7 +23,7 @@ def check_room(
 ) -> None:
     """Raise StoreError for a disk too small for the run's files there.
 
-    What lies on one disk is added up. A bucket has no limit that could be asked for.
+    Needs on one disk are added up. A bucket has no limit that could be asked for.
     """
     needs: list[tuple[Path, int, str]] = []
     root = run.store.local_path(run.root)
@@ -35,11 +35,12 @@ def check_room(
         directory = find_server_directory(run, environment)
         needs.append((directory, MIN_FREE_BYTES, "its model server's state"))
     for device in {_device(path) for path, _, _ in needs}:
-        here = [need for need in needs if _device(need[0]) == device]
-        problem = want_of_space(here[0][0], sum(size for _, size, _ in here))
+        needs_there = [need for need in needs if _device(need[0]) == device]
+        problem = want_of_space(needs_there[0][0], sum(size for _, size, _ in needs_there))
         if problem is not None:
+            purposes = " and ".join(purpose for _, _, purpose in needs_there)
             raise StoreError(
-                f"{here[0][0]}: for {' and '.join(what for _, _, what in here)} {problem}; "
+                f"{needs_there[0][0]}: for {purposes} {problem}; "
                 f"free space or choose another {'run_store' if root else 'NIP_CACHE_DIR'}"
             )
 

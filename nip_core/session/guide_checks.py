@@ -16,20 +16,20 @@ from nip_core.rollouts.client.chat_client import read_error
 from nip_core.session.prompt_checks import sample_conversation
 from nip_core.session.session import Session
 
-_WORD = "guided in 3 words"  # what tokenizers differ in: blanks, digits
+_WORD = "guided in 3 words"  # tokenizers differ in these: blanks, digits
 _GRAMMAR = f"%llguidance {{}}\nstart: word\nword[max_tokens={2 * len(_WORD)}]: /{_WORD}/\n"
 _TIMEOUT_S = 300.0  # a small answer, but the first one of a model may wait for much
 _NOT_OF_THE_FORM = frozenset({401, 402, 403, 408, 429, 500, 502, 503, 504})
-"""Whatever the parameter is: a key, a bill, too many calls, a server in trouble."""
+"""For any parameter: a key, a bill, too many calls, a server in trouble."""
 
 
 async def check_guides(session: Session) -> None:
-    """Refuse agents with `guided_decoding` whose answers have no room, or whose server can't.
+    """Refuse agents with `guided_decoding` without room for answers, or with a server that can't.
 
     Raises SettingsError, or ServerError for a server that does not answer.
     """
     parameters = session.parameters
-    guided = [name for name, of in parameters.model_agents.items() if of.guided_decoding]
+    guided = [name for name, agent in parameters.model_agents.items() if agent.guided_decoding]
     for agent in guided:
         _check_room(session.game, agent)
     groups = {
@@ -45,12 +45,12 @@ async def check_guides(session: Session) -> None:
 def _check_room(game: Game, agent: str) -> None:
     conversation = sample_conversation(game, agent)
     forms = [game.form(agent, round_, seed, turns) for seed, round_, turns in conversation]
-    least = max(map(least_tokens, forms), default=0)
-    most = game.parameters.max_tokens(agent)
-    if most < least:
+    needed = max(map(least_tokens, forms), default=0)
+    limit = game.parameters.max_tokens(agent)
+    if limit < needed:
         raise SettingsError(
-            f"agents.{agent}.max_tokens_per_message is {most}, but a guided answer, with the line "
-            f"that it ends with, may take {least}: raise it, or leave out guided_decoding"
+            f"agents.{agent}.max_tokens_per_message is {limit}, but a guided answer, with the line "
+            f"that it ends with, may take {needed}: raise it, or leave out guided_decoding"
         )
 
 
@@ -77,10 +77,10 @@ async def _check_server(
     if status == 503 and read_error(raw).get("code") == "engine_training":
         # It leaves its device to a training of this run, before which it was asked.
         return
-    told = " ".join(redact(raw.decode(errors="replace"), endpoint.api_key).split())[:300]
+    words = " ".join(redact(raw.decode(errors="replace"), endpoint.api_key).split())[:300]
     if status in _NOT_OF_THE_FORM:
         raise ServerError(
-            f"{url}: HTTP {status}: {told}; so it is not known whether it holds agents.{agent} to "
+            f"{url}: HTTP {status}: {words}; so it is not known whether it holds agents.{agent} to "
             "the form of its answers: mend that, or wait, and run again"
         )
     try:
@@ -90,7 +90,7 @@ async def _check_server(
         text = None
     if text == _WORD:
         return
-    happened = f"HTTP {status}: {told}" if status != 200 else f"it answered {text!r:.80}"
+    happened = f"HTTP {status}: {words}" if status != 200 else f"it answered {text!r:.80}"
     raise SettingsError(
         f"agents.{agent}.guided_decoding: {endpoint.base_url} does not hold model {model!r} to the "
         f"form of an answer ({happened}); leave it out, or serve the model by `nip serve` or vLLM"

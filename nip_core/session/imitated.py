@@ -1,6 +1,6 @@
-"""What an attack begins with: the messages of another run, or of a file, that provers imitate.
+"""The beginning of an attack: messages of another run, or of a file, that provers imitate.
 
-find_imitated    the examples of a group, and the digests of what they were made of
+find_imitated    the examples of a group, and the digests of their sources
 check_imitated   the same beforehand: enough of them, and of the same game
 check_start_file the same of a file alone
 read_start_file  the text of a file of chats
@@ -39,18 +39,18 @@ _SETTING = "attack.start_from"
 
 @dataclass(frozen=True)
 class Imitated:
-    """What the provers of a group imitate."""
+    """The examples that the provers of a group imitate."""
 
     choice: Choice
     examples: Sequence[Example]
     inputs: Mapping[str, str]
-    """By place, digests of what they were made of."""
+    """By place, digests of their sources."""
 
 
 def find_imitated(
     game: Game, store: Store, problems: Mapping[str, Sequence[Problem]], agents: Sequence[str]
 ) -> Imitated:
-    """Find what `agents` imitate. Raises SettingsError for a source that can't be used."""
+    """Find the examples that `agents` imitate. Raises SettingsError for an unusable source."""
     attack = game.parameters.attack
     if attack.start_file is not None:
         text = read_start_file(attack.start_file)
@@ -63,14 +63,14 @@ def find_imitated(
             shared_text(p.question_id, p.columns, game.scenario.split_by) for p in problems[TEST]
         }
         _check_game(game, source)
-        played = _list_played(source)
-        tables = (_read_plain(source, place) for place in played)
+        places = _list_played(source)
+        tables = (_read_plain(source, place) for place in places)
         choice = choose_fooling(game, agents, tables, tested_on, attack.imitate)
         inputs = {
             f"imitated/{place}": SplitFacts.from_manifest(
                 read_manifest(source.store, place)
             ).canonical_digest
-            for place in played
+            for place in places
         }
     return Imitated(choice, [e for e in choice.examples if isinstance(e, Example)], inputs)
 
@@ -131,20 +131,20 @@ def read_start_file(file: str) -> str:
 
 
 def _open_source(parameters: HyperParameters, store: Store) -> RunStore:
-    """Open the run whose messages are imitated. Raises SettingsError where there is none."""
+    """Open the run with the imitated messages. Raises SettingsError where there is none."""
     name = str(parameters.attack.start_from)
-    known = ", ".join(list_runs(store)) or "none"
+    names = ", ".join(list_runs(store)) or "none"
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(
             f"{_SETTING}: {name!r} is no run's name, and no file of chats, which ends in .jsonl; "
-            f"there are {known}"
+            f"there are {names}"
         )
     source = RunStore(store, name)
     try:
         source.open()
     except MissingFileError:
         raise SettingsError(
-            f"{_SETTING}: there is no run {name!r} in {store.url}; there are {known}"
+            f"{_SETTING}: there is no run {name!r} in {store.url}; there are {names}"
         ) from None
     except StoreError as error:
         raise SettingsError(f"{_SETTING}: run {name!r} can't be read ({error})") from error
@@ -152,15 +152,18 @@ def _open_source(parameters: HyperParameters, store: Store) -> RunStore:
 
 
 def _check_game(game: Game, source: RunStore) -> None:
-    """Raise SettingsError for a run of another game, whose messages would answer other requests."""
-    stored, settings = complete_settings(source.open().parameters), game.parameters.to_dict()
+    """Raise SettingsError for a run of another game: its messages would answer other requests."""
+    source_settings, settings = (
+        complete_settings(source.open().parameters),
+        game.parameters.to_dict(),
+    )
     compared = ["scenario", "interaction_protocol", f"{settings['interaction_protocol']}_protocol"]
-    # What is drawn for an episode is drawn again by its seed, which gives the same by the same
+    # Columns drawn for an episode are drawn again by its seed, which gives the same by the same
     # settings alone.
     if any(column.drawn for column in game.scenario.columns):
         compared.append("scenario_settings")
     for setting in compared:
-        theirs, ours = stored.get(setting), settings.get(setting)
+        theirs, ours = source_settings.get(setting), settings.get(setting)
         if theirs != ours:
             raise SettingsError(
                 f"{_SETTING}: run {source.name!r} plays another game, with {setting} {theirs!r} in "
@@ -170,7 +173,7 @@ def _check_game(game: Game, source: RunStore) -> None:
 
 
 def _list_played(source: RunStore) -> list[str]:
-    """List the committed splits of a run whose messages may have fooled a verifier, in order."""
+    """List the committed splits with messages that may have fooled a verifier, in order."""
     names = source.store.list(f"{source.root}/iterations")
     numbers = sorted(int(name[:-1]) for name in names if name[:-1].isdigit())
     places = (
@@ -180,10 +183,10 @@ def _list_played(source: RunStore) -> list[str]:
 
 
 def _read_plain(source: RunStore, place: str) -> RolloutTables:
-    """Read a split; of an attack by choice what was played with the most messages."""
-    stored = StoredRollouts(source.store, [place])
+    """Read a split; of an attack by choice the episodes with the most messages."""
+    tables = StoredRollouts(source.store, [place])
     rollouts = read_rollouts(source.store, place)
-    if not stored.has_choices:
+    if not tables.has_choices:
         return rollouts
-    choices = stored.choices()
+    choices = tables.choices()
     return plain_rollouts(rollouts, choices, pc.max(choices["n"]).as_py())

@@ -78,7 +78,7 @@ def list_names(name: str, names: Sequence[str]) -> str:
 
 def _suggest_beside(directory: Path) -> str:
     try:
-        beside = [path.name for path in directory.parent.iterdir() if path.is_dir()]
+        neighbours = [path.name for path in directory.parent.iterdir() if path.is_dir()]
     except OSError:
         return ""
-    return did_you_mean(directory.name, beside)
+    return did_you_mean(directory.name, neighbours)

@@ -31,14 +31,14 @@ def check_models(
 
 
 def list_unanswered(
-    *planned: HyperParameters, environment: Mapping[str, str] = os.environ
+    *runs: HyperParameters, environment: Mapping[str, str] = os.environ
 ) -> list[str]:
     """Say which names could not be explained, since runs may be meant for another machine.
 
     Raises SettingsError for a name that means no model.
     """
     unanswered: list[str] = []
-    names = {n: place for parameters in planned for n, place in _list_names(parameters).items()}
+    names = {n: place for parameters in runs for n, place in _list_names(parameters).items()}
     for name, place in names.items():
         try:
             find_model(name, environment)

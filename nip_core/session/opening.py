@@ -60,7 +60,7 @@ async def open_session(
 ) -> AsyncIterator[Session]:
     """Hold the run: checked, leased, its server up. Leaving gives everything back.
 
-    `prepared` is what `prepare` made of `parameters`, where that was just called.
+    `prepared` is the result of `prepare` for `parameters`, where that was just called.
 
     Raises SettingsError, DatasetError, StoreError, RunConflictError, LeaseError or ServerError;
     nothing has been spent then.
@@ -82,10 +82,10 @@ async def open_session(
         # 3. The servers, and which problems are too long for their models.
         server = await _own_server(prepared, lease, environment, progress)
         if server is not None:
-            # Before the start: also what has come up half is ended.
+            # Before the start: also a server that has come up half is ended.
             stack.callback(server.stop)
             await server.ensure()
-        known = read_left_out(run)
+        left_out_before = read_left_out(run)
         budget = Budget(run, prepared.parameters, progress)
         budget.look()
         client = make_chat_client(prepared.parameters, progress, budget)
@@ -94,7 +94,7 @@ async def open_session(
             game=prepared.game,
             run=run,
             lease=lease,
-            problems=drop_left_out(prepared.problems, known or {}),
+            problems=drop_left_out(prepared.problems, left_out_before or {}),
             endpoints=prepared.endpoints,
             client=await stack.enter_async_context(client),
             progress=progress,
@@ -111,14 +111,16 @@ async def open_session(
             await check_guides(session)
         with progress.doing("measuring the speed of the models' server"):
             await measure_speed(session)
-        left_out = settle_left_out(prepared.parameters, prepared.problems, known, too_long)
+        left_out = settle_left_out(
+            prepared.parameters, prepared.problems, left_out_before, too_long
+        )
         # 4. Only now is the run created: settings that are refused above leave no run behind.
         opened = run.create_or_open(prepared.identity, now=datetime.now(UTC), lease=lease)
         record_estimate(run, prepared.estimate, opened.created or bool(opened.changed), lease)
         record_left_out(run, left_out, lease)
         if words := describe_left_out(left_out):
             _log.warning("run %r: %s", run.name, words)
-        # 5. What shows the run to others ends before the run is let go of.
+        # 5. Trackers, which show the run to others, end before the run is let go of.
         trackers, bridge = prepared.parameters.tracking, find_trackers()
         feeders = None
         if trackers and bridge is not None:
@@ -142,8 +144,8 @@ async def _own_server(
     names += origin.published
     await asyncio.to_thread(keep_models, run, directory, names, lease)
     # 2. Models of this run that another machine has made.
-    trained = [group for group in parameters.groups if group not in prepared.endpoints]
-    await asyncio.to_thread(restore_models, run, directory, trained, lease)
+    own_groups = [group for group in parameters.groups if group not in prepared.endpoints]
+    await asyncio.to_thread(restore_models, run, directory, own_groups, lease)
     timeout_s = parameters.lm_server.start_timeout_s
     return OwnServer(
         spec, directory, timeout_s=timeout_s, environment=environment, progress=progress

@@ -1,12 +1,12 @@
-"""Other runs whose provers play in training: what they are, and that they fit this run.
+"""Other runs with provers that play in training: their facts, and that they fit this run.
 
-find_opponents_there   the settings with what was found of these runs
+find_opponents_there   the settings with the facts of these runs
 list_adapters_there    by run, the models to copy from its own server
 check_opponent_scripts tries their scripts before anything is paid for
-digest_opponents       of what outside of nip they are asked with, for the run's identity
+digest_opponents       of their prompts from outside of nip, for the run's identity
 
 An attack plays as it attacked: with its worst provers, or its script, who are asked as they were
-there, with the sampling of there. What was found stands in the settings of this run (`found`), and
+there, with the sampling of there. The facts stand in the settings of this run (`found`), and
 its models are copied, so that the other run may go on, or go.
 """
 
@@ -43,7 +43,7 @@ _NOT_ASKED = {*GROUP_SETTINGS, "shared_model_group", "update_schedule", "set_add
 def find_opponents_there(
     parameters: HyperParameters, store: Store, record: RunRecord | None
 ) -> HyperParameters:
-    """Return the settings with what there is of the runs whose provers play in training.
+    """Return the settings with the facts of the runs that have provers in training here.
 
     A run that is on `record` has it there. Raises SettingsError for a run that is not there, or
     that can't play in this one.
@@ -51,13 +51,13 @@ def find_opponents_there(
     opponents = parameters.opponents
     if opponents.kind != RUNS:
         return parameters
-    known = _read_found(record)
+    on_record = _read_found(record)
     runs = []
     for entry in opponents.runs:
-        found = known.get(entry.run)
+        opponent = on_record.get(entry.run)
         if record is None:
-            found = _Other(parameters, store, entry).find().to_dict()
-        runs.append({**entry.to_dict(), "found": found})
+            opponent = _Other(parameters, store, entry).find().to_dict()
+        runs.append({**entry.to_dict(), "found": opponent})
     values = parameters.to_dict()
     values["opponents"] = {**opponents.to_dict(), "runs": runs}
     return load_parameters(values)
@@ -95,12 +95,12 @@ def digest_opponents(game: Game) -> dict[str, dict[str, str]]:
     for entry in game.parameters.opponents.runs:
         if entry.found is None:
             continue
-        there = game.of_others[entry.run]
+        other_game = game.of_others[entry.run]
         of_run = {
-            name: digest(there.prompts.template(name).template)
+            name: digest(other_game.prompts.template(name).template)
             for name in entry.agents
             if of_user
-            or there.parameters.prompted_agents[name].system_prompt_template_path is not None
+            or other_game.parameters.prompted_agents[name].system_prompt_template_path is not None
         }
         if entry.found.script_digest is not None:
             of_run["script"] = entry.found.script_digest
@@ -110,9 +110,9 @@ def digest_opponents(game: Game) -> dict[str, dict[str, str]]:
 
 
 def _read_found(record: RunRecord | None) -> dict[str, Any]:
-    """Read by run what is on record; a run that is not there has another record, which is said."""
-    stored = {} if record is None else record.parameters.get("opponents") or {}
-    return {entry["run"]: entry.get("found") for entry in stored.get("runs") or ()}
+    """Read by run the facts on record; a run that is missing there has another record, an error."""
+    opponents = {} if record is None else record.parameters.get("opponents") or {}
+    return {entry["run"]: entry.get("found") for entry in opponents.get("runs") or ()}
 
 
 class _Other:
@@ -126,14 +126,14 @@ class _Other:
         try:
             self._record = self._run.open()
         except MissingFileError:
-            there = ", ".join(list_runs(store)) or "none"
+            names = ", ".join(list_runs(store)) or "none"
             raise SettingsError(
-                f"{self._setting}: there is no run {entry.run!r} in {store.url}; there are {there}"
+                f"{self._setting}: there is no run {entry.run!r} in {store.url}; there are {names}"
             ) from None
         self._stored = complete_settings(self._record.parameters)
 
     def find(self) -> FoundOpponent:
-        """Find what plays, and how it is asked. Raises SettingsError where it can't play here."""
+        """Find the players and how they are asked. Raises SettingsError if they can't play here."""
         self._check_game()
         other_run = read_settings(self._stored)
         if other_run.choice is not None and not other_run.choice.has_own_provers:
@@ -142,7 +142,7 @@ class _Other:
                 "run's provers and has none of its own; name an attack by training or by a script"
             )
         agents = self._choose_agents(other_run)
-        asked = {agent: self._find_asked(agent) for agent in agents}
+        settings_there = {agent: self._find_asked(agent) for agent in agents}
         shared = self._stored["protocol_common"]["shared_reward"]
         if other_run.choice is not None:
             if self._entry.iteration is not None:
@@ -152,7 +152,7 @@ class _Other:
             return FoundOpponent(
                 iteration=None,
                 shared_reward=shared,
-                asked=asked,
+                asked=settings_there,
                 script=other_run.choice.script,
                 script_digest=self._record.contents.get("script"),
             )
@@ -161,15 +161,15 @@ class _Other:
         return FoundOpponent(
             iteration=iteration,
             shared_reward=shared,
-            asked=asked,
+            asked=settings_there,
             models={agent: asdict(model) for agent, model in models.items()},
         )
 
-    def _refuse(self, why: str) -> SettingsError:
-        return SettingsError(f"{self._setting}: run {self._entry.run!r} {why}")
+    def _refuse(self, reason: str) -> SettingsError:
+        return SettingsError(f"{self._setting}: run {self._entry.run!r} {reason}")
 
     def _check_game(self) -> None:
-        """Refuse a run of another game: what its provers learned to say would fit nothing here."""
+        """Refuse a run of another game: messages that its provers learned would not fit here."""
         settings = self._parameters.to_dict()
         rounds = find_protocol(self._parameters.interaction_protocol).rounds_setting
         names = [name for name in SAME_GAME if name != "dataset"]
@@ -177,7 +177,7 @@ class _Other:
         game = {name: settings[name] for name in names}
         game_there = {name: self._stored[name] for name in names}
         for name, value in settings["protocol_common"].items():
-            # An attack changes who is paid for what, and its provers are asked so.
+            # An attack changes the rewards of each agent, and its provers are asked so.
             if name not in ("shared_reward", *OF_REWARD_FUNCTION):
                 game[f"protocol_common.{name}"] = value
                 game_there[f"protocol_common.{name}"] = self._stored["protocol_common"][name]
@@ -194,31 +194,31 @@ class _Other:
         if other_run.target_run is None:
             offered = tuple(p for p in self._list_provers() if p in other_run.model_agents)
         asked_for = self._parameters.opponents.of or self._list_provers()
-        # In the order of the protocol, whatever the settings have.
-        chosen = [a for a in self._parameters.model_agents if a in offered and a in asked_for]
-        if not chosen:
+        # In the order of the protocol, for any order in the settings.
+        agents = [a for a in self._parameters.model_agents if a in offered and a in asked_for]
+        if not agents:
             raise self._refuse(
                 f"has no model for {', '.join(asked_for)}; it has some for "
                 f"{', '.join(offered) or 'nobody'}: name other agents in opponents.of, or leave it "
                 "out"
             )
-        return tuple(chosen)
+        return tuple(agents)
 
     def _list_provers(self) -> tuple[str, ...]:
         return make_protocol(self._parameters).provers
 
     def _find_asked(self, agent: str) -> dict[str, Any]:
         """Find the settings by which an agent is asked there otherwise than here."""
-        here = self._parameters.model_agents[agent].to_dict()
-        there = self._stored["agents"][agent]
+        own_settings = self._parameters.model_agents[agent].to_dict()
+        other_settings = self._stored["agents"][agent]
         return {
-            name: there[name]
-            for name, value in here.items()
-            if name not in _NOT_ASKED and name in there and there[name] != value
+            name: other_settings[name]
+            for name, value in own_settings.items()
+            if name not in _NOT_ASKED and name in other_settings and other_settings[name] != value
         }
 
     def _find_iteration(self) -> int:
-        """Find the iteration whose models play: the newest, of an attack that of its worst."""
+        """Find the iteration of the models: the newest, of an attack the worst provers'."""
         iteration, finished = self._entry.iteration, self._run.finished_iterations()
         if iteration is not None:
             if iteration > finished:

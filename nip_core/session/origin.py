@@ -3,9 +3,9 @@
 takes_over            whether the settings ask for any of that
 resolve_settings      the settings with those that are taken over
 find_origin           which models of another run play, by iteration
-check_attacked        refuses an attack on what is not there, or on another game
+check_attacked        refuses an attack on a missing run or iteration, or on another game
 check_game            refuses an attack that plays another game than the run with these settings
-list_attacked_groups  whose models of the attacked run play
+list_attacked_groups  the groups of the attacked run with models that play
 ModelSearch           looks for models of other runs
 bring_adapters        makes adapters of that run's own server known to this run's own server
 
@@ -17,8 +17,9 @@ agent of this name, and the agent has the settings that it had there. With ``att
 groups play with the models that played an iteration there. A fifth, an agent's
 ``published_adapter``, names an adapter of the Hugging Face Hub, see `from_hub`.
 
-What was found is part of the run's identity (``contents.origin`` in run.json) and read from there
-when the run is opened again, so that the other run may go on, or go. Nothing is written to it.
+The models found are part of the run's identity (``contents.origin`` in run.json) and read from
+there when the run is opened again, so that the other run may go on, or go. Nothing is written to
+it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,8 +49,8 @@ class Origin:
     """The models of other runs that a run plays with."""
 
     models: tuple[Models, ...] = ()
-    """[i]: by group, with what iteration i plays; groups that are not there play with what this
-    run has. Only `rerun_tests` has more than one."""
+    """[i]: by group, the models that play iteration i; other groups play with models of this
+    run. Only `rerun_tests` has more than one."""
     adapters: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     """By run, the models to copy from its own server, each with its content digest."""
     published: Mapping[str, PublishedAdapter] = field(default_factory=dict)
@@ -85,7 +86,7 @@ def resolve_settings(
 
     Raises SettingsError when another run that the settings name, or its agent, is not there.
     """
-    taken: dict[str, dict[str, Any]] = {}
+    agents_taken_over: dict[str, dict[str, Any]] = {}
     for name, agent in parameters.model_agents.items():
         if agent.load_checkpoint_and_parameters:
             loaded = (
@@ -93,12 +94,12 @@ def resolve_settings(
                 if record is not None
                 else _agent_of(_checkpoint_run(store, name, agent), name)
             )
-            taken[name] = agent.loaded_from(loaded).to_dict()
+            agents_taken_over[name] = agent.loaded_from(loaded).to_dict()
     iterations = _rerun_iterations(parameters, store, record)
-    if not taken and iterations is None:
+    if not agents_taken_over and iterations is None:
         return parameters
     values = parameters.to_dict()
-    values["agents"] = {**values["agents"], **taken}
+    values["agents"] = {**values["agents"], **agents_taken_over}
     if iterations is not None:
         values["rl"] = {**values["rl"], "num_iterations": iterations}
     return load_parameters(values)
@@ -127,7 +128,7 @@ def find_origin(
     if record is not None:
         # The models were brought when the run was created, and the other run may be gone by now.
         return Origin.of(record.contents.get("origin", []))
-    # A base run gives the models of whole iterations, a checkpoint that of one group.
+    # A base run gives the models of whole iterations, a checkpoint the model of one group.
     search = ModelSearch(parameters, store)
     models = search.base_run() or search.attacked()
     # Nothing is trained, so no group begins with anything else.
@@ -151,19 +152,19 @@ def check_attacked(parameters: HyperParameters, source: RunStore) -> None:
     try:
         record = source.open()
     except MissingFileError:
-        there = ", ".join(list_runs(source.store)) or "none"
+        names = ", ".join(list_runs(source.store)) or "none"
         raise SettingsError(
-            f"attack.run: there is no run {name!r} in {source.store.url}; there are {there}"
+            f"attack.run: there is no run {name!r} in {source.store.url}; there are {names}"
         ) from None
-    stored = complete_settings(record.parameters)
-    check_game(parameters, stored)
+    source_settings = complete_settings(record.parameters)
+    check_game(parameters, source_settings)
     finished = source.finished_iterations()
     if attack.iteration > finished:
         raise SettingsError(
             f"attack.iteration: run {name!r} has finished {finished} iterations, so the models of "
             f"iteration {attack.iteration} are not there yet; the last are those of {finished}"
         )
-    group = stored["agents"]["verifier"].get("shared_model_group") or "verifier"
+    group = source_settings["agents"]["verifier"].get("shared_model_group") or "verifier"
     model = read_models(source, attack.iteration).get(group)
     if attack.iteration > 0 and (model is None or model.trained_in is None):
         raise SettingsError(
@@ -172,24 +173,25 @@ def check_attacked(parameters: HyperParameters, source: RunStore) -> None:
         )
 
 
-def check_game(parameters: HyperParameters, stored: Mapping[str, Any]) -> None:
+def check_game(parameters: HyperParameters, source_settings: Mapping[str, Any]) -> None:
     """Compare the game of an attack with the settings on record. Raises SettingsError."""
     name = parameters.attack.run
-    if (of := stored["attack"]["run"]) is not None:
+    if (target := source_settings["attack"]["run"]) is not None:
         raise SettingsError(
-            f"attack.run: {name!r} is an attack itself and has trained no verifier; attack {of!r}"
+            f"attack.run: {name!r} is an attack itself and has trained no verifier; attack "
+            f"{target!r}"
         )
     settings = parameters.to_dict()
     for setting in SAME_GAME:
-        if settings[setting] != stored[setting]:
+        if settings[setting] != source_settings[setting]:
             raise SettingsError(
                 f"{setting}: an attack plays the game of the run that it attacks, {name!r}, where "
-                f"it is {stored[setting]!r} (got {settings[setting]!r}); leave it out"
+                f"it is {source_settings[setting]!r} (got {settings[setting]!r}); leave it out"
             )
 
 
 def list_attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[str, str]:
-    """By group of an attack, the group of the attacked run whose model it plays with."""
+    """By group of an attack, the group of the attacked run that lends it a model."""
     agents = complete_settings(source.open().parameters)["agents"]
     return {
         group: str(agents[names[0]].get("shared_model_group") or names[0])
@@ -198,9 +200,11 @@ def list_attacked_groups(parameters: HyperParameters, source: RunStore) -> dict[
 
 
 def _list_groups_there(parameters: HyperParameters, source: RunStore) -> dict[str, str]:
-    """By group, that of a base run whose model it begins with: by its name, or all its agents."""
+    """By group, the group of a base run that lends its first model: by name, or by its agents."""
     agents = complete_settings(source.open().parameters)["agents"]
-    group_of = {name: str(of.get("shared_model_group") or name) for name, of in agents.items()}
+    group_of = {
+        name: str(agent.get("shared_model_group") or name) for name, agent in agents.items()
+    }
     groups = {}
     for group, names in parameters.groups.items():
         of_agents = {group_of.get(name, group) for name in names}
@@ -252,7 +256,7 @@ def _agent_of(run: RunStore, name: str) -> dict[str, Any]:
 
 
 def _agent_on_record(record: RunRecord, name: str) -> dict[str, Any]:
-    # A run whose record has no such agent is refused later, with the difference shown.
+    # A run without such an agent on record is refused later, with the difference shown.
     return dict(record.parameters.get("agents", {}).get(name, {}))
 
 
@@ -277,14 +281,14 @@ class ModelSearch:
         setting = "base_run.run_id"
         source = _run(self._store, setting, str(base.run_id))
         last = source.finished_iterations()
-        there = _list_groups_there(self._parameters, source)
-        which = range(last + 1) if base.base_run_type == "rerun_tests" else [last]
+        groups_there = _list_groups_there(self._parameters, source)
+        iterations = range(last + 1) if base.base_run_type == "rerun_tests" else [last]
         return [
             {
-                group: self.model(setting, source, iteration, of, group)
-                for group, of in there.items()
+                group: self.model(setting, source, iteration, group_there, group)
+                for group, group_there in groups_there.items()
             }
-            for iteration in which
+            for iteration in iterations
         ]
 
     def attacked(self) -> list[dict[str, ServedModel]]:
@@ -296,9 +300,9 @@ class ModelSearch:
         check_attacked(self._parameters, source)
         return [
             {
-                group: self.model("attack.run", source, attack.iteration, of, group)
-                for group, of in list_attacked_groups(self._parameters, source).items()
-                # Who is trained to attack begins with the base model.
+                group: self.model("attack.run", source, attack.iteration, group_there, group)
+                for group, group_there in list_attacked_groups(self._parameters, source).items()
+                # A group that is trained to attack begins with the base model.
                 if group not in self._parameters.trainable_groups
             }
         ]

@@ -1,9 +1,9 @@
 """Everything that is known and checked of a run before anything is started.
 
-prepare   everything that takes no server: what comes from other runs, problems, prompts, keys, the
+prepare   everything that takes no server: models of other runs, problems, prompts, keys, the
           model's path, the run on record, disk space
-plan_run  what a run would take
-fork_run  start a run from what another one has finished
+plan_run  the expected cost of a run
+fork_run  start a run from the finished iterations of another one
 """
 
 import os
@@ -46,7 +46,7 @@ from nip_core.session.problems_of_run import load_all_problems
 from nip_core.session.tried_rewards import try_reward_function
 from nip_core.session.user_files import digest_user_files, find_user_files
 
-# What the forked run's own server makes anew; everything else of its state is the models.
+# Files that the forked run's own server makes anew; all else of its state is the models.
 _OWN_TO_EACH = (
     "lm_server/api_key",
     "lm_server/lock",
@@ -78,9 +78,9 @@ def prepare(
 ) -> Prepared:
     """Check everything without a server: prompts, store, problems, keys, disk space, model.
 
-    A run that is on record takes over from other runs what it did when it was created, and one
-    that is `forked_from` another what that one did. Raises SettingsError, DatasetError, StoreError
-    or RunConflictError; nothing was written but the directory of the run store.
+    A run that is on record takes over from other runs the same as when it was created, and one that
+    is `forked_from` another the same as that one. Raises SettingsError, DatasetError, StoreError or
+    RunConflictError; nothing was written but the directory of the run store.
     """
     # 1. The settings with which the run is played: some may come from other runs.
     store = open_store(parameters.run_store)
@@ -90,7 +90,7 @@ def prepare(
     check_trackers(parameters.tracking, environment)
     parameters = resolve_settings(parameters, store, record)
     parameters = find_opponents_there(parameters, store, record)
-    # 2. What they name: prompts, problems, keys, the model's path, other runs' models.
+    # 2. The things they name: prompts, problems, keys, the model's path, other runs' models.
     game = Game(parameters)
     check_system(game)
     problems = load_all_problems(parameters)
@@ -107,7 +107,7 @@ def prepare(
         check_imitated(game, store, problems)
         origin = origin.bringing(list_adapters_there(parameters))
     check_packages(parameters, environment)
-    # 3. A name means one run: all this must be what it was.
+    # 3. A name means one run: all this must be as it was.
     contents = digest_contents(game, problems, endpoints, origin)
     settings, version = parameters.to_dict(), read_code_version()
     kind = find_scenario(parameters.scenario)
@@ -123,7 +123,7 @@ def prepare(
 
 
 def _find_declaration(game: Game, environment: Mapping[str, str]) -> DeclaredBefore | None:
-    """Return what a run has on record of the declaration of its sweep; None where it has none."""
+    """Return the declaration of a run's sweep, for its record; None where it has none."""
     sha256 = environment.get(DECLARATION)
     if not sha256:
         return None
@@ -136,10 +136,10 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
     check_named(parameters)
     check_trackers(parameters.tracking, os.environ)
     if takes_over(parameters):
-        where = parameters.run_store
-        if not parameters.names_run and is_missing(where, "run_store"):
+        place = parameters.run_store
+        if not parameters.names_run and is_missing(place, "run_store"):
             return parameters, estimate_settings(parameters), find_origin(parameters, None, None)
-        store = open_store(where, read_only=True)
+        store = open_store(place, read_only=True)
         record = _record(RunStore(store, parameters.run_name))
         parameters = resolve_settings(parameters, store, record)
         parameters = find_opponents_there(parameters, store, record)
@@ -150,7 +150,7 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
 
 
 def estimate_settings(parameters: HyperParameters) -> Estimate:
-    """Estimate what a run with these settings takes, by runs of the same game; writes nothing."""
+    """Estimate the cost of a run with these settings, by runs of the same game; writes nothing."""
     check_services(parameters)
     check_server(parameters, os.environ)
     # The Hub is asked by those who show a plan, once for all its runs.
@@ -161,8 +161,8 @@ def estimate_settings(parameters: HyperParameters) -> Estimate:
     try_script(game, problems)
     try_reward_function(game, problems)
     check_opponent_scripts(game, problems)
-    left = drop_left_out(problems, read_left_out_by_settings(parameters) or {})
-    return estimate_run(game, left, find_experience(parameters))
+    problems_left = drop_left_out(problems, read_left_out_by_settings(parameters) or {})
+    return estimate_run(game, problems_left, find_experience(parameters))
 
 
 def _list_model_names(record: RunRecord | None) -> set[str]:
@@ -184,14 +184,14 @@ def fork_run(
     """Start the run of `forked` from the finished iterations of the run of `source`.
 
     Both names lie in one run store. Its own server's adapters are copied with them, so that the
-    forked run plays on with the models it begins with. Raises what `prepare` raises, and
-    LeaseError while somebody runs the source.
+    forked run plays on with the models it begins with. Raises as `prepare` does, and
+    LeaseError while another process runs the source.
     """
     if forked.run_store != source.run_store:
         raise SettingsError("--fork: both runs are in one run_store; leave run_store as it is")
     run = RunStore(open_store(source.run_store), source.run_name)
     run.open()  # a run that is not there can't be forked
-    # Before the source's lease is taken: what is refused should not wait for it.
+    # Before the source's lease is taken: a refused fork should not wait for it.
     prepared = prepare(forked, environment, forked_from=run)
     # Held, so that nothing of the source moves while it is copied.
     with acquire(run.store, run.root) as lease:

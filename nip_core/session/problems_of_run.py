@@ -38,10 +38,10 @@ def _check_wrong_problems(
         )
     if not parameters.may_end_early:
         return
-    played = plan_episodes(parameters, problems[VALIDATION], TEST, 0)
+    specs = plan_episodes(parameters, problems[VALIDATION], TEST, 0)
     wrong = {
         shared_text(p.question_id, p.columns, split_by)
-        for p in (s.problem for s in played)
+        for p in (s.problem for s in specs)
         if p.y == 0
     }
     if len(wrong) < (fewest := fewest_questions()):

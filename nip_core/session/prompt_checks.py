@@ -30,13 +30,13 @@ _AT_ONCE = 32  # requests
 _SLACK = 16  # tokens that may come in where texts are joined
 
 Conversation = list[tuple[int, int, list[Turn]]]
-"""An agent's turns: seed, round, and what was said before."""
+"""An agent's turns: seed, round, and the messages before."""
 
 
 async def check_prompts(session: Session) -> dict[str, Facts]:
     """Let the server lay out a conversation of each agent, and long first prompts.
 
-    Returns what was measured of the problems that are too long, longest first: whose first prompt
+    Returns the token counts of the problems that are too long, longest first: their first prompt
     leaves an agent no room for an answer. Raises SettingsError when the chat template refuses a
     shape that the game needs, or when even the shortest problem leaves no room. Servers without
     /tokenize are not checked.
@@ -110,11 +110,11 @@ class _AgentCheck:
         await self._check_names()
 
     async def _check_names(self) -> None:
-        """Refuse chats of several speakers whose names the template leaves out."""
-        told = await self._server.engine_status(self._model)
+        """Refuse chats of several speakers where the template leaves out their names."""
+        status = await self._server.engine_status(self._model)
         # Our own engines know, if they have a template; others are tried.
-        if told is not None:
-            template = told.template_facts or TemplateFacts()
+        if status is not None:
+            template = status.template_facts or TemplateFacts()
             if template.shows_names is not False:
                 return
         for chat in self._chats(self._session.game):
@@ -132,8 +132,8 @@ class _AgentCheck:
             return
 
     async def too_long(self, problems: Sequence[Problem]) -> dict[str, Facts]:
-        """By id those of the problems whose first prompt leaves no room for an answer."""
-        # 1. What the prompt takes without any problem.
+        """By id the problems with a first prompt that leaves no room for an answer."""
+        # 1. The tokens of the prompt without any problem.
         scenario = self._session.game.scenario
         unseen = {column.name: "-" for column in scenario.columns if column.drawn}
         columns = {**self._problem.columns, **unseen}
@@ -144,7 +144,7 @@ class _AgentCheck:
         # 2. A token has a byte at least, so most problems need no look.
         free = shell["context"] - shell["answer"] - shell["prompt"] - _SLACK
         doubtful = [problem for problem in problems if _size(problem, scenario) > free]
-        measured: dict[str, Facts] = {}
+        long_prompts: dict[str, Facts] = {}
         # 3. The rest are counted by the server, some at a time.
         for start in range(0, len(doubtful), _AT_ONCE):
             some = doubtful[start : start + _AT_ONCE]
@@ -154,10 +154,10 @@ class _AgentCheck:
                 if facts == {}:
                     continue
                 if facts is None:  # so long that the server does not count it
-                    measured[problem.id] = {**shell, "prompt": None}
+                    long_prompts[problem.id] = {**shell, "prompt": None}
                 elif facts["prompt"] + facts["answer"] > facts["context"]:
-                    measured[problem.id] = facts
-        return measured
+                    long_prompts[problem.id] = facts
+        return long_prompts
 
     async def _measured(self, problem: Problem) -> dict[str, Any] | None:
         """The tokens of the first prompt for a problem; None if it is far too long.
@@ -187,7 +187,7 @@ class _AgentCheck:
         """List the chats of the agent's turns, and those in which it is asked again."""
         problem = problem or self._problem
         stance = 1 if game.parameters.protocol_common.randomize_prover_stance else None
-        again: tuple[Kind, ...] = ("empty",) if game.parameters.gives_hint(self._agent) else ()
+        retries: tuple[Kind, ...] = ("empty",) if game.parameters.gives_hint(self._agent) else ()
         return [
             game.render(
                 self._agent,
@@ -196,7 +196,7 @@ class _AgentCheck:
                 round_,
                 wrong,
             )
-            for wrong in (None, *again)
+            for wrong in (None, *retries)
             for seed, round_, turns in self._conversation
         ]
 
@@ -227,8 +227,8 @@ class _AgentCheck:
 
         Some templates leave system messages out without a word.
         """
-        changed = [{**chat[0], "content": "-"}, *chat[1:]]
-        counts = [(await self._tokenize(c)).get("count") for c in (chat, changed)]
+        other_chat = [{**chat[0], "content": "-"}, *chat[1:]]
+        counts = [(await self._tokenize(c)).get("count") for c in (chat, other_chat)]
         return counts[0] is None or counts[0] != counts[1]
 
     async def _advice(
@@ -267,8 +267,8 @@ class _AgentCheck:
             body = None  # a page, as servers that don't know the path have one
         if status == 200 and isinstance(body, dict):
             return body
-        told = body.get("error") if isinstance(body, dict) else None
-        error_ = told if isinstance(told, dict) else {}
+        error_body = body.get("error") if isinstance(body, dict) else None
+        error_ = error_body if isinstance(error_body, dict) else {}
         message = redact(str(error_["message"]), key) if error_.get("message") else None
         if status == 400:
             raise _TemplateRefusal(message, error_.get("code"))
@@ -280,7 +280,7 @@ class _AgentCheck:
         if status in (404, 405, 501):
             return {}
         if status == 503 and error_.get("code") == "engine_training":
-            # It leaves its device to a training of this run, whose prompts were checked before.
+            # It leaves its device to a training of this run; the prompts were checked before.
             return {}
         raise ServerError(f"{url}: HTTP {status}: {message}")
 

@@ -2,7 +2,7 @@
 
 check_reachable  whether the servers that the settings name can be reached at all
 check_served     whether those that are lm_servers have the models of the settings
-check_trainable  whether those of others have fine-tuning jobs, where models are trained there
+check_trainable  whether other servers have fine-tuning jobs, where models are trained there
 check_version    whether those that are lm_servers have a version that fits
 check_engines    whether the engines serve the agents' adapters, and alike on every day, and
                  whether their templates can write the thoughts that are trained on
@@ -47,9 +47,9 @@ async def check_reachable(
     SettingsError for a proxy that can't be used.
     """
     agents = {
-        at.base_url: parameters.groups[group][0]
+        endpoint.base_url: parameters.groups[group][0]
         for group, both in endpoints.items()
-        for at in (both.control, both.play)
+        for endpoint in (both.control, both.play)
     }
 
     async def reach(url: str) -> None:
@@ -75,10 +75,10 @@ async def check_reachable(
 
 
 async def _connect(url: str) -> None:
-    at = urlsplit(url)
-    is_https = at.scheme == "https"
+    address = urlsplit(url)
+    is_https = address.scheme == "https"
     _, writer = await asyncio.open_connection(
-        at.hostname, at.port or (443 if is_https else 80), ssl=is_https or None
+        address.hostname, address.port or (443 if is_https else 80), ssl=is_https or None
     )
     writer.close()
 
@@ -115,19 +115,25 @@ async def check_trainable(
 ) -> None:
     """Ask the servers at a `base_url` for their list of jobs, where models are trained there.
 
-    Raises SettingsError for one without such a list: after play nothing could be trained. Whatever
-    else goes wrong is left to the jobs.
+    Raises SettingsError for one without such a list: after play nothing could be trained. Other
+    errors are left to the jobs.
     """
 
     async def check(group: str) -> None:
         agent, place = parameters.group_parameters(group), parameters.groups[group][0]
-        service, at = agent.provider.training, endpoints.get(group)
-        if agent.base_url is None or at is None or at.lm_server is not None:
+        service, endpoints_of_group = agent.provider.training, endpoints.get(group)
+        if (
+            agent.base_url is None
+            or endpoints_of_group is None
+            or endpoints_of_group.lm_server is not None
+        ):
             return
         if service is None or not isinstance(service.backend, str):
             return
         try:
-            async with open_backend(agent.provider, at.control, timeout_s=_LOOK_S) as backend:
+            async with open_backend(
+                agent.provider, endpoints_of_group.control, timeout_s=_LOOK_S
+            ) as backend:
                 await backend.check_jobs()
         except Refused as error:
             if error.status in _NO_SUCH_API:
@@ -152,8 +158,11 @@ async def check_version(session: Session) -> None:
     has no /version isn't ours and is not checked.
     """
     parameters = session.parameters
-    agents = {at.control: parameters.groups[group][0] for group, at in session.endpoints.items()}
-    servers = {at.control: at.lm_server for at in session.endpoints.values()}
+    agents = {
+        addresses.control: parameters.groups[group][0]
+        for group, addresses in session.endpoints.items()
+    }
+    servers = {addresses.control: addresses.lm_server for addresses in session.endpoints.values()}
     for endpoint, server in servers.items():
         if server is None:
             continue
@@ -165,7 +174,7 @@ async def check_version(session: Session) -> None:
 
 
 async def check_engines(session: Session) -> None:
-    """Compare the agents with what the engines tell of themselves; servers of others tell nothing.
+    """Compare the agents with the facts that engines tell of themselves; other servers tell none.
 
     Raises SettingsError for an adapter in the place of a base model, where that is trained; for
     adapters of a higher rank than an engine takes; for a chat template that writes today's date,
@@ -184,15 +193,15 @@ async def check_engines(session: Session) -> None:
                 f"begins to train with a base model; name {under!r}, and let the run begin with "
                 f"what another has trained (base_run), or set agents.{agents[0]}.freeze_agent: true"
             )
-        told = await server.engine_status(model)
-        most = None if told is None else told.max_lora_rank
+        status = await server.engine_status(model)
+        limit = None if status is None else status.max_lora_rank
         is_trained = not agent.freeze_agent and agent.use_lora
-        if is_trained and most is not None and agent.lora_rank > most:
+        if is_trained and limit is not None and agent.lora_rank > limit:
             raise SettingsError(
                 f"agents.{agents[0]}.lora_rank is {agent.lora_rank}, but the engine of {model!r} "
-                f"takes {most} at most; lower it, or start the engine with a higher max_lora_rank"
+                f"takes {limit} at most; lower it, or start the engine with a higher max_lora_rank"
             )
-        template = (told and told.template_facts) or TemplateFacts()
+        template = (status and status.template_facts) or TemplateFacts()
         if template.writes_date:
             dates = [name for name in template.unset if "date" in name]
             raise SettingsError(

@@ -1,11 +1,11 @@
 """How fast the run's own server is, measured before the first episode.
 
-measure_speed   ask each model a few tokens, and tell the progress and the client what that says
+measure_speed   ask each model a few tokens, and tell the progress and the client their speed
 Speed       tokens a second of prompts and of answers
 
 It takes a few hundred tokens. They are no calls of the game: nothing is recorded of them, and no
-cap counts them. What is guessed from the speed is when the run ends, until something of it was
-measured, and how many calls are in flight at first.
+cap counts them. The speed gives a guess of the run's end, until a part of it was measured, and of
+the number of calls in flight at first.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ _PROMPT_WORDS = 160
 _ANSWERS, _ANSWER_TOKENS = 8, 16
 """Several at once: that is how they are asked for in play."""
 _TRAINING_PASSES = 5.0
-"""What a token of training takes, in tokens that are read. Forward, and twice that backward, would
+"""The cost of a token of training, in tokens that are read. Forward, and twice that backward, would
 be 3; SmolLM2 took 4.9 on two cores, LoRA on all linear layers."""
 _TRAINING_START_S = 15.0
-"""What a training takes before its first step: a process that imports torch and loads a model."""
+"""The time of a training before its first step: a process imports torch and loads a model."""
 _QUICK_S = 1e-3
 
 
@@ -94,13 +94,13 @@ def guess_paces(estimate: Estimate, speed: Speed) -> dict[str, float]:
     prompt, answer = estimate.expected_prompt_tokens, estimate.expected_completion_tokens
     episode_s = speed.seconds(prompt, answer) / max(episodes, 1)
     paces = dict.fromkeys(("test", "play", "gate", "attack"), episode_s)
-    trained = estimate.expected_training_tokens / max(estimate.iterations, 1)
-    return {**paces, "train": _TRAINING_START_S + _TRAINING_PASSES * trained / speed.prompt}
+    training_tokens = estimate.expected_training_tokens / max(estimate.iterations, 1)
+    return {**paces, "train": _TRAINING_START_S + _TRAINING_PASSES * training_tokens / speed.prompt}
 
 
 def _count_episodes(estimate: Estimate) -> int:
-    played = estimate.train_episodes + estimate.test_episodes
-    return played + estimate.gate_episodes + estimate.apart_episodes
+    count = estimate.train_episodes + estimate.test_episodes
+    return count + estimate.gate_episodes + estimate.apart_episodes
 
 
 def _models(session: Session) -> dict[str, str]:
@@ -128,9 +128,9 @@ async def _measure(session: Session, endpoint: Endpoint, model: str) -> Speed:
             generated = sum(answer.completion_tokens for answer in answers)
             return took_s, answers[0].prompt_tokens, generated
 
-    await ask(1, max_tokens=1)  # what the first request alone has to do
-    took_s, read, _ = await ask(_PROMPT_WORDS, max_tokens=1)
-    prompt = read / took_s
-    took_s, read, generated = await ask(8, max_tokens=_ANSWER_TOKENS, n=_ANSWERS)
-    answer_s = max(took_s - read / prompt, took_s / 4)
+    await ask(1, max_tokens=1)  # the first request alone has more to do
+    took_s, prompt_tokens, _ = await ask(_PROMPT_WORDS, max_tokens=1)
+    prompt = prompt_tokens / took_s
+    took_s, prompt_tokens, generated = await ask(8, max_tokens=_ANSWER_TOKENS, n=_ANSWERS)
+    answer_s = max(took_s - prompt_tokens / prompt, took_s / 4)
     return Speed(prompt, max(generated, 1) / answer_s)

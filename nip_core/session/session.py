@@ -54,7 +54,7 @@ class Session:
     origin: tuple[Mapping[str, ServedModel], ...] = ()
     """[i]: by group, the model of another run that plays iteration i, see `origin`."""
     splits: dict[tuple[int, str], object] = field(default_factory=dict)
-    """By iteration and split, what is being played: `nip_core.stages.playing` alone reads it."""
+    """By iteration and split, the splits in play: `nip_core.stages.playing` alone reads it."""
     feeders: RunFeeders | None = None
     """Of the run's trackers; None: there are none."""
     estimate: Estimate | None = None

@@ -3,7 +3,7 @@
 try_reward_function  on some problems of each split, with every verdict and with none
 
 The episodes have the protocol's order of play, the problems' own texts and one message that
-agents repeat. Not covered: a function that goes wrong for what only a model would write.
+agents repeat. Not covered: a function that goes wrong for texts that only a model would write.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +31,10 @@ class _Course:
 
 
 def try_reward_function(game: Game, problems: Mapping[str, list[Problem]]) -> None:
-    """Ask the function twice what made-up episodes pay; nothing where the settings name none.
+    """Ask the function twice for the rewards of made-up episodes; nothing without a function.
 
-    Raises SettingsError that names function, problem and remedy, for whatever it raises or returns
-    wrongly, and where it returns something else the second time.
+    Raises SettingsError that names function, problem and remedy, for its errors and wrong
+    results, and where it returns something else the second time.
     """
     if game.reward_function is None:
         return

@@ -1,13 +1,13 @@
-"""The user's own files that settings name, and what stands in them.
+"""The user's own files that settings name, and their contents.
 
 find_user_files    by name: scripts, scenarios, protocols, providers, reward functions, templates,
                    data, chats, replies, models
 digest_user_files  of each the SHA-256
 
 A run's identity has digests of the same things as they were read (`contents`); these here are of
-files as they lie there, so that anybody can compute them.
+files as they lie there, so that a user can compute them.
 
-Not covered: what these files import or read by themselves, data on the Hugging Face Hub, and the
+Not covered: files that these import or read by themselves, data on the Hugging Face Hub, and the
 models of other runs.
 """
 
@@ -33,8 +33,8 @@ _NIP = Path(__file__).parents[1].resolve()
 def find_user_files(game: Game) -> dict[str, Path]:
     """Find by name the files and folders from outside of nip that the settings of a game name.
 
-    A name is the path as the settings have it, or the module; what a scenario or a protocol brings
-    is named by where it lies beside that. So it is the same on every machine.
+    A name is the path as the settings have it, or the module; a file that a scenario or a protocol
+    brings is named by its place beside that. So it is the same on every machine.
     """
     listed = [*_list_code(game), *list_named_files(game), *_list_templates(game)]
     listed += [*_list_data(game), *_list_models(game)]
@@ -46,7 +46,7 @@ def find_user_files(game: Game) -> dict[str, Path]:
 
 
 def digest_user_files(files: Mapping[str, Path]) -> dict[str, str]:
-    """Digest by SHA-256 what stands in each file; of a folder, names and files together.
+    """Digest by SHA-256 the content of each file; of a folder, names and files together.
 
     Of a model's folder that is as in a run's identity: names, sizes, and the beginning of each
     file. Raises SettingsError for a file that can't be read.
@@ -95,9 +95,11 @@ def _name_beside(game: Game, path: Path) -> str:
     for address, kind in _list_classes(game):
         folder, place = Path(inspect.getfile(kind)).resolve().parent, _place_of(address)
         if path.resolve().is_relative_to(folder):
-            beside = path.resolve().relative_to(folder).as_posix()
+            relative = path.resolve().relative_to(folder).as_posix()
             is_file = place.endswith(".py")
-            return os.path.join(os.path.dirname(place), beside) if is_file else f"{place}:{beside}"
+            return (
+                os.path.join(os.path.dirname(place), relative) if is_file else f"{place}:{relative}"
+            )
     return str(path)
 
 
@@ -133,5 +135,5 @@ def _digest_folder(folder: Path) -> str:
 
 
 def _name_in(folder: Path, path: Path) -> str:
-    """Name a file by its place in the folder, whatever bytes are in it."""
+    """Name a file by its place in the folder, for any bytes in it."""
     return os.fsencode(path.relative_to(folder).as_posix()).decode(errors="backslashreplace")

@@ -1,7 +1,7 @@
 """The chat with which an agent is asked, before anything is played or of an episode on record.
 
-render_chat_to_come    of a configuration; what others would have said is marked as not yet said
-render_chat_on_record  of a run, with what was said, and the answer that came
+render_chat_to_come    of a configuration; messages of other agents are marked as not yet said
+render_chat_on_record  of a run, with the messages on record, and the answer that came
 Place                  which turn of which episode
 
 Both are rendered by `nip_core.game.render`, as the calls of a run and its training data are.
@@ -63,7 +63,7 @@ class AskedChat:
     request: dict[str, Any] | None = None
     """The body of the request without the messages; None of a chat on record."""
     not_yet_said: bool = False
-    """Whether messages stand in it that nobody has written yet."""
+    """Whether messages stand in it that no agent has written yet."""
     answers: list[dict[str, Any]] = field(default_factory=list)
     """On record: the text of each answer, why it was invalid, if it was, and the hint with which it
     was then asked for again, if there was one."""
@@ -74,9 +74,9 @@ class AskedChat:
 
 
 def render_chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
-    """The chat of a turn of a run with these settings. Raises SettingsError for what is not there.
+    """The chat of a turn of a run with these settings. Raises SettingsError without such a turn.
 
-    In the place of each earlier message stands in angle brackets whose it would be.
+    In the place of each earlier message its agent stands in angle brackets.
     """
     # 1. The episode, as it would be played.
     parameters, _, _ = plan_run(parameters)
@@ -87,9 +87,8 @@ def render_chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
     spec = _planned(
         parameters, plan_episodes(parameters, problems, place.split, place.iteration), place
     )
-    # 2. The turn, with turns before it that nobody has taken.
-    turns, asked = _turns_to_come(game, spec, place)
-    agent, round_ = asked
+    # 2. The turn, with turns before it that no agent has taken.
+    turns, (agent, round_) = _turns_to_come(game, spec, place)
     situation = make_situation(spec.problem, spec.stance, spec.seed)
     if game.scenario.labels_in_play and turns:
         solution = f"<the {game.scenario.words.thing} that was written>"
@@ -97,7 +96,7 @@ def render_chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
             situation.question, solution, spec.stance, spec.seed, situation.columns
         )
     chat = game.render(agent, situation, turns, round_)
-    # 3. What else is sent.
+    # 3. The rest of the request.
     settings = parameters.model_agents[agent]
     seed = spec.generation_seed(parameters.seed, AnswerPlace(round_, agent))
     limit = parameters.max_tokens(agent)
@@ -130,7 +129,7 @@ def _planned(
     return specs[_number_of(place, names, f"iteration {place.iteration} plays in {place.split}")]
 
 
-def _number_of(place: Place, names: Sequence[str], what: str) -> int:
+def _number_of(place: Place, names: Sequence[str], clause: str) -> int:
     """Number the first episode of a problem, or take the number given."""
     wished = place.problem
     if wished is None and names:
@@ -141,7 +140,7 @@ def _number_of(place: Place, names: Sequence[str], what: str) -> int:
         return int(wished)
     some = ", ".join(nearest_first(str(wished), names)[:_SHOWN])
     raise SettingsError(
-        f"--problem {wished}: neither the id of a problem that {what} nor a number below "
+        f"--problem {wished}: neither the id of a problem that {clause} nor a number below "
         f"{len(names)}; ids are {some}{', …' if len(names) > _SHOWN else ''}"
     )
 
@@ -177,14 +176,16 @@ def _no_such_turn(game: Game, place: Place, moves: Sequence[tuple[str, int]]) ->
     if place.agent is not None and place.agent not in names:
         return SettingsError(f"--agent {place.agent!r}: use one of {', '.join(names)}")
     rounds = {name: [str(r) for agent, r in moves if agent == name] for name in names}
-    speaks = "; ".join(f"{name} in {', '.join(of) or 'none'}" for name, of in rounds.items())
-    who = f"{place.agent} does not speak" if place.agent else "nobody speaks"
-    return SettingsError(f"--round {place.round}: {who} in it; rounds are: {speaks}")
+    speaks = "; ".join(
+        f"{name} in {', '.join(numbers) or 'none'}" for name, numbers in rounds.items()
+    )
+    subject = f"{place.agent} does not speak" if place.agent else "nobody speaks"
+    return SettingsError(f"--round {place.round}: {subject} in it; rounds are: {speaks}")
 
 
 def render_chat_on_record(run: RunStore, place: Place) -> AskedChat:
     """Render the chat of a turn on record. Raises SettingsError if it is not there."""
-    # 1. The game as it was, and what was played.
+    # 1. The game as it was, and its episodes.
     game = rebuild_game(run.open())
     if game is None:
         raise SettingsError(
@@ -199,12 +200,12 @@ def render_chat_on_record(run: RunStore, place: Place) -> AskedChat:
         )
     # 2. The episode and its answers, also those that it shares with others.
     episodes = [*read_rows(rollouts.episodes, Episode)]
-    what = f"iteration {place.iteration} has played in {place.split}"
-    episode = episodes[_number_of(place, [row.problem for row in episodes], what)]
+    clause = f"iteration {place.iteration} has played in {place.split}"
+    episode = episodes[_number_of(place, [row.problem for row in episodes], clause)]
     generations = read_rows(rollouts.generations, Generation)
     rows = generations_by_episode(episodes, generations)[episode.key]
     # 3. The turn: those in the rounds before it are its history.
-    asked = next(
+    first_call = next(
         (
             row
             for row in sorted(rows, key=lambda row: row.round)
@@ -214,13 +215,13 @@ def render_chat_on_record(run: RunStore, place: Place) -> AskedChat:
         ),
         None,
     )
-    if asked is None:
+    if first_call is None:
         moves = list(dict.fromkeys((row.agent, row.round) for row in rows))
         raise _no_such_turn(game, place, moves)
-    agent, round_ = asked.agent, asked.round
-    before = game.turns([row for row in rows if row.round < round_], episode.seed)
+    agent, round_ = first_call.agent, first_call.round
+    earlier_turns = game.turns([row for row in rows if row.round < round_], episode.seed)
     solution = episode.solution
-    if game.scenario.labels_in_play and not before:
+    if game.scenario.labels_in_play and not earlier_turns:
         solution = ""  # it was still to be written
     situation = Situation(
         episode.question,
@@ -233,14 +234,14 @@ def render_chat_on_record(run: RunStore, place: Place) -> AskedChat:
     calls.sort(key=lambda row: (row.exchange, row.attempt))
     game = game.asking(agent, episode)
     mistakes = game.find_mistakes(calls[:-1])
-    again = [mistakes.get(place_of(row).next) for row in calls[:-1]] + [None]
+    retry_mistakes = [mistakes.get(place_of(row).next) for row in calls[:-1]] + [None]
     answers = [
         {
             "text": row.text,
             "invalid": row.invalid_reason,
-            "asked_again": wrong and game.hint(agent, round_, episode.seed, before, wrong),
+            "asked_again": wrong and game.hint(agent, round_, episode.seed, earlier_turns, wrong),
         }
-        for row, wrong in zip(calls, again, strict=True)
+        for row, wrong in zip(calls, retry_mistakes, strict=True)
     ]
     return AskedChat(
         agent=agent,
@@ -248,8 +249,8 @@ def render_chat_on_record(run: RunStore, place: Place) -> AskedChat:
         iteration=place.iteration,
         split=place.split,
         problem=episode.problem,
-        model=asked.model_served,
-        messages=game.render(agent, situation, before, round_),
+        model=first_call.model_served,
+        messages=game.render(agent, situation, earlier_turns, round_),
         answers=answers,
     )
 

@@ -1,7 +1,7 @@
-"""What differs between two splits that were played, from their tables.
+"""The differences between two splits that were played, from their tables.
 
-read_split_verdicts    the verdicts of some rollouts, and what was argued in them
-describe_test_changes  what differs between a run's first test and its last, in sentences
+read_split_verdicts    the verdicts of some rollouts, and the arguments in them
+describe_test_changes  the differences between a run's first test and its last, in sentences
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def read_split_verdicts(
 ) -> JudgedEpisodes:
     """Read the verdicts of rollouts, one part in memory at a time. Raises CorruptionError.
 
-    Without arguments, and without the game, nobody is said to have argued for anything.
+    Without arguments, and without the game, no agent counts as having argued for anything.
     """
     claims = {} if game is None else game.scenario.claims
     split_by = () if game is None else game.scenario.split_by
@@ -49,22 +49,26 @@ def read_split_verdicts(
 
 
 def describe_test_changes(records: Records) -> list[str]:
-    """Say what differs between the first test and the last; [] where there are not both."""
+    """List the differences between the first test and the last; [] where there are not both."""
     run, record = records.run, records.shown.record
-    tested = [of.iteration for of in records.all() if of.stored_metrics(TEST) is not None]
-    places = [run.rollouts(i, TEST) for i in (*tested[:1], *tested[1:][-1:])]
+    iterations = [
+        entry.iteration for entry in records.all() if entry.stored_metrics(TEST) is not None
+    ]
+    places = [run.rollouts(i, TEST) for i in (*iterations[:1], *iterations[1:][-1:])]
     if len(places) < 2 or not all(is_committed(run.store, place) for place in places):
         return []
     game = rebuild_game(record)
-    sides = [read_split_verdicts(StoredRollouts(run.store, [of]).parts(), game) for of in places]
+    sides = [
+        read_split_verdicts(StoredRollouts(run.store, [place]).parts(), game) for place in places
+    ]
     changes = measure_changes(sides[0], sides[1])
     if changes is None:
         return []
-    return say_changes(changes, tested[0], tested[-1])
+    return say_changes(changes, iterations[0], iterations[-1])
 
 
 def say_changes(changes: VerdictChanges, first: int, last: int) -> list[str]:
-    """Say what differs between the tests of two iterations, the episodes first."""
+    """List the differences between the tests of two iterations, the episodes first."""
     sides = f"Iteration {last} beside iteration {first}"
-    where = f"{sides}, on the {describe_pairs(changes)} of both tests:"
-    return [where, *describe_changes(changes, with_accuracy=False)]
+    heading = f"{sides}, on the {describe_pairs(changes)} of both tests:"
+    return [heading, *describe_changes(changes, with_accuracy=False)]

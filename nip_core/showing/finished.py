@@ -42,12 +42,12 @@ def find_finished_run(prepared: Prepared) -> dict[str, Any] | None:
         return None  # the record is brought up to date when the run is opened
     # A finished run is not opened any more, so this is where damage would be seen.
     check_run(run)
-    write_report(run, "finished")  # whoever finished it may have been killed before that
+    write_report(run, "finished")  # its last process may have been killed before that
     return summarise_run(run)
 
 
 def find_finished_test(prepared: Prepared) -> dict[str, Any] | None:
-    """Return what `nip evaluate` returns, if the newest models were tested before; otherwise None.
+    """Return the result of `nip evaluate`, if the newest models were tested before; otherwise None.
 
     Raises CorruptionError for a file of the run that is damaged or missing.
     """
@@ -56,10 +56,10 @@ def find_finished_test(prepared: Prepared) -> dict[str, Any] | None:
     if not _is_tested(prepared, newest):
         return None
     check_run(run)
-    tested = read_document(run, run.metrics(newest, TEST), SplitMetrics)
-    assert tested is not None  # it was there a moment ago
-    shown = read_shown_metrics(run, newest, TEST, tested)
-    return {"run": run.name, "iteration": newest, "test": shown.as_json()}
+    plain_metrics = read_document(run, run.metrics(newest, TEST), SplitMetrics)
+    assert plain_metrics is not None  # it was there a moment ago
+    metrics = read_shown_metrics(run, newest, TEST, plain_metrics)
+    return {"run": run.name, "iteration": newest, "test": metrics.as_json()}
 
 
 def _is_tested(prepared: Prepared, iteration: int) -> bool:

@@ -1,7 +1,6 @@
-"""How far a run is that somebody stopped, in words, from what is committed.
+"""How far a run is that was stopped, in words, from its committed files.
 
-What is not counted: the answers of unfinished shards, which are in journals and are not asked for
-again.
+The answers of unfinished shards are not counted. They are in journals and are not asked for again.
 """
 
 from typing import Any
@@ -14,7 +13,7 @@ from nip_core.run_store.run import read_document
 
 
 def describe_progress(records: Records) -> dict[str, Any]:
-    """``finished`` and planned ``iterations``, and in ``doing`` what was going on, in words."""
+    """``finished`` and planned ``iterations``, and in ``doing`` its work, in words."""
     finished, last = records.finished(), records.shown.last
     return {"finished": finished, "iterations": last, "doing": _doing(records, finished)}
 
@@ -27,8 +26,8 @@ def _doing(records: Records, iteration: int) -> str:
         plan = read_document(run, f"{directory}/plan.json", SplitPlan)
         if plan is not None and not is_committed(run.store, directory):
             shards = committed_shards(run.store, directory).values()
-            played = sum(shard.rows.get("episodes", 0) for shard in shards)
-            whole = f"{played:,} of {plan.episodes:,} {split} episodes are in finished shards"
+            count = sum(shard.rows.get("episodes", 0) for shard in shards)
+            whole = f"{count:,} of {plan.episodes:,} {split} episodes are in finished shards"
             return f"{whole}, answers since then are kept"
     # 2. Jobs, of which each says how it is.
     jobs = records.of(iteration).jobs

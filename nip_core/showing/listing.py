@@ -19,8 +19,8 @@ DAMAGED = "damaged"
 def list_summaries(store: Store, on_damaged: Callable[[str], None]) -> list[dict[str, Any]]:
     """Summarise each run, the newest first; give a damaged one with name and status alone.
 
-    ``accuracy`` and ``accuracy_ci95`` are those of the newest test, which was held by the models
-    that play iteration ``tested``; ``usd`` and ``tokens`` what the run has spent, ``usd`` null
+    ``accuracy`` and ``accuracy_ci95`` come from the newest test, which was held by the models
+    that play iteration ``tested``; ``usd`` and ``tokens`` are the spending of the run, ``usd`` null
     where a price is missing. `on_damaged` is told why a run can't be read.
     """
     summaries = []
@@ -35,26 +35,26 @@ def list_summaries(store: Store, on_damaged: Callable[[str], None]) -> list[dict
 
 def _summary(run: RunStore) -> dict[str, Any]:
     records = Records(run)
-    shown = records.shown
+    run_shown = records.shown
     # 1. The newest test, from the end on: one document of a run of any length.
-    tested = next(
+    newest = next(
         (i for i in reversed(records.iterations()) if records.of(i).stored_metrics(TEST)), None
     )
-    test = records.of(tested).metrics(TEST) if tested is not None else None
-    # 2. What is spent.
+    test = records.of(newest).metrics(TEST) if newest is not None else None
+    # 2. The spending.
     costs = read_costs(records)
     return {
         "run": run.name,
         "status": find_status(run, records),
         "finished": records.finished(),
-        "iterations": shown.last,
-        "tested": tested,
+        "iterations": run_shown.last,
+        "tested": newest,
         "accuracy": test and test.accuracy,
         "accuracy_ci95": test and test.accuracy_ci95 and list(test.accuracy_ci95),
         "problems": test and test.distinct_problems,
         "usd": costs["usd"]["spent"],
         "tokens": costs["tokens"]["spent"],
-        "created_at": shown.record.created_at,
+        "created_at": run_shown.record.created_at,
     }
 
 

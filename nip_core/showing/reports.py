@@ -1,9 +1,9 @@
 """Showing a run: its report.
 
 write_report      the HTML page of a run
-read_report_data  what it shows, for the viewer as well
+read_report_data  the data in it, for the viewer as well
 
-A run is shown whatever version wrote it, as in `nip_core.showing.summary`.
+Runs of all versions are shown, as in `nip_core.showing.summary`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from nip_core.showing.transcripts import RunTranscripts
 
 
 def write_report(run: RunStore, status: str | None = None, records: Records | None = None) -> None:
-    """(Re)write the run's report from what is committed; `records` may know some of it."""
+    """(Re)write the run's report from its committed files; `records` may have read some."""
     records = (records or Records(run)).look_again()
     report = read_report_data(records, status)
     # Episodes worth reading, which takes the tables of some splits.
@@ -53,10 +53,10 @@ def write_report(run: RunStore, status: str | None = None, records: Records | No
 
 
 def read_report_data(records: Records, status: str | None = None) -> ReportData:
-    """Read what a run's report shows but for the transcripts, from its small documents alone."""
+    """Read the data of a run's report but for the transcripts, from its small documents alone."""
     run, record = records.run, records.shown.record
-    tested = [entry.iteration for entry in records.all() if entry.metrics(TEST)]
-    for iteration in {*tested[:1], *tested[-1:]}:
+    test_iterations = [entry.iteration for entry in records.all() if entry.metrics(TEST)]
+    for iteration in {*test_iterations[:1], *test_iterations[-1:]}:
         records.whole(iteration)  # its test is shown in detail
     parameters = record.parameters
     iterations = [_iteration_report(entry) for entry in records.all()]
@@ -81,12 +81,12 @@ def read_report_data(records: Records, status: str | None = None) -> ReportData:
 
 
 def _baselines(tests: Sequence[SplitMetrics]) -> dict[str, Measures]:
-    """By what a row of the report calls them, the metrics of those who know no verifier."""
+    """By label of a row in the report, the metrics of baselines without a verifier."""
     rows: dict[str, Measures] = {}
-    believed = [found for test in tests if (found := test.believe_the_prover) is not None]
-    for when, at in (("last iteration", -1), ("untrained", 0)) if believed else ():
-        words = left_out_words(believed[at])
-        rows[f"believe the prover ({when}{'; ' if words else ''}{words})"] = believed[at]
+    believed = [metrics for test in tests if (metrics := test.believe_the_prover) is not None]
+    for time, index in (("last iteration", -1), ("untrained", 0)) if believed else ():
+        words = left_out_words(believed[index])
+        rows[f"believe the prover ({time}{'; ' if words else ''}{words})"] = believed[index]
     voted = [test.majority for test in tests if test.majority is not None]
     if voted:
         rows["majority of its plays (last iteration)"] = voted[-1]
@@ -110,10 +110,10 @@ def _iteration_report(record: IterationRecord) -> IterationReport:
 
 
 def _group_reports(record: IterationRecord) -> dict[str, GroupReport]:
-    before, swapped, datasets = record.served, record.swap, record.datasets
+    earlier_models, swapped, datasets = record.served, record.swap, record.datasets
     reports = {}
     for group, job in record.jobs.items():
-        after = swapped.groups[group] if swapped else None
+        next_model = swapped.groups[group] if swapped else None
         dataset = datasets[group]
         reports[group] = GroupReport(
             episodes=dataset.episodes,
@@ -122,9 +122,9 @@ def _group_reports(record: IterationRecord) -> dict[str, GroupReport]:
             status=str(job.state),
             loss=job.loss,
             trained_tokens=job.trained_tokens,
-            model_before=before[group],
-            model_after=after.model if after else None,
-            proof=_describe_proof(after.proof) if after and after.proof else None,
+            model_before=earlier_models[group],
+            model_after=next_model.model if next_model else None,
+            proof=_describe_proof(next_model.proof) if next_model and next_model.proof else None,
             note=job.reason,
             method=dataset.method,
             counts=dataset.counts or {},
@@ -135,7 +135,7 @@ def _group_reports(record: IterationRecord) -> dict[str, GroupReport]:
 
 
 def _describe_proof(proof: Mapping[str, Any]) -> str:
-    """In a line: how near what is served is to what was saved, and how far from the next."""
+    """In a line: how near the served weights are to the saved ones, and how far from the next."""
     detail = proof.get("detail") or {}
     parts = ["proved" if proof.get("matches") else "not proved"]
     for key, words in (
@@ -151,9 +151,9 @@ def _describe_proof(proof: Mapping[str, Any]) -> str:
 def _comparisons(records: Records) -> list[Comparison]:
     """Compare each later test with the first."""
     pairs = [(record.iteration, record.change) for record in records.all()]
-    known = [(iteration, pair) for iteration, pair in pairs if pair is not None]
-    adjusted = iter(holm([pair.p for _, pair in known if pair.p is not None]))
+    changes = [(iteration, pair) for iteration, pair in pairs if pair is not None]
+    adjusted = iter(holm([pair.p for _, pair in changes if pair.p is not None]))
     return [
         Comparison(iteration, pair, None if pair.p is None else next(adjusted))
-        for iteration, pair in known
+        for iteration, pair in changes
     ]

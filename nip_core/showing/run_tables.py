@@ -92,10 +92,10 @@ def runs(store: str = "runs") -> list[dict[str, Any]]:
 
 
 class RunTables:
-    """What a run has on record, as `pyarrow.Table`s.
+    """The records of a run, as `pyarrow.Table`s.
 
-    Of a run that goes on it is what was committed when a table was first asked for. Damaged files
-    raise CorruptionError, which names the file.
+    A run that goes on has in a table the rows that were committed when the table was first asked
+    for. Damaged files raise CorruptionError, which names the file.
     """
 
     def __init__(self, tree: RunStore, filters: EpisodeFilters | None = None) -> None:
@@ -128,26 +128,25 @@ class RunTables:
     ) -> "RunTables":
         """The same run with some of its rows: of an iteration, of a split, of some episodes.
 
-        The filters are those of the list in ``nip view``, which shows this call beside its rows.
-        `verdict` is right, wrong, failed or not-right; `decision` accept, reject, neither or
+        The filters are the same as for the list in ``nip view``, which shows this call beside its
+        rows. `verdict` is right, wrong, failed or not-right; `decision` accept, reject, neither or
         "no decision"; `label` 1, 0 or -1 (none); `p_from` and `p_to` bound P(accept); `invalid`
         whether an answer was. `problem` is a part of the name, or all of it in quotation marks.
         `text` stands in a message or a thought, written by `agent` in `round`. `noted` is starred,
-        note or any; `note` a part of one.
-        `order` is that of the list: failures, played, problem, tokens, invalid, reward, rounds,
-        confident (and wrong first), unsure.
+        note or any; `note` a part of one. `order` is the order of the list: failures, played,
+        problem, tokens, invalid, reward, rounds, confident (and wrong first), unsure.
 
         Raises SettingsError for an iteration, a split or an agent that is not on record, and for a
         value that a filter does not have.
         """
         arguments = locals()
-        chosen = {n: v for n, v in arguments.items() if n != "self" and v is not None}
-        filters = replace(self._filters, **chosen)
-        there = self._records.iterations()
-        if iteration is not None and iteration not in there:
+        values = {n: v for n, v in arguments.items() if n != "self" and v is not None}
+        filters = replace(self._filters, **values)
+        iterations = self._records.iterations()
+        if iteration is not None and iteration not in iterations:
             raise SettingsError(
                 f"run {self.name!r}: iteration {iteration} is not on record; there are "
-                f"{', '.join(map(str, there)) or 'none'}"
+                f"{', '.join(map(str, iterations)) or 'none'}"
             )
         if split is not None and split not in _SPLITS:
             raise SettingsError(f"split {split!r}: use one of {', '.join(_SPLITS)}")
@@ -220,13 +219,13 @@ class RunTables:
         rows = []
         for record in self._chosen():
             for split in self._splits:
-                if (measured := record.figures(split)) is not None:
-                    rows.append({"iteration": record.iteration, "split": split, **_rates(measured)})
+                if (figures := record.figures(split)) is not None:
+                    rows.append({"iteration": record.iteration, "split": split, **_rates(figures)})
         return pa.Table.from_pylist(rows, _METRICS)
 
     @cached_property
     def iterations(self) -> pa.Table:
-        """One row per iteration: its test, what it has spent, how long it took."""
+        """One row per iteration: its test, its spending, how long it took."""
         self._refuse_filters("iterations")
         return pa.Table.from_pylist([self._iteration(r) for r in self._chosen()], _ITERATIONS)
 
@@ -243,15 +242,15 @@ class RunTables:
 
         ``pandas.DataFrame`` and ``polars.DataFrame`` take the list as it is.
         """
-        found = self._found or self._find(self._filters)
-        return found.readable(self._game)
+        episodes = self._found or self._find(self._filters)
+        return episodes.readable(self._game)
 
     @cached_property
     def _game(self) -> Game | None:
         try:
             return rebuild_game(self._records.shown.record)
         except NipError:
-            return None  # its settings name what is not here
+            return None  # its settings name a module or file that is not here
 
     @property
     def notes(self) -> pa.Table:
@@ -260,9 +259,9 @@ class RunTables:
 
     def __repr__(self) -> str:
         only = [f"{name} {value}" for name, value in self._filters.given.items()]
-        which = f" ({', '.join(only)})" if only else ""
+        part = f" ({', '.join(only)})" if only else ""
         return (
-            f"<run {self.name!r} in {self._tree.store.url}{which}: episodes, generations, timings, "
+            f"<run {self.name!r} in {self._tree.store.url}{part}: episodes, generations, timings, "
             "examples, metrics, iterations, models, rows, notes>"
         )
 
@@ -282,32 +281,32 @@ class RunTables:
 
     def _refuse_filters(self, table: str) -> None:
         if not self._filters.is_of_places:
-            others = sorted(self._filters.given.keys() - {"iteration", "split"})
+            names = sorted(self._filters.given.keys() - {"iteration", "split"})
             raise SettingsError(
-                f"{table} are of whole iterations and splits, and know no {', '.join(others)}; "
+                f"{table} are of whole iterations and splits, and know no {', '.join(names)}; "
                 "ask for them without"
             )
 
     def _chosen(self) -> list[IterationRecord]:
-        chosen = self._filters.iteration
-        return [r for r in self._records.all() if chosen is None or r.iteration == chosen]
+        number = self._filters.iteration
+        return [r for r in self._records.all() if number is None or r.iteration == number]
 
     def _iteration(self, record: IterationRecord) -> dict[str, Any]:
         is_last = record.iteration == self._records.shown.last  # which is nothing but a test
-        spent, test = record.all_spent, record.metrics(TEST)
+        spending, test = record.all_spent, record.metrics(TEST)
         return {
             "iteration": record.iteration,
             "finished": record.is_over or (is_last and test is not None),
             "accuracy": test and test.accuracy,
-            "calls": spent.calls,
-            "prompt_tokens": spent.prompt_tokens,
-            "completion_tokens": spent.generated_tokens,
-            "training_tokens": spent.trained_tokens,
+            "calls": spending.calls,
+            "prompt_tokens": spending.prompt_tokens,
+            "completion_tokens": spending.generated_tokens,
+            "training_tokens": spending.trained_tokens,
             "seconds": sum(record.stage_s.values()) or None,
         }
 
     def _committed(self) -> Iterator[tuple[int, str, str]]:
-        """Iteration, split and directory of what is committed and asked for."""
+        """Iteration, split and directory of each committed split that is asked for."""
         for iteration in self._records.iterations():
             if self._filters.iteration not in (None, iteration):
                 continue
@@ -320,8 +319,8 @@ class RunTables:
         """A table of all chosen splits, each row with its iteration and split."""
         tables = [_with_columns(schema.empty_table(), {"iteration": 0, "split": ""})]
         for iteration, split, directory in self._committed():
-            stored = StoredRollouts(self._tree.store, [directory])
-            table = stored.timings() if kind == "timings" else stored.generations(schema.names)
+            rollouts = StoredRollouts(self._tree.store, [directory])
+            table = rollouts.timings() if kind == "timings" else rollouts.generations(schema.names)
             if self._found is not None:
                 mine = pc.is_in(table["key"], value_set=self._found.generation_keys)
                 table = table.filter(mine)
@@ -338,8 +337,8 @@ def _with_columns(table: pa.Table, values: dict[str, Any]) -> pa.Table:
     return table
 
 
-def _rates(measured: AnyMetrics) -> dict[str, Any]:
-    figures = measured.as_json()
+def _rates(metrics: AnyMetrics) -> dict[str, Any]:
+    figures = metrics.as_json()
     row = {name: figures.get(name) for name in (*_COUNTS, *_RATES)}
     for rate in _RATES:
         low, high = figures.get(f"{rate}_ci95") or (None, None)
@@ -348,14 +347,14 @@ def _rates(measured: AnyMetrics) -> dict[str, Any]:
 
 
 def _models(record: IterationRecord) -> Iterator[dict[str, Any]]:
-    after = {} if record.swap is None else record.swap.names
+    next_models = {} if record.swap is None else record.swap.names
     for group, model in record.served.items():
         job = record.jobs.get(group, JobShown())
         yield {
             "iteration": record.iteration,
             "group": group,
             "model": model,
-            "next_model": after.get(group),
+            "next_model": next_models.get(group),
             "job": job.id,
             "status": job.state,
             "examples": record.datasets.get(group, DatasetShown()).examples,

@@ -3,8 +3,8 @@
 summarise_run     a run as a JSON document: status, accuracy by iteration, models, jobs
 find_report       where its report lies (see `nip_core.showing.reports`)
 
-A run is shown whatever version wrote it: of its settings only those are read that are needed here,
-with the defaults of today where they are missing.
+Runs of all versions are shown: only the settings that are needed here are read, with the defaults
+of this version where they are missing.
 """
 
 from typing import Any
@@ -52,16 +52,16 @@ def summarise_run(
     untrained models among the runs beside an attack.
     """
     records = (records or Records(run)).look_again()
-    shown = records.shown
+    run_shown = records.shown
     iterations = records.all()
     tests = [test for record in iterations if (test := record.metrics(TEST)) is not None]
-    parameters = shown.record.parameters
+    parameters = run_shown.record.parameters
     rate_alone, helps = find_rate_alone(parameters), find_help_on_record(parameters)
     return {
         "run": run.name,
         "status": find_status(run, records),
-        "created_at": shown.record.created_at,
-        "code_version": shown.record.code_version,
+        "created_at": run_shown.record.created_at,
+        "code_version": run_shown.record.code_version,
         "report": find_report(run),
         "costs": read_costs(records),
         "expected_by": read_expected_by(records),
@@ -102,8 +102,8 @@ def _test(metrics: SplitMetrics) -> dict[str, Any]:
     if test.get("any_of") is not None:
         baselines["any_of"] = test["any_of"]
     invalid = test.get("invalid_answers")
-    counted = {"invalid_answers": invalid} if invalid else {}
-    return {key: test.get(key) for key in _IN_SUMMARY} | baselines | counted
+    counts = {"invalid_answers": invalid} if invalid else {}
+    return {key: test.get(key) for key in _IN_SUMMARY} | baselines | counts
 
 
 def find_report(run: RunStore) -> str | None:

@@ -1,15 +1,15 @@
 """The transcripts of a run's committed splits.
 
-RunTranscripts    those in the report: what went wrong first, then a sample; of an attack, those
+RunTranscripts    those in the report: wrong verdicts first, then a sample; of an attack, those
                   that count with the most messages to choose from
-ShownTranscripts  these, and what is left out
+ShownTranscripts  these, and the numbers left out
 committed_rollouts the tables of a split; game_of, the game of settings on record
 choose_shown_iterations  of a long run, the iterations that the report has any of
-choose_newest_sample     a few of what was played last
+choose_newest_sample     a few of those that were played last
 
 Of a long run the report has transcripts of a bounded number of iterations, and all of them
 together take a bounded part of it. An iteration that is shown was shown ever since it was played,
-so that of the tables only those of the newest one are read for the next report.
+so only the tables of the newest one are read for the next report.
 """
 
 from collections import Counter
@@ -67,7 +67,7 @@ class ShownTranscripts:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Of a split, in the order of the page, those that could be shown, and why which is."""
+    """The episodes of a split that could be shown, in the order of the page, and the reasons."""
 
     transcripts: tuple[Embedded, ...]
     ranks: tuple[int, ...]  # which of them go first where there is no room for all
@@ -79,17 +79,17 @@ class _Choice:
 
     def within(self, room: int) -> list[Embedded]:
         """Take the first of them by rank as far as `room` reaches, in the order of the page."""
-        taken, used = set(), 0
+        places, size = set(), 0
         for place in sorted(range(len(self.ranks)), key=self.ranks.__getitem__):
-            used += len(self.transcripts[place].text)
-            if used > room:
+            size += len(self.transcripts[place].text)
+            if size > room:
                 break
-            taken.add(place)
-        return [transcript for k, transcript in enumerate(self.transcripts) if k in taken]
+            places.add(place)
+        return [transcript for k, transcript in enumerate(self.transcripts) if k in places]
 
 
 def choose_shown_iterations(newest: int) -> set[int]:
-    """Choose the iterations up to `newest` whose transcripts the report shows.
+    """Choose the iterations up to `newest` with transcripts in the report.
 
     The last ones, and such before them as are multiples of the smallest power of two that leaves
     few enough. So each is in the set of the iteration before, but for the newest.
@@ -105,20 +105,20 @@ class RunTranscripts:
     """Episodes of a run that are shown, and those that are not."""
 
     def __init__(self, records: Records) -> None:
-        """Reads nothing yet; what is read of a committed split stays in `records.memory`."""
+        """Reads nothing yet; transcripts of a committed split stay in `records.memory`."""
         self._records, self._run = records, records.run
         self._choices: dict[tuple[int, str], _Choice] = records.memory.setdefault("transcripts", {})
         self._verdicts: dict[tuple[int, str], _Verdicts] = records.memory.setdefault("verdicts", {})
 
     def chosen(self) -> ShownTranscripts:
-        """Choose from what is committed."""
+        """Choose from the committed splits."""
         iterations = self._records.iterations()
-        shown = choose_shown_iterations(max(iterations, default=0))
-        # 1. Of each split that has a part: what could be shown.
+        iterations_shown = choose_shown_iterations(max(iterations, default=0))
+        # 1. Of each split that has a part: the episodes that could be shown.
         choices = {
             (i, split): choice
             for i in iterations
-            if i in shown
+            if i in iterations_shown
             for split in _SPLITS
             if (choice := self._choice(i, split)) is not None
         }
@@ -133,11 +133,11 @@ class RunTranscripts:
                 del self._verdicts[i, split]
         # 2. As many as there is room for.
         share = fair_share([choice.size for choice in choices.values()], _ROOM)
-        result = ShownTranscripts(passed_over=self._passed_over({*iterations} - shown))
+        result = ShownTranscripts(passed_over=self._passed_over({*iterations} - iterations_shown))
         for (i, split), choice in choices.items():
-            taken = choice.within(share)
-            hidden = choice.reasons - Counter(transcript.chosen for transcript in taken)
-            result.shown.extend(taken)
+            selection = choice.within(share)
+            hidden = choice.reasons - Counter(transcript.chosen for transcript in selection)
+            result.shown.extend(selection)
             result.left_out.append((i, split, dict(hidden)))
         return result
 
@@ -145,7 +145,7 @@ class RunTranscripts:
         metrics = (
             self._records.of(i).metrics(split) for i in iterations for split in (TEST, TRAIN)
         )
-        return len(iterations), sum(measured.episodes or 0 for measured in metrics if measured)
+        return len(iterations), sum(figures.episodes or 0 for figures in metrics if figures)
 
     def _choice(self, iteration: int, split: str) -> _Choice | None:
         """Choose from a split, if it is committed."""
@@ -154,17 +154,19 @@ class RunTranscripts:
         rollouts = read_committed_rollouts(self._run, iteration, split)
         if rollouts is None:
             return None
-        why = reasons(rollouts.episodes, rollouts.generations, self._before(iteration, split))
+        reasons_by_row = reasons(
+            rollouts.episodes, rollouts.generations, self._before(iteration, split)
+        )
         self._verdicts[iteration, split] = _verdicts(rollouts.episodes)
-        transcripts = _chosen(rollouts, why, _SAMPLED, _MOST, self._game())
+        transcripts = _chosen(rollouts, reasons_by_row, _SAMPLED, _MOST, self._game())
         choice = _Choice(
             tuple(embed_transcript(transcript) for transcript in transcripts),
             _ranks(transcripts),
-            Counter(why),
+            Counter(reasons_by_row),
         )
         # Not even alone it takes more than half of the room, nor of the memory of this process.
-        taken = {id(transcript) for transcript in choice.within(_ROOM // 2)}
-        places = [k for k, t in enumerate(choice.transcripts) if id(t) in taken]
+        selection = {id(transcript) for transcript in choice.within(_ROOM // 2)}
+        places = [k for k, t in enumerate(choice.transcripts) if id(t) in selection]
         return _Choice(
             tuple(choice.transcripts[k] for k in places),
             tuple(choice.ranks[k] for k in places),
@@ -178,8 +180,8 @@ class RunTranscripts:
                 return self._verdicts[earlier, split]
             directory = self._run.rollouts(earlier, split)
             if is_committed(self._run.store, directory):
-                stored = StoredRollouts(self._run.store, [directory])
-                return _verdicts(stored.episodes(["problem", "sample", "decision"]))
+                rollouts = StoredRollouts(self._run.store, [directory])
+                return _verdicts(rollouts.episodes(["problem", "sample", "decision"]))
         return {}
 
     def _game(self) -> Game | None:
@@ -199,8 +201,10 @@ def choose_newest_sample(
         for split in sorted(_SPLITS, key=TRAIN.__eq__):
             rollouts = read_committed_rollouts(run, iteration, split)
             if rollouts is not None:
-                why = reasons(rollouts.episodes, rollouts.generations, {})
-                return _chosen(rollouts, why, limit, limit, rebuild_game(records.shown.record))
+                reasons_by_row = reasons(rollouts.episodes, rollouts.generations, {})
+                return _chosen(
+                    rollouts, reasons_by_row, limit, limit, rebuild_game(records.shown.record)
+                )
     return []
 
 
@@ -226,7 +230,7 @@ def _chosen(
 ) -> list[Transcript]:
     tables = rollouts.episodes, rollouts.generations
     return transcripts_from_tables(
-        *tables, limit, 0, worth_reading=worth_reading, most=most, game=game
+        *tables, limit, 0, worth_reading=worth_reading, max_special=most, game=game
     )
 
 
@@ -239,10 +243,10 @@ def read_committed_rollouts(run: RunStore, iteration: int, split: str) -> Rollou
     if not is_committed(run.store, directory):
         return None
     rollouts = read_rollouts(run.store, directory)
-    stored = StoredRollouts(run.store, [directory])
-    if not may_choose(split) or not stored.has_choices:
+    tables = StoredRollouts(run.store, [directory])
+    if not may_choose(split) or not tables.has_choices:
         return rollouts
-    choices = stored.choices()
+    choices = tables.choices()
     return plain_rollouts(rollouts, choices, pc.max(choices["n"]).as_py())
 
 
@@ -251,7 +255,7 @@ def rebuild_game(record: RunRecord) -> Game | None:
     are others by now, and then neither channels nor prompts are shown."""
     try:
         game = Game(read_settings(record.parameters))
-        recorded = record.contents.get("templates", {})
-        return game if digest_templates(game) == recorded else None
+        digests = record.contents.get("templates", {})
+        return game if digest_templates(game) == digests else None
     except (OSError, ValueError):
         return None

@@ -10,10 +10,10 @@ proving     that models answer, with the weights that they should
 gating      old models against new ones
 swapping    who serves next
 publishing  the report, the state and the cost of a run
-agenda      what the run has to do, said at its start
+agenda      the work of the run, said at its start
 served      which models play an iteration
-stage_times what its stages have taken, put on record while they go on
+stage_times the seconds of its stages, put on record while they go on
 
-What they work on is an open run, `nip_core.session`. What is on record of it is `nip_core.records`,
-what people and programs see of it `nip_core.showing`.
+They work on an open run, `nip_core.session`. Its records are `nip_core.records`; people and
+programs see it through `nip_core.showing`.
 """

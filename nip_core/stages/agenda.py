@@ -1,10 +1,10 @@
-"""What a run has to do, said at its start, and what of it is on record.
+"""The work of a run, said at its start, and the part of it that is on record.
 
-announce, announce_end  tell what the run has to do, and what came of it
-expect               tell the progress the stages of the run, and what those on record took
-describe_opening     what the run will do
-describe_resumption  what of it is there already, where it goes on
-describe_ending      what came of it
+announce, announce_end  tell the work of the run, and its outcome
+expect               tell the progress the stages of the run, and the seconds of those on record
+describe_opening     the work of the run in words
+describe_resumption  the part of it that is on record, where the run goes on
+describe_ending      its outcome in words
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def list_stages(parameters: HyperParameters, estimate: Estimate) -> tuple[Stage,
 
 
 def expect(session: Session) -> None:
-    """Tell the progress what the run has to do, and what the stages on record took."""
+    """Tell the progress the stages of the run, and the seconds of those on record."""
     if session.estimate is None:
         return
     plan = list_stages(session.parameters, session.estimate)
@@ -78,7 +78,7 @@ def expect(session: Session) -> None:
 
 
 def announce(session: Session) -> None:
-    """Tell what the run has to do, and what of it is there."""
+    """Tell the work of the run, and the part of it that is on record."""
     run = session.run
     expect(session)
     words = f"run {run.name}: {describe_opening(session)}"
@@ -88,18 +88,18 @@ def announce(session: Session) -> None:
 
 
 def announce_end(session: Session, result: Mapping[str, Any]) -> None:
-    """Tell what came of the run, by its summary."""
+    """Tell the outcome of the run, by its summary."""
     name, status = session.run.name, result["status"]
     more = f", {result['waits_for']}" if status == "parked" else describe_ending(result)
     session.tell("end", f"run {name}: {status}{more}", run=name, status=status)
 
 
 def describe_opening(session: Session) -> str:
-    """Return what the run will do, as "plays 3 iterations of 400 episodes, trains ..."."""
+    """Describe the work of the run, as "plays 3 iterations of 400 episodes, trains ..."."""
     parameters, estimate = session.parameters, session.estimate
     last = parameters.rl.num_iterations
-    tested = [i for i in range(last + 1) if is_tested(parameters, i)]
-    size = 0 if estimate is None or not tested else estimate.test_episodes // len(tested)
+    test_steps = [i for i in range(last + 1) if is_tested(parameters, i)]
+    size = 0 if estimate is None or not test_steps else estimate.test_episodes // len(test_steps)
     is_chosen = parameters.choice is not None
     if parameters.base_run.base_run_type == "rerun_tests":
         does = f"plays the tests of {amount(last, 'iteration')} again, and trains nothing"
@@ -108,14 +108,16 @@ def describe_opening(session: Session) -> str:
     else:
         every = len(session.problems[TRAIN]) * group_size(parameters, TRAIN)
         count = parameters.rollouts_per_iteration or every
-        imitates, most = parameters.imitates(0), parameters.may_end_early
+        imitates, may_end_early = parameters.imitates(0), parameters.may_end_early
         groups = [g for g in parameters.trainable_groups if _trains(parameters, g, last)]
         does = f"trains {' and '.join(groups) or 'nothing'}"
-        if played := last - imitates:
-            iterations = f"{amount(played, 'iteration')} of {amount(count, 'episode')}"
-            after = " after one of imitation" if imitates else ""
-            does = f"plays {'at most ' if most else ''}{iterations}{after}, {does}"
-    tests = [] if is_chosen and not tested else [_tests_words(tested, last, size)]
+        if iteration_count := last - imitates:
+            iterations = f"{amount(iteration_count, 'iteration')} of {amount(count, 'episode')}"
+            imitation_words = " after one of imitation" if imitates else ""
+            does = (
+                f"plays {'at most ' if may_end_early else ''}{iterations}{imitation_words}, {does}"
+            )
+    tests = [] if is_chosen and not test_steps else [_tests_words(test_steps, last, size)]
     return "; ".join([does, *tests, f"kept in {session.run.store.url}"])
 
 
@@ -123,18 +125,18 @@ def _trains(parameters: HyperParameters, group: str, last: int) -> bool:
     return any(group in list_scheduled_groups(parameters, i) for i in range(last))
 
 
-def _tests_words(tested: Sequence[int], last: int, size: int) -> str:
-    if not tested:
+def _tests_words(iterations: Sequence[int], last: int, size: int) -> str:
+    if not iterations:
         return "no tests"
-    count = f"{amount(len(tested), 'test')} of {amount(size, 'episode')}"
-    if tested == [last]:
+    count = f"{amount(len(iterations), 'test')} of {amount(size, 'episode')}"
+    if iterations == [last]:
         return f"{count}, after the last" if last else count
-    first = "the first before any training" if tested[0] == 0 else ""
+    first = "the first before any training" if iterations[0] == 0 else ""
     return f"{count}, {first}" if first else count
 
 
 def describe_ending(result: Mapping[str, Any]) -> str:
-    """Return what the tests of a run came to, by its summary: ", accuracy 52.5 % at first, ..."."""
+    """Return the figures of a run's tests, by its summary: ", accuracy 52.5 % at first, ..."."""
     tests = [entry["test"] for entry in result["iterations"] if entry["test"]]
     if not tests:
         return ""
@@ -148,35 +150,35 @@ def _answers_in_journals(run: RunStore, iteration: int) -> int:
     if run.store.local_path(root) is None:
         return 0
     for split in (name.rstrip("/") for name in run.store.list(root)):
-        done = committed_shards(run.store, run.rollouts(iteration, split))
+        committed_names = committed_shards(run.store, run.rollouts(iteration, split))
         for name in run.store.list(f"{root}/{split}"):
             path = f"{root}/{split}/{name}"
-            if name.partition(".")[0] not in done:
+            if name.partition(".")[0] not in committed_names:
                 answers += sum("generation" in record for record in read_journal(run.store, path))
     return answers
 
 
 def describe_resumption(session: Session) -> str:
-    """Say what is on record of the run and stays; "" for a new one."""
+    """Describe the part of the run that is on record and stays; "" for a new one."""
     run, parameters, last = session.run, session.parameters, session.parameters.rl.num_iterations
     i = find_first_incomplete(session.records, parameters)
     parts, details = [f"{i} of {last} iterations are finished"] if i else [], []
     if i <= last and run.read_json_or_none(run.metrics(i, TEST)) is not None:
         details.append("its test is held")
-    for split, what in ((TEST, "test"), (TRAIN, "training"), (ATTACK, "attack")):
+    for split, kind in ((TEST, "test"), (TRAIN, "training"), (ATTACK, "attack")):
         shards = committed_shards(run.store, run.rollouts(i, split)).values()
         episodes = sum(manifest.rows.get("episodes", 0) for manifest in shards)
         if episodes and not (split == TEST and details):
             are = "is" if episodes == 1 else "are"
-            details.append(f"{amount(episodes, f'{what} episode')} {are} played")
+            details.append(f"{amount(episodes, f'{kind} episode')} {are} played")
     if answers := _answers_in_journals(run, i):
         details.append(f"{answers:,} answers are in journals and not asked for again")
     for group in parameters.trainable_groups:
         record = read_job(run, run.job(i, group)) if i < last else None
         if record is not None and record.id:
-            ended = f"has ended: {record.outcome}"
-            what = "is submitted and goes on" if record.outcome is None else ended
-            details.append(f"job {record.id} of {group} {what}")
+            end_words = f"has ended: {record.outcome}"
+            state = "is submitted and goes on" if record.outcome is None else end_words
+            details.append(f"job {record.id} of {group} {state}")
     if details:
         parts.append(f"of iteration {i} {', '.join(details)}")
     return "; ".join(parts)

@@ -1,11 +1,11 @@
 """The part of an attack in a run: before each of its steps, and after the last.
 
-begin_step  what an attack by training does before a step; whether its course ends there
-finish      what the last models are attacked by, measured
+begin_step  the part before a step of an attack by training; whether its course ends there
+finish      the last attack on the verifier, played and measured
 has_ended   whether the course ends with the test of an iteration, by the rule of `plateau`
 end_course  put on record how it ended
 
-All follows from what is on record alone, so a run that goes on decides as it did before.
+All follows from the records alone, so a run that goes on decides as it did before.
 """
 
 import pyarrow as pa
@@ -32,9 +32,9 @@ from nip_core.stages import measuring, proving
 
 
 async def begin_step(
-    session: Session, iteration: int, play: Call, call: Call, after: After
+    session: Session, iteration: int, play: Call, call: Call, last_step: After
 ) -> bool:
-    """Do what an attack by training has to do before a step; tell whether its course ends there.
+    """Prepare a step of an attack by training; tell whether its course ends there.
 
     Before the first one test problems are played, with provers that are only told to lie. `play`
     plays a split.
@@ -42,53 +42,53 @@ async def begin_step(
     parameters = session.parameters
     if parameters.tests_apart and iteration == 0:
         with session.progress.during(0, "attack"):
-            await play(session, 0, ATTACK, call, after)
+            await play(session, 0, ATTACK, call, last_step)
     if not parameters.may_end_early:
         return False
-    ended: bool = await call(has_ended, session, iteration, after)
-    return ended
+    is_over: bool = await call(has_ended, session, iteration, last_step)
+    return is_over
 
 
-async def finish(session: Session, last: int, play: Call, call: Call, after: After) -> After:
-    """Play what an attack plays after its last step: the game of choices, or the last test.
+async def finish(session: Session, last: int, play: Call, call: Call, last_step: After) -> After:
+    """Play the end of an attack, after its last step: the game of choices, or the last test.
 
     The provers that were the worst on validation problems are tested once, on test problems.
     Returns the step after which the report is due.
     """
-    parameters, at = session.parameters, last
+    parameters, iteration = session.parameters, last
     if parameters.target_run is None:
-        return after
+        return last_step
     worst: int | None = None
     if parameters.tests_apart:
-        end: CourseEnd = await call(end_course, session, last, after)
-        worst, after = end.worst_step, After(end)
+        end: CourseEnd = await call(end_course, session, last, last_step)
+        worst, last_step = end.worst_step, After(end)
         # Without any training the test before it is this one.
-        at = last if worst else 0
+        iteration = last if worst else 0
     if worst is not None or parameters.choice is not None:
         with session.progress.during(last, "attack"):
             if worst:
-                after = After(await call(proving.prove_serving, session, worst, after))
-            after = After(await play(session, at, ATTACK, call, after))
-    return After(await call(measuring.measure, session, last, ATTACK, after))
+                last_step = After(await call(proving.prove_serving, session, worst, last_step))
+            last_step = After(await play(session, iteration, ATTACK, call, last_step))
+    return After(await call(measuring.measure, session, last, ATTACK, last_step))
 
 
 def has_ended(session: Session, iteration: int) -> bool:
     """Say whether the course ends early, with the test of the iteration; then it is on record."""
     if not is_tested(session.parameters, iteration):
         return False
-    judged = read_course(session.run, iteration) or _judge(session, iteration)
-    if judged.is_early:
+    end = read_course(session.run, iteration) or _judge(session, iteration)
+    if end.is_early:
         end_course(session, iteration)
-    return judged.is_early
+    return end.is_early
 
 
 def end_course(session: Session, iteration: int) -> CourseEnd:
     """Put on record how the course ended, and return that."""
     run, path = session.run, course_path(session.run, iteration)
-    if (stored := read_course(run, iteration)) is not None:
-        return stored
-    judged = _judge(session, iteration)
-    document = run.write_json_once(path, judged.as_json(), lease=session.lease)
+    if (recorded_end := read_course(run, iteration)) is not None:
+        return recorded_end
+    judgement = _judge(session, iteration)
+    document = run.write_json_once(path, judgement.as_json(), lease=session.lease)
     end = validate_document(document, CourseEnd, path)
     session.records.look_again()
     words = f"after step {iteration} of training"
@@ -111,16 +111,16 @@ def end_course(session: Session, iteration: int) -> CourseEnd:
 def _judge(session: Session, step: int) -> CourseEnd:
     """Judge the course after the test of a step."""
     parameters = session.parameters
-    tested = [i for i in range(step + 1) if is_tested(parameters, i)]
-    worst, moved = _find_worst(session, tested), read_moved(session.run, parameters, step)
+    test_steps = [i for i in range(step + 1) if is_tested(parameters, i)]
+    worst, moved = _find_worst(session, test_steps), read_moved(session.run, parameters, step)
     if not parameters.may_end_early:
         return CourseEnd(step=step, worst_step=worst, moved=moved)
-    since = find_window(tested, step)
+    since = find_window(test_steps, step)
     fall = None
     if since is not None:
         split_by = session.game.scenario.split_by
-        before, after = (_read_test(session, i) for i in (since, step))
-        fall = measure_fall(before, after, split_by)
+        first_test, last_test = (_read_test(session, i) for i in (since, step))
+        fall = measure_fall(first_test, last_test, split_by)
     unequal = None if since is None else _share_taught(session, since, step)
     return CourseEnd(
         step=step,
@@ -136,12 +136,16 @@ def _judge(session: Session, step: int) -> CourseEnd:
     )
 
 
-def _find_worst(session: Session, tested: list[int]) -> int:
+def _find_worst(session: Session, test_steps: list[int]) -> int:
     """Find the tested step with the lowest soundness, the first of equals."""
     records = session.records.look_again()
-    measured = {i: records.of(i).stored_metrics(TEST) for i in tested}
-    sound = {i: of.soundness for i, of in measured.items() if of and of.soundness is not None}
-    return min(sound, key=lambda i: sound[i], default=tested[0] if tested else 0)
+    metrics_by_step = {i: records.of(i).stored_metrics(TEST) for i in test_steps}
+    sound = {
+        i: metrics.soundness
+        for i, metrics in metrics_by_step.items()
+        if metrics and metrics.soundness is not None
+    }
+    return min(sound, key=lambda i: sound[i], default=test_steps[0] if test_steps else 0)
 
 
 def _read_test(session: Session, step: int) -> pa.Table:

@@ -1,6 +1,6 @@
 """Choosing: from the rollouts of a run to the dataset of a group's job.
 
-build_dataset     choose examples and commit them, with what they will cost
+build_dataset     choose examples and commit them, with the cost of training on them
 describe_dataset  a dataset in a few words, for the job's record
 """
 
@@ -28,29 +28,32 @@ from nip_core.trainers.lines import list_questions, read_held_out
 def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
     """Choose and commit the group's examples; leave a committed dataset as it is.
 
-    They come from the sides of those of its agents that are trained in this iteration. Returns
-    what the dataset's manifest says of it and of its cost.
+    They come from the sides of the agents that are trained in this iteration. Returns the facts in
+    the dataset's manifest, its cost among them.
     """
     parameters, run, store = session.parameters, session.run, session.run.store
     if parameters.imitates(iteration):
         return _build_imitation(session, iteration, group)
     # 1. The rollouts to choose from, named by their digests: a dataset of others is refused.
     every = parameters.text_rl.fine_tune_on_all_previous_rollouts
-    before = range(int(parameters.imitates(0)), iteration)  # imitation has played nothing
-    used = [*(before if every else ()), iteration]
-    played = {i: read_manifest(store, run.rollouts(i, TRAIN)) for i in used}
+    # Imitation has played nothing.
+    earlier_iterations = range(int(parameters.imitates(0)), iteration)
+    used = [*(earlier_iterations if every else ()), iteration]
+    manifests = {i: read_manifest(store, run.rollouts(i, TRAIN)) for i in used}
     inputs = {
         f"rollouts/{i:04d}": SplitFacts.from_manifest(manifest).canonical_digest
-        for i, manifest in played.items()
+        for i, manifest in manifests.items()
     }
     directory = run.dataset(iteration, group)
     if is_committed(store, directory):
         # Through `commit` all the same, which refuses a dataset that was made of other rollouts.
         return _announce(session, iteration, group, commit(store, directory, {}, inputs=inputs))
-    # 2. The problems that the curriculum admits, and of their episodes what the trainer takes.
+    # 2. The problems that the curriculum admits, and of their episodes the trainer's choice.
     method = parameters.method(iteration)
     agents = parameters.training_agents(group, iteration)
-    rollouts: Rollouts = StoredRollouts(store, [manifest.directory for manifest in played.values()])
+    rollouts: Rollouts = StoredRollouts(
+        store, [manifest.directory for manifest in manifests.values()]
+    )
     facts: dict[str, Any] = {}
     if parameters.curriculum.enabled:
         from nip_core.trainers.curriculum import admit
@@ -59,14 +62,14 @@ def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
         rollouts = OfProblems(rollouts, admission.problems)
         facts["curriculum"] = admission.state
     choice = chooser(method)(session.game, group, iteration, rollouts, agents)
-    # 3. Written piece by piece, and committed with what training on it will cost.
-    episodes = sum(manifest.rows["episodes"] for manifest in played.values())
+    # 3. Written piece by piece, and committed with the cost of training on it.
+    episodes = sum(manifest.rows["episodes"] for manifest in manifests.values())
     manifest = _commit(session, iteration, group, choice, inputs, episodes, facts)
     return _announce(session, iteration, group, manifest)
 
 
 def _build_imitation(session: Session, iteration: int, group: str) -> DatasetFacts:
-    """Choose and commit what the group's provers imitate before they are trained.
+    """Choose and commit the examples that the group's provers imitate before they are trained.
 
     A committed dataset stays as it is: where it came from may be gone by now.
     """
@@ -90,11 +93,11 @@ def _commit(
     episodes: int,
     facts: Mapping[str, Any],
 ) -> Manifest:
-    """Write the chosen examples, and commit them with what training on them will cost."""
+    """Write the chosen examples, and commit them with the cost of training on them."""
     parameters, method = session.parameters, choice.method
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / FILES[method]
-        written = write_examples(
+        writing = write_examples(
             file,
             method,
             choice.examples,
@@ -106,10 +109,10 @@ def _commit(
             session.run.dataset(iteration, group),
             {file.name: file},
             inputs=inputs,
-            rows={file.stem: written.examples},
+            rows={file.stem: writing.examples},
             extra=DatasetFacts(
-                digest=written.digest,
-                examples=written.examples,
+                digest=writing.digest,
+                examples=writing.examples,
                 episodes=episodes,
                 agents=list(parameters.training_agents(group, iteration)),
                 method=method,
@@ -143,25 +146,25 @@ def _announce(session: Session, iteration: int, group: str, dataset: Manifest) -
 def _cost(
     parameters: HyperParameters, iteration: int, group: str, dataset: Dataset
 ) -> dict[str, Any]:
-    """Return how much of the dataset is held out, and what training on the rest takes."""
+    """Return the size of the held-out part, and the tokens and price of training on the rest."""
     tokens, questions = dataset.column("tokens"), list_questions(dataset)
     out = read_held_out(parameters, dataset)
-    trained = [n for n, question in zip(tokens, questions, strict=True) if question not in out]
-    known = None if None in trained else sum(trained)
+    token_counts = [n for n, question in zip(tokens, questions, strict=True) if question not in out]
+    total = None if None in token_counts else sum(token_counts)
     agent = parameters.group_parameters(group)
     epochs = agent.num_epochs or parameters.rl.num_epochs
     if parameters.imitates(iteration):
         epochs = parameters.imitation_epochs
-    usd = None if known is None else price_training(parameters, group, epochs * known)
+    usd = None if total is None else price_training(parameters, group, epochs * total)
     return {
-        "validation_examples": len(tokens) - len(trained),
-        "tokens": known,
+        "validation_examples": len(tokens) - len(token_counts),
+        "tokens": total,
         "training_usd": usd,
     }
 
 
 def describe_dataset(facts: DatasetFacts, epochs: int) -> str:
-    """Return what a dataset's manifest says of it and its cost, in a few words."""
+    """Return the facts of a dataset's manifest, its cost among them, in a few words."""
     count, out = facts.examples, facts.validation_examples
     words = [amount(count - out, "example"), *([f"{out:,} for validation"] if out else [])]
     tokens, usd = facts.tokens, facts.training_usd

@@ -9,9 +9,9 @@ models of all groups together (split `candidate`) play the same validation probl
 seeds. The old ones play anew each time: the figure at which they were chosen is the highest of
 several and would flatter them. Test problems are never looked at here.
 
-What is covered: new models that are worse by more than the margin, on the problems played, stay
-out. What is not: the difference has an interval, and a margin of 0 also refuses models that are as
-good as the old ones in about half of all cases.
+Covered: new models that are worse by more than the margin, on the problems played, stay out. Not
+covered: the difference has an interval, and a margin of 0 also refuses models that are as good as
+the old ones in about half of all cases.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def is_due(session: Session, iteration: int) -> bool:
     """
     if not session.parameters.promotion.enabled:
         return False
-    # What is on record is not decided again: both sides would play for nothing.
+    # A decision on record is not made again: both sides would play for nothing.
     is_swapped = session.run.store.exists(session.run.models(iteration))
     return not is_swapped and bool(find_new_models(session, iteration))
 
@@ -50,7 +50,7 @@ def takes_turns_in(session: Session) -> bool:
 
 
 def decide(session: Session, iteration: int) -> Decision:
-    """Compare what both sides have played. Raises MissingFileError if one has not."""
+    """Compare the episodes of both sides. Raises MissingFileError if one has not played."""
     run, settings = session.run, session.parameters.promotion
     old, new = (
         read_rollouts(run.store, run.rollouts(iteration, split)).episodes
@@ -77,16 +77,16 @@ def compare_sides(
     episode counts as wrong and earns nothing. Raises DatasetError if the problems differ.
     """
     reward_of = "verifier" if metric == "verifier_reward" else None
-    # By problem and not by two averages: most of what differs between problems falls out.
+    # By problem and not by two averages: most differences between problems fall out.
     paired = paired_difference(old, new, seed, reward_of=reward_of, split_by=split_by)
-    before, after = (mean_by_problem(side, reward_of) for side in (old, new))
-    assert before is not None and after is not None  # there are problems, or no gate
+    old_mean, new_mean = (mean_by_problem(side, reward_of) for side in (old, new))
+    assert old_mean is not None and new_mean is not None  # there are problems, or no gate
     assert paired.difference is not None
     return Decision(
         promoted=at_least(paired.difference, -margin),
         metric=metric,
-        validation=before,
-        candidate=after,
+        validation=old_mean,
+        candidate=new_mean,
         difference=paired.difference,
         ci95=paired.ci95,
         problems=paired.problems,

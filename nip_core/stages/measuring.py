@@ -60,30 +60,35 @@ _YAML: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is many 
 
 
 def measure(session: Session, iteration: int, split: str) -> SplitMetrics | AttackMetrics:
-    """Measure a committed split, or read what was measured, and tell of it."""
+    """Measure a committed split, or read its metrics on record, and tell of them."""
     if split == ATTACK:
         return _measure_attack(session, iteration)
     # Written first: who finds the metrics need not look for the transcripts.
     if session.parameters.text_rl.save_transcripts:
         save_transcripts(session, iteration, split)
-    stored = read_document(session.run, session.run.metrics(iteration, split), SplitMetrics)
-    if stored is None:
+    recorded_metrics = read_document(
+        session.run, session.run.metrics(iteration, split), SplitMetrics
+    )
+    if recorded_metrics is None:
         metrics = _measured(session, iteration, split)
     else:
-        metrics = combine_metrics(stored, write_intervals(session, iteration, split, stored))
-    before = _test_before(session, iteration) if split == TEST else None
+        metrics = combine_metrics(
+            recorded_metrics, write_intervals(session, iteration, split, recorded_metrics)
+        )
+    earlier_accuracy = _test_before(session, iteration) if split == TEST else None
     problems = name_played_problems(session.parameters, split)
-    words = f"iteration {iteration}: played {problems} problems: {result_line(metrics, before)}"
+    result = result_line(metrics, earlier_accuracy)
+    words = f"iteration {iteration}: played {problems} problems: {result}"
     if split == TEST and (believed := believed_line(metrics)):
         words += f", {believed}"
-    many = invalid_warning(metrics.invalid_answers, find_help(session.parameters))
-    words = "; ".join(filter(None, (words, invalid_line(metrics.invalid_answers), many)))
+    warning = invalid_warning(metrics.invalid_answers, find_help(session.parameters))
+    words = "; ".join(filter(None, (words, invalid_line(metrics.invalid_answers), warning)))
     session.tell(
         "test" if split == TEST else "played",
         words,
         iteration=iteration,
         split=split,
-        accuracy_before=before,
+        accuracy_before=earlier_accuracy,
         believed_accuracy=metrics.believed_accuracy,
         accuracy=metrics.accuracy,
         accuracy_ci95=metrics.accuracy_ci95 and list(metrics.accuracy_ci95),
@@ -98,23 +103,25 @@ def measure(session: Session, iteration: int, split: str) -> SplitMetrics | Atta
 
 
 def _measure_attack(session: Session, iteration: int) -> AttackMetrics:
-    """Measure an attack, or read what was measured, and tell of it."""
-    stored = read_document(session.run, session.run.metrics(iteration, ATTACK), AttackMetrics)
-    metrics = _measured_attack(session, iteration) if stored is None else stored
+    """Measure an attack, or read its metrics on record, and tell of them."""
+    recorded_metrics = read_document(
+        session.run, session.run.metrics(iteration, ATTACK), AttackMetrics
+    )
+    metrics = _measured_attack(session, iteration) if recorded_metrics is None else recorded_metrics
     words = f"iteration {iteration}: played attack problems: {attack_line(metrics)}"
     session.tell("attack", words, iteration=iteration, split=ATTACK)
     return metrics
 
 
 def _measured_attack(session: Session, iteration: int) -> AttackMetrics:
-    """Measure what an attack did; with whose verifier it was played, and what was read."""
+    """Measure an attack; its metrics name the run of the verifier and the provers' knowledge."""
     run, parameters = session.run, session.parameters
     attack, target = parameters.attack, parameters.target_run
     assert target is not None  # it is an attack
     source = RunStore(run.store, target)
     script = find_attack_script(session.game)
     # A script is told nothing.
-    told = None if script else is_told(parameters, source, session.problems[TEST][0])
+    is_informed = None if script else is_told(parameters, source, session.problems[TEST][0])
     own_test = read_own_test(source, attack.iteration)
     if parameters.choice is not None:
         figures = measure_choices(run, session.game, iteration, own_test)
@@ -128,15 +135,15 @@ def _measured_attack(session: Session, iteration: int) -> AttackMetrics:
         by=attack.by,
         model=find_models(session, iteration)[verifier].model,
         script=script and script.model,
-        told=told,
+        told=is_informed,
         **describe_start(run, parameters),
     )
-    figures = without_lying(figures) if told is False else figures
+    figures = without_lying(figures) if is_informed is False else figures
     left_out = len(session.left_out.get(TEST, {}))
     metrics = figures.model_copy(update={"attack": facts, "problems_left_out": left_out})
     path = run.metrics(iteration, ATTACK)
-    stored = run.write_json_once(path, metrics.as_json(), lease=session.lease)
-    return validate_document(stored, AttackMetrics, path)
+    document = run.write_json_once(path, metrics.as_json(), lease=session.lease)
+    return validate_document(document, AttackMetrics, path)
 
 
 def _test_before(session: Session, iteration: int) -> float | None:
@@ -155,7 +162,7 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
     figures: dict[str, object] = {}
     provers, claims = session.game.protocol.provers, session.game.scenario.claims
     if provers and claims:
-        # What is shown is in the document beside; these metrics stay what they have always been.
+        # The figures shown are in the document beside; these metrics keep their old meaning.
         believed = believe_the_prover(
             rollouts.episodes,
             rollouts.generations,
@@ -163,7 +170,7 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
             provers=provers,
             counts_silence=True,
         )
-        # Where nobody has claimed anything there is nothing to believe.
+        # Where no prover has claimed anything there is nothing to believe.
         if believed.no_decision_rate is not None and believed.no_decision_rate < 1:
             figures["believe_the_prover"] = believed
     if (voted := majority(rollouts.episodes, seed=session.parameters.seed)) and split == TEST:
@@ -175,22 +182,22 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
         figures["by_opponent"] = by_opponent
     if invalid := invalid_answers(rollouts.generations):
         figures["invalid_answers"] = invalid
-    played = name_played_problems(session.parameters, split)
-    played = VALIDATION if played == CANDIDATE else played
-    figures["problems_left_out"] = len(session.left_out.get(played, {}))
+    problem_split = name_played_problems(session.parameters, split)
+    problem_split = VALIDATION if problem_split == CANDIDATE else problem_split
+    figures["problems_left_out"] = len(session.left_out.get(problem_split, {}))
     figures["rollouts"] = read_split_digest(run.store, directory)
     if session.game.scenario.labels_in_play:
         figures["labels"] = LabelledSolutions(
             **count_split_labels(run.store, directory),
             workers=session.game.scenario.label_workers(),
         )
-    measured = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
-    metrics = SplitMetrics.model_validate({**dict(measured), **figures})
+    plain_metrics = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
+    metrics = SplitMetrics.model_validate({**dict(plain_metrics), **figures})
     intervals = write_intervals(session, iteration, split, metrics, rollouts)
     # After the intervals, so that metrics on record have theirs beside them.
     path = run.metrics(iteration, split)
-    stored = run.write_json_once(path, metrics.as_json(), lease=session.lease)
-    return combine_metrics(validate_document(stored, SplitMetrics, path), intervals)
+    document = run.write_json_once(path, metrics.as_json(), lease=session.lease)
+    return combine_metrics(validate_document(document, SplitMetrics, path), intervals)
 
 
 def _by_opponent(
@@ -208,14 +215,14 @@ def count_split_labels(store: Store, directory: str) -> dict[str, Any]:
     """Count by kind the solutions of a committed split labelled in play, with the time it took."""
     stage = read_manifest(store, directory)
     shards = [read_manifest(store, directory, shard_manifest(name)) for name in shards_of(stage)]
-    made = [ShardFacts.from_manifest(shard).labels for shard in shards]
-    return reduce(add_counts, filter(None, made), LabelCounts()).model_dump()
+    label_counts = [ShardFacts.from_manifest(shard).labels for shard in shards]
+    return reduce(add_counts, filter(None, label_counts), LabelCounts()).model_dump()
 
 
 def save_transcripts(session: Session, iteration: int, split: str) -> str:
     """Write all episodes of a committed split as one YAML or JSON file, if it is not there.
 
-    The texts are those of the rollouts; this is for reading, with its SHA-256 beside it. Returns
+    The texts are copied from the rollouts; this is for reading, with its SHA-256 beside it. Returns
     its path in the store.
     """
     run, form = session.run, session.parameters.text_rl.transcript_format
@@ -235,7 +242,7 @@ def save_transcripts(session: Session, iteration: int, split: str) -> str:
             json.loads(json.dumps(plain)), Dumper=_YAML, sort_keys=False, allow_unicode=True
         )
     content = text.encode()
-    # First, as nobody looks for it: with the episodes there it must be, too.
+    # First: no caller looks for it, and beside the episodes it must be there, too.
     line = f"{sha256(content).hexdigest()}  {path.rpartition('/')[2]}\n"
     run.store.put(f"{path}{CHECKSUM_SUFFIX}", line.encode())
     run.store.put(path, content)
@@ -252,15 +259,15 @@ def write_intervals(
     """Read the document of a committed split with these metrics, or make it of its rollouts."""
     run, directory = session.run, session.run.rollouts(iteration, split)
     path = run.intervals(iteration, split)
-    stored = read_document(run, path, SplitIntervals)
-    if stored is not None:
-        return stored
+    recorded_intervals = read_document(run, path, SplitIntervals)
+    if recorded_intervals is not None:
+        return recorded_intervals
     rollouts = rollouts or read_rollouts(run.store, directory)
     scenario, seed = session.game.scenario, session.parameters.seed
     document = measure_intervals(rollouts, metrics, seed, scenario.split_by)
     game = scenario.claims, session.game.protocol.provers
     baselines = measure_baselines(rollouts, metrics, seed, scenario.split_by, *game)
-    beside = {"baselines": baselines, "rollouts": read_split_digest(run.store, directory)}
-    whole = document.model_copy(update=beside)
-    written = run.write_json_once(path, whole.as_json(), lease=session.lease)
-    return validate_document(written, SplitIntervals, path)
+    additions = {"baselines": baselines, "rollouts": read_split_digest(run.store, directory)}
+    whole = document.model_copy(update=additions)
+    content = run.write_json_once(path, whole.as_json(), lease=session.lease)
+    return validate_document(content, SplitIntervals, path)

@@ -4,7 +4,7 @@ The plan is written once, so a resumed run cuts the same shards.
 
 plan_split    which shards are still to be played
 play_shards   several at once
-play_shard    one: what the journal has is reused, the rest is asked for, all is committed
+play_shard    one: answers in the journal are reused, the rest is asked for, all is committed
 commit_split  all of them as one
 split_play    its episodes, plan and models, which all shards share
 """
@@ -73,7 +73,7 @@ from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_new_models, find_opponents, find_player
 
 # More than can play, so that no call that is free waits for a shard to begin; not all there are,
-# because what is under way is in memory.
+# because episodes under way are in memory.
 _EPISODES_READY = 4  # under way or waiting for a place, for each call in flight
 _SHARDS_ENDING = 4  # beside those that fill the places: each waits for its slowest episodes
 _MOST_KEPT = 4  # splits whose episodes are kept in memory; an iteration has no more
@@ -96,24 +96,24 @@ class SplitPlay:
             episodes_per_shard=self.session.parameters.rollouts.episodes_per_shard,
             plan_digest=digest([spec.key for spec in self.specs]),
         )
-        recorded = read_document(run, path, SplitPlan)
-        if recorded is None:
-            stored = run.write_json_once(path, plan.model_dump(), lease=self.session.lease)
-            recorded = validate_document(stored, SplitPlan, path)
-        if recorded.plan_digest == plan.plan_digest:
-            return recorded
+        plan_on_record = read_document(run, path, SplitPlan)
+        if plan_on_record is None:
+            content = run.write_json_once(path, plan.model_dump(), lease=self.session.lease)
+            plan_on_record = validate_document(content, SplitPlan, path)
+        if plan_on_record.plan_digest == plan.plan_digest:
+            return plan_on_record
         # A fork has splits that were played under the name of the run that it comes from.
         if is_committed(self.store, self.directory) and run.open().forked_from is not None:
-            return recorded
+            return plan_on_record
         raise RunConflictError(
-            f"{path}: planned {recorded.episodes} episodes with digest "
-            f"{recorded.plan_digest[:12]}, the settings now give {plan.episodes} with "
+            f"{path}: planned {plan_on_record.episodes} episodes with digest "
+            f"{plan_on_record.plan_digest[:12]}, the settings now give {plan.episodes} with "
             f"{plan.plan_digest[:12]}; go on with the settings and problems of then"
         )
 
     @cached_property
     def failures(self) -> Failures:
-        """Count failed episodes over all shards, begun with those of committed ones."""
+        """Count failed episodes over all shards, begun with the failures of committed ones."""
         return self.committed_failures()
 
     def committed_failures(self) -> Failures:
@@ -162,13 +162,13 @@ class SplitPlay:
         )
 
     async def play(self, specs: Sequence[EpisodeSpec], journal: GroupCommits) -> PlayedShard:
-        """Take what the journal has, and ask for the rest."""
+        """Take the answers of the journal, and ask for the rest."""
         session = self.session
         records = journal.replay()
-        recorded = recorded_calls(records, journal.name)
+        calls = recorded_calls(records, journal.name)
         labels = recorded_labels(records, journal.name)
         # Before anything is asked: a shard with the answers of two models would be of none.
-        self._check_models(recorded, journal.name)
+        self._check_models(calls, journal.name)
 
         async def work() -> PlayedShard:
             context = ShardContext(
@@ -177,7 +177,7 @@ class SplitPlay:
                 players=self._players(),
                 client=session.client,
                 log=journal,
-                recorded=recorded,
+                recorded=calls,
                 progress=session.progress,
                 failures=self.failures,
                 places=session.places,
@@ -189,22 +189,29 @@ class SplitPlay:
 
         return await session.with_server(work)
 
-    def commit(self, shard: str, specs: Sequence[EpisodeSpec], played: PlayedShard) -> Manifest:
-        """Publish what was played, in the order of the plan."""
-        # What is played side by side ends in another order each time, and equal seeds have to give
+    def commit(
+        self, shard: str, specs: Sequence[EpisodeSpec], shard_played: PlayedShard
+    ) -> Manifest:
+        """Publish the episodes played, in the order of the plan."""
+        # Episodes played side by side end in another order each time, and equal seeds have to give
         # equal tables.
         order = {(spec.problem.id, spec.sample): i for i, spec in enumerate(specs)}
-        played.episodes.sort(
+        shard_played.episodes.sort(
             key=lambda row: (order[row.problem, row.sample], parse_path(row.branch_path))
         )
-        played.choices.sort(key=lambda row: (order[row.problem, row.sample], row.n))
-        failed = set(played.failed)
-        shared = count_shared_prompts(played.generations, played.timings)
+        shard_played.choices.sort(key=lambda row: (order[row.problem, row.sample], row.n))
+        failed = set(shard_played.failed)
+        shared = count_shared_prompts(shard_played.generations, shard_played.timings)
         return commit_shard(
             self.store,
             self.directory,
             shard,
-            build_tables(played.episodes, played.generations, played.timings, played.choices),
+            build_tables(
+                shard_played.episodes,
+                shard_played.generations,
+                shard_played.timings,
+                shard_played.choices,
+            ),
             inputs={
                 "plan": self.plan.plan_digest,
                 "models": digest(self.models),
@@ -212,20 +219,24 @@ class SplitPlay:
             },
             extra={
                 "failed": [spec.key for spec in specs if spec.key in failed],
-                **({"labels": count_labels(played.labels).model_dump()} if played.labels else {}),
+                **(
+                    {"labels": count_labels(shard_played.labels).model_dump()}
+                    if shard_played.labels
+                    else {}
+                ),
                 **({SHARED_PROMPTS: shared} if shared else {}),
             },
             lease=self.session.lease,
         )
 
     def _branch(self) -> Branch:
-        """Trees are for training by preferences; what is evaluated is played as it is."""
+        """Trees are for training by preferences; evaluated splits are played as they are."""
         if self.split != TRAIN or self.session.parameters.method(self.iteration) != "dpo":
             return no_branching
         return Branching(self.session.parameters, self.session.game.protocol, self.iteration)
 
     def _way(self) -> PlaySpec:
-        """Return what plays an episode: the game as it is, or an attack on the verifier."""
+        """Return the function that plays an episode: the game as it is, or an attack."""
         if not self._chooses():
             return play_episode
         return make_choice_play(self.session.parameters).play
@@ -246,9 +257,11 @@ class SplitPlay:
         trains_tokens = self.split == TRAIN and parameters.method(self.iteration) == "trajectories"
         for group, agents in parameters.groups.items():
             is_trained = trains_tokens and group in parameters.trainable_groups
-            recorded = parameters.training_agents(group, self.iteration) if is_trained else ()
+            recorded_agents = (
+                parameters.training_agents(group, self.iteration) if is_trained else ()
+            )
             for agent in agents:
-                settings, is_recorded = parameters.model_agents[agent], agent in recorded
+                settings, is_recorded = parameters.model_agents[agent], agent in recorded_agents
                 has_some = gives_logprobs(parameters, settings)
                 recorded_top = parameters.rollouts.record_top_logprobs if has_some else 0
                 players[agent] = Player(
@@ -267,7 +280,7 @@ class SplitPlay:
     def _other_players(self) -> dict[tuple[str, OpponentKey], Player]:
         """List the agents with another model in some episodes.
 
-        Earlier models are sampled as the present ones are, those of other runs as they were there.
+        Earlier models are sampled as the present ones are, models of other runs as they were there.
         """
         if not self.opponents:
             return {}
@@ -281,7 +294,7 @@ class SplitPlay:
             settings = game.of_others[key].parameters.prompted_agents[agent]
             if (script := scripts.get(key)) is not None:
                 return Player(agent, model, None, settings, script=script)
-            # Nobody is trained on it, so its tokens are not kept, and its sampling is its own.
+            # No agent is trained on it, so its tokens are not kept, and its sampling is its own.
             return replace(player, parameters=settings, record_tokens=False, record_logprobs=False)
 
         return {
@@ -291,27 +304,27 @@ class SplitPlay:
         }
 
     def _judged_by_tokens(self) -> tuple[str, ...]:
-        """The agents whose answers an attack weighs by their log-probabilities."""
+        """The agents with answers that an attack weighs by their log-probabilities."""
         parameters = self.session.parameters
         if not self._chooses() or not judges_by_tokens(parameters):
             return ()
         host = find_host(parameters, parameters.model_agents["verifier"])
         return ("verifier",) if host.gives_logprobs else ()
 
-    def _check_models(self, recorded: Mapping[str, CallRecord], path: str) -> None:
-        """Raise RunConflictError for a journal with answers of other models than those of now."""
+    def _check_models(self, calls: Mapping[str, CallRecord], path: str) -> None:
+        """Raise RunConflictError for a journal with answers of other models than these."""
         groups = self.session.parameters.groups
         plays = {agent: self.models[group] for group in groups for agent in groups[group]}
         scripted = make_scripted_players(self.session.game)
         writing = name_writing_model(self.session.game) if self._chooses() else None
         plays |= {agent: player.model for agent, player in scripted.items()}
-        for record in recorded.values():
-            agent, asked = record.generation.agent, record.generation.model_asked
-            if asked in self.opponents.get(agent, {}).values() or asked == writing:
+        for record in calls.values():
+            agent, model = record.generation.agent, record.generation.model_asked
+            if model in self.opponents.get(agent, {}).values() or model == writing:
                 continue
-            if asked != plays.get(agent, asked):  # a random agent has no model
+            if model != plays.get(agent, model):  # a random agent has no model
                 raise RunConflictError(
-                    f"{path}: holds answers of {asked!r} to {agent}, which now plays with "
+                    f"{path}: holds answers of {model!r} to {agent}, which now plays with "
                     f"{plays[agent]!r}"
                 )
 
@@ -351,21 +364,22 @@ def plan_split(session: Session, iteration: int, split: str) -> list[str]:
     """Plan a split, and show it as begun. Returns the shards still to be played."""
     play = split_play(session, iteration, split)
     plan = play.plan
-    left = [shard for shard in plan.shards if not play.is_done(shard)]
-    done = plan.episodes - sum(len(play.specs_by_shard[shard]) for shard in left)
-    failed = len(play.failures.keys) if done else 0
-    session.progress.start_episodes(split, plan.episodes, done, failed)
-    before = f", {done} of them are there already" if done else ""
-    of = name_played_problems(session.parameters, split)
+    open_shards = [shard for shard in plan.shards if not play.is_done(shard)]
+    done_count = plan.episodes - sum(len(play.specs_by_shard[shard]) for shard in open_shards)
+    failed = len(play.failures.keys) if done_count else 0
+    session.progress.start_episodes(split, plan.episodes, done_count, failed)
+    done_words = f", {done_count} of them are there already" if done_count else ""
+    kind = name_played_problems(session.parameters, split)
     session.tell(
         "play",
-        f"iteration {iteration}: playing {of} problems, {amount(plan.episodes, 'episode')}{before}",
+        f"iteration {iteration}: playing {kind} problems, "
+        f"{amount(plan.episodes, 'episode')}{done_words}",
         iteration=iteration,
         split=split,
         episodes=plan.episodes,
-        done=done,
+        done=done_count,
     )
-    return left
+    return open_shards
 
 
 async def play_shards(
@@ -416,7 +430,7 @@ class CommittedSplit:
 async def play_shard(session: Session, iteration: int, split: str, shard: str) -> CommittedShard:
     """Play one shard and commit it; a committed one is left as it is.
 
-    Raises StageError when too many episodes fail; the journal then keeps what was generated.
+    Raises StageError when too many episodes fail; the journal then keeps the answers.
     """
     play = split_play(session, iteration, split)
     if play.is_done(shard):  # by an earlier try of this task
@@ -426,13 +440,13 @@ async def play_shard(session: Session, iteration: int, split: str, shard: str) -
     # 1. Play, with every answer in the journal before it is used.
     journal = open_journal(play.store, play.journal(shard), session.lease.epoch)
     try:
-        played = await play.play(specs, journal)
+        shard_played = await play.play(specs, journal)
     finally:
         await journal.aclose()
     # 2. Commit, in a thread: other shards go on playing meanwhile.
-    manifest = await in_thread(partial(play.commit, shard, specs, played))
-    # 3. What the journal held is committed. The other way round a kill would lose answers that
-    #    were paid for.
+    manifest = await in_thread(partial(play.commit, shard, specs, shard_played))
+    # 3. Its answers are committed. The other way round a kill would lose answers that were paid
+    #    for.
     journal.remove()
     return CommittedShard(
         shard,

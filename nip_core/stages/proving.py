@@ -28,17 +28,17 @@ from nip_core.stages.served import find_models, find_new_models, find_opponents
 async def prove_serving(session: Session, iteration: int) -> dict[str, str]:
     """Prove the trained models of `iteration` before they play; name the models by group.
 
-    These are the models of a run that is opened again, those of another run, those that newer
-    base models have taken the place of, and those of earlier iterations or other runs that play in
+    These are the models of a run that is opened again, models of another run, models that newer
+    base models have replaced, and models of earlier iterations or other runs that play in
     training. Where nothing was trained nothing is asked.
     """
     models = find_models(session, iteration)
     # A model that no iteration has trained is the one of the server's configuration: nothing was
     # saved that it could be compared with.
-    trained = {g: model for g, model in models.items() if model.trained_in is not None}
+    trained_models = {g: model for g, model in models.items() if model.trained_in is not None}
     await return_places(session, {g: m for g, m in models.items() if m.trained_in is None})
-    if trained:
-        await prove_all(session, trained)
+    if trained_models:
+        await prove_all(session, trained_models)
     await _prove_opponents(session, iteration)
     return {group: model.model for group, model in models.items()}
 
@@ -88,7 +88,7 @@ async def _prove_each(
 async def prove(
     parameters: HyperParameters,
     group: str,
-    at: Endpoints,
+    endpoints: Endpoints,
     client: ChatClient,
     model: ServedModel,
 ) -> ServedModel:
@@ -96,9 +96,9 @@ async def prove(
 
     It counts only if it answers under its own name; where the back-end proves models it also needs
     the proof that the saved weights are the ones that answer. Raises StageError if it does not, or
-    is not there; ServerError if nobody answers.
+    is not there; ServerError if no server answers.
     """
-    agent, where = parameters.group_parameters(group), at.control.base_url
+    agent, address = parameters.group_parameters(group), endpoints.control.base_url
 
     async def ask() -> None:
         message = {"role": "user", "content": "-"}
@@ -107,14 +107,14 @@ async def prove(
         # As short as may be: that it answers is all that is asked, and providers send bills.
         body[dialect.limit] = dialect.least_limit
         try:
-            await client.complete(at.play, body)
+            await client.complete(endpoints.play, body)
         except RequestRefusedError as refused:
-            # It answers, and thinks: OpenAI refuses afterwards what has not come to a text.
+            # It answers, and thinks: OpenAI refuses an answer afterwards that has no text yet.
             if "output limit was reached" not in str(refused):
                 raise
 
     # 1. Is it there, and does its server prove it?
-    async with open_backend(agent.provider, at.control) as backend:
+    async with open_backend(agent.provider, endpoints.control) as backend:
         facts = await _describe(backend, model.model)
         if backend.proves and not facts.is_proved:
             # An adapter that is not loaded is loaded, and proved, when it is asked for.
@@ -122,13 +122,13 @@ async def prove(
             facts = await _describe(backend, model.model)
     if backend.proves and not facts.is_proved:
         raise StageError(
-            f"{where}: model {model.model} is there, but it is not proved that it "
+            f"{address}: model {model.model} is there, but it is not proved that it "
             f"answers with the weights that its job saved: {facts.proof}"
         )
     # 2. Are its weights those on record?
     if model.digest is not None and facts.digest != model.digest:
         raise StageError(
-            f"{where}: model {model.model} has other weights than those on record "
+            f"{address}: model {model.model} has other weights than those on record "
             f"(content digest {facts.digest}, on record {model.digest})"
         )
     # 3. Does it answer?
@@ -137,7 +137,7 @@ async def prove(
 
 
 async def _describe(backend: Backend, model: str) -> ModelView:
-    """Return what is known of a model; one that has lost its place is started first."""
+    """Return its server's view of a model; one that has lost its place is started first."""
     try:
         return await backend.bring_model(model)
     except Refused as error:

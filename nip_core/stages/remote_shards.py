@@ -1,6 +1,6 @@
 """Playing shards of a run in other processes, and on other machines, under the lease of its runner.
 
-Ticket       what such a process has to be told: plain JSON without keys
+Ticket       the facts that such a process needs: plain JSON without keys
 make_ticket  the ticket of an open session
 open_apart   the session that a process opens with it
 count_while  shows how much they have played
@@ -8,7 +8,7 @@ count_while  shows how much they have played
 A process apart reads and writes the run store by itself, so that must be one that it reaches: a
 bucket, or a disk that all share. Its commits carry the runner's fence; when the runner is
 replaced they are refused as its own would be. It starts no server and submits no job. Keys come
-from its own environment; that of the run's own server from the server's directory.
+from its own environment; the key of the run's own server from the server's directory.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ models of another run, and `own_server`: its url and the file with its key, or N
 
 
 def make_ticket(session: Session) -> Ticket:
-    """Return what another process needs to play shards of this run."""
+    """Return the ticket with which another process plays shards of this run."""
     server = session.server
     return {
         "parameters": session.parameters.to_dict(),
@@ -80,7 +80,7 @@ async def open_apart(ticket: Ticket) -> AsyncIterator[Session]:
     lease.check()
     # 2. The same problems, or the episodes would be others.
     problems = load_all_problems(parameters)
-    digests = {split: digest_problems(chosen) for split, chosen in problems.items()}
+    digests = {split: digest_problems(split_problems) for split, split_problems in problems.items()}
     if digests != ticket["contents"]["problems"]:
         raise RunConflictError(
             f"run {run.name!r}: the dataset {parameters.dataset} has other problems here than when "
@@ -135,7 +135,7 @@ async def count_while(
 
 
 def _endpoints(parameters: HyperParameters, ticket: Ticket) -> Mapping[str, Endpoints]:
-    """Those of other servers, and for the other groups the run's own."""
+    """The endpoints of other servers, and for the other groups the run's own server."""
     endpoints = dict(find_remote_endpoints(parameters))
     server = ticket["own_server"]
     if server is None:
@@ -148,7 +148,7 @@ def _endpoints(parameters: HyperParameters, ticket: Ticket) -> Mapping[str, Endp
             f"({error.strerror}); on other machines name a server in lm_server.url, with its key "
             "in NIP_API_KEY"
         ) from error
-    at = Endpoint(server["url"], key, joins=True)
+    endpoint = Endpoint(server["url"], key, joins=True)
     for group in parameters.groups:
-        endpoints.setdefault(group, Endpoints(at, at))
+        endpoints.setdefault(group, Endpoints(endpoint, endpoint))
     return endpoints

@@ -33,18 +33,18 @@ def find_models(session: Session, iteration: int) -> dict[str, ServedModel]:
 
 def find_new_models(session: Session, iteration: int) -> dict[str, ServedModel]:
     """By group, the models of the iteration's succeeded jobs; not yet proved."""
-    trained = {}
+    new_models = {}
     for group in session.parameters.trainable_groups:
         record = read_job(session.run, session.run.job(iteration, group))
         if record is not None and record.succeeded:
             assert record.model is not None  # a succeeded job has one
-            trained[group] = ServedModel(
+            new_models[group] = ServedModel(
                 model=record.model,
                 base_model=session.base_model(group),
                 trained_in=iteration,
                 job_id=record.id,
             )
-    return trained
+    return new_models
 
 
 def find_opponents(session: Session, iteration: int) -> dict[str, dict[OpponentKey, ServedModel]]:
@@ -58,12 +58,12 @@ def find_opponents(session: Session, iteration: int) -> dict[str, dict[OpponentK
         return {}
     if parameters.opponents.kind == RUNS:
         return list_of_others(parameters)
-    played = [find_models(session, 0)]
-    played += [swap.groups for swap in session.records.swaps(iteration)]
-    names = [{group: model.model for group, model in groups.items()} for groups in played]
+    earlier_models = [find_models(session, 0)]
+    earlier_models += [swap.groups for swap in session.records.swaps(iteration)]
+    names = [{group: model.model for group, model in groups.items()} for groups in earlier_models]
     group_of = map_agents_to_groups(parameters)
     return {
-        agent: {first: played[int(first)][group_of[agent]] for first in models}
+        agent: {first: earlier_models[int(first)][group_of[agent]] for first in models}
         for agent, models in name_opponents(parameters, names).items()
     }
 

@@ -2,8 +2,8 @@
 
 StageTimes  the stages of one iteration, timed and shown while they go on
 
-A process that is killed takes its clocks along. So what a stage has taken is put on record while it
-goes on, as a sum and not as something to add: whoever writes it, however often, nothing counts
+A process that is killed takes its clocks along. So the seconds of a stage are put on record while
+it goes on, as a sum and not as a part to add: several writers, and repeated writes, count nothing
 twice. A kill loses at most `EVERY_S` of an iteration. It is for people alone: where it can't be
 written the run goes on, and on an object store a runner that was replaced may, in the moment of it,
 put an older sum in the place of a newer one.
@@ -27,7 +27,7 @@ class StageTimes:
     """The stages of one iteration, by one process at a time."""
 
     def __init__(self, session: Session, iteration: int) -> None:
-        """Reads what earlier processes have put on record."""
+        """Reads the seconds that earlier processes have put on record."""
         self._session, self._iteration = session, iteration
         self.seconds = read_seconds_so_far(session.run, iteration)
         """By stage."""
@@ -41,7 +41,7 @@ class StageTimes:
         before_s, began_s = self.seconds.get(stage, 0.0), clock()
 
         def count() -> float:
-            """Bring the sum up to date; returns what of the iteration is on no record."""
+            """Bring the sum up to date; returns the seconds that are on no record."""
             self.seconds[stage] = round(before_s + clock() - began_s, 3)
             return sum(self.seconds.values()) - self._recorded_s
 

@@ -19,35 +19,35 @@ from nip_core.stages.training import list_scheduled_groups
 
 
 async def swap_models(
-    session: Session, iteration: int, proved: Mapping[str, ServedModel]
+    session: Session, iteration: int, candidates: Mapping[str, ServedModel]
 ) -> dict[str, str]:
     """Record who serves from the next iteration on; returns the models' names by group.
 
-    New models do, all of them `proved` just before, once they have passed the gate where the
-    settings ask for one; then both sides must have played.
+    New models do, all of them proved just before, as `candidates`, once they have passed the gate
+    where the settings ask for one; then both sides must have played.
     """
     # 1. A swap that is on record stays as it is.
     if session.run.store.exists(session.run.models(iteration)):
         return await prove_serving(session, iteration + 1)
     # 2. The gate takes all new models or none.
-    after, promotion = find_models(session, iteration), None
+    next_models, promotion = find_models(session, iteration), None
     if is_due(session, iteration):
         # Those that are not taken can be found again, too.
-        promotion = replace(decide(session, iteration), candidates=proved)
+        promotion = replace(decide(session, iteration), candidates=candidates)
     if promotion is None or promotion.promoted:
-        after |= proved
-    # 3. From here on they serve, whatever happens to this process.
+        next_models |= candidates
+    # 3. From here on they serve, even if this process dies.
     due = list_scheduled_groups(session.parameters, iteration)
     waiting = [group for group in session.parameters.trainable_groups if group not in due]
-    stored = _record_swap(session, iteration, after, waiting, promotion)
+    models_on_record = _record_swap(session, iteration, next_models, waiting, promotion)
     if promotion is not None:
         gate = f"iteration {iteration}: {gate_line(promotion)}"
         figures = {name: x for name, x in promotion.to_document().items() if name != "candidates"}
         session.tell("gate", gate, iteration=iteration, **figures)
         # The new models have played last, and where base models take turns theirs has the place.
         if not promotion.promoted:
-            await return_places(session, after)
-    names = {group: model.model for group, model in stored.items()}
+            await return_places(session, next_models)
+    names = {group: model.model for group, model in models_on_record.items()}
     serving = ", ".join(f"{group}: {model}" for group, model in names.items())
     words = f"iteration {iteration}: the models from here on are {serving}"
     session.tell("swap", words, iteration=iteration, models=names)
@@ -62,8 +62,8 @@ def pass_on(session: Session, iteration: int) -> dict[str, str]:
     """
     if iteration == session.parameters.rl.num_iterations:
         return {}
-    stored = _record_swap(session, iteration, session.origin[iteration + 1])
-    return {group: model.model for group, model in stored.items()}
+    models_on_record = _record_swap(session, iteration, session.origin[iteration + 1])
+    return {group: model.model for group, model in models_on_record.items()}
 
 
 def _record_swap(
@@ -84,6 +84,6 @@ def _record_swap(
         keep_models(session.run, session.server.directory, names, session.lease)
     swap = Swap(groups=dict(models), not_scheduled=list(not_scheduled), promotion=promotion)
     path = session.run.models(iteration)
-    # Of two runners that write it the first counts, so what is returned is what stands there.
-    stored = session.run.write_json_once(path, swap.to_document(), lease=session.lease)
-    return validate_document(stored, Swap, path).groups
+    # Of two runners that write it the first counts, so the models on record are returned.
+    document = session.run.write_json_once(path, swap.to_document(), lease=session.lease)
+    return validate_document(document, Swap, path).groups

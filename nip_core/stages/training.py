@@ -59,39 +59,45 @@ class JobReference:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """What a wait for a job has come to."""
+    """The end of a wait for a job."""
 
     job: JobReference
     again: bool = False
     """The job gave no model, and another one is to be submitted."""
     parked: str | None = None
-    """In words, what the run waits for: the job goes on, and the settings say not to wait longer.
-    None: it has ended."""
+    """The reason in words why the run waits: the job goes on, and the settings end the wait. None:
+    it has ended."""
 
 
 async def submit_job(session: Session, iteration: int, group: str) -> JobReference:
     """Submit the group's job, unless it was submitted before.
 
-    What it takes is on record before anything is sent. Raises StageError for examples that the
+    Its tokens are on record before anything is sent. Raises StageError for examples that the
     back-end would refuse.
     """
-    # 1. What the job is follows from settings, dataset and parent alone.
+    # 1. The job follows from settings, dataset and parent alone.
     directory = session.run.dataset(iteration, group)
     facts = DatasetFacts.from_manifest(read_manifest(session.run.store, directory))
     dataset = open_dataset(session.run.store, directory)
     out = read_held_out(session.parameters, dataset)
     spec = make_job_spec(session, iteration, group, facts, out)
     # 2. One that is on record as submitted is not asked for again.
-    stored = _stored(session, iteration, group)
-    if stored is not None and stored.key == spec.key and stored.id is not None:
-        return _announce(session, stored)
+    earlier_record = _stored(session, iteration, group)
+    if (
+        earlier_record is not None
+        and earlier_record.key == spec.key
+        and earlier_record.id is not None
+    ):
+        return _announce(session, earlier_record)
     epochs, tokens = spec.hyper_parameters["n_epochs"], facts.tokens
     note = describe_dataset(facts, epochs)
     # A create that was cut short may have made the job: the budget counts it already.
-    is_new = stored is None or stored.key != spec.key or not stored.creates_open
+    is_new = (
+        earlier_record is None or earlier_record.key != spec.key or not earlier_record.creates_open
+    )
     if is_new and spec.examples >= MIN_EXAMPLES:  # with fewer the ledger skips it, for nothing
-        what = f"the job of group {group}, iteration {iteration},"
-        session.budget.admit_job(what, group, None if tokens is None else epochs * tokens)
+        job_words = f"the job of group {group}, iteration {iteration},"
+        session.budget.admit_job(job_words, group, None if tokens is None else epochs * tokens)
     if is_new:
         session.progress.count_job()
 
@@ -115,8 +121,8 @@ async def submit_job(session: Session, iteration: int, group: str) -> JobReferen
 def _announce(session: Session, record: JobRecord) -> JobReference:
     """Announce the submitted job."""
     reference = _reference(record)
-    what = f"trains as job {record.id}" if record.id else f"has no job, {reference.status}"
-    words = f"iteration {record.iteration}: {record.group} {what}"
+    news = f"trains as job {record.id}" if record.id else f"has no job, {reference.status}"
+    words = f"iteration {record.iteration}: {record.group} {news}"
     session.tell("submit", words, iteration=record.iteration, **asdict(reference))
     return reference
 
@@ -166,7 +172,7 @@ async def wait_for_job(session: Session, iteration: int, group: str) -> JobEnd:
             words = f"iteration {iteration}: parked, {parked}"
             session.tell("parked", words, iteration=iteration, group=group, job=record.id)
             return JobEnd(_reference(record), parked=str(parked))
-    # 2. A job without a model: the settings say what follows.
+    # 2. A job without a model: the settings decide the next step.
     step = choose_next_step(session.parameters, record)
     if step == "stop":
         raise make_stop_error(record, session.run.job(iteration, group))
@@ -187,7 +193,7 @@ async def _watch(
     view: JobView | None,
     trouble: str,
 ) -> None:
-    """Show what a look at a job has seen."""
+    """Show the state of a job after a look at it."""
     if trouble:
         progress.count_retry(f"job {activity.job}: {trouble}")
     if view is None:
@@ -230,10 +236,10 @@ class _Figures:
 
 
 def _figures(record: JobRecord) -> _Figures:
-    told = read_step_figures(record.backend_events)
-    losses = [step.loss for step in told.values() if step.loss is not None]
-    facts: dict[str, Any] = {"steps": max(told, default=None), "tokens": record.trained_tokens}
-    words = f", {amount(facts['steps'], 'step')}" if told else ""
+    steps = read_step_figures(record.backend_events)
+    losses = [step.loss for step in steps.values() if step.loss is not None]
+    facts: dict[str, Any] = {"steps": max(steps, default=None), "tokens": record.trained_tokens}
+    words = f", {amount(facts['steps'], 'step')}" if steps else ""
     if losses:
         facts |= {"first_loss": losses[0], "last_loss": losses[-1]}
         words += f", loss {losses[0]:.3g} to {losses[-1]:.3g}"
@@ -248,7 +254,7 @@ def make_job_spec(
 ) -> JobSpec:
     """The group's job of this iteration: equal settings and data, equal job.
 
-    `dataset` is what its manifest says of it, `out` the questions that are not trained on.
+    `dataset` has the facts of its manifest, `out` the questions that are not trained on.
     """
     parameters = session.parameters
     current = find_models(session, iteration)[group]
@@ -258,7 +264,7 @@ def make_job_spec(
         model=current.base_model if from_base else current.model,
         digest=None if from_base else current.digest,
         is_base=from_base,
-        # What was stacked too high was merged into a base model, and goes on as one.
+        # An adapter stacked too high was merged into a base model, and goes on as one.
         can_stack=current.kind != "base",
     )
     validation_examples = dataset.validation_examples
@@ -284,12 +290,14 @@ def _attempt(session: Session, iteration: int, group: str) -> int:
         return number_next_attempt(session.run, iteration, group)
     if record.state != "terminal" or record.outcome in ("succeeded", "skipped"):
         return record.attempt
-    again = session.retry_failed_jobs or choose_next_step(session.parameters, record) == "try_again"
-    return record.attempt + 1 if again else record.attempt
+    is_retried = (
+        session.retry_failed_jobs or choose_next_step(session.parameters, record) == "try_again"
+    )
+    return record.attempt + 1 if is_retried else record.attempt
 
 
 def _stored(session: Session, iteration: int, group: str) -> JobRecord | None:
-    """Return what is recorded of the group's job, if there is one."""
+    """Return the record of the group's job, if there is one."""
     return read_job(session.run, session.run.job(iteration, group))
 
 
@@ -320,7 +328,7 @@ def _ledger(session: Session, group: str) -> AbstractAsyncContextManager[tuple[L
 
 
 def choose_next_step(parameters: HyperParameters, record: JobRecord) -> Step:
-    """Decide what follows from a job on record as terminal.
+    """Decide the step after a job that is on record as terminal.
 
     A job is tried again until it has had `fine_tuning.max_attempts`, those on record before it
     included; the next failure stops the run.

@@ -1,15 +1,15 @@
 """The data of all trainers: rollouts, and the examples chosen from them.
 
 Rollouts      committed rollouts that can be read again and again, whole or shard by shard
-OfProblems    those of some problems only
+OfProblems    the rollouts of some problems only
 Example       a conversation to imitate (method ``supervised``)
 Pair          a better and a worse answer to one prompt (``dpo``)
-Trajectory    what an agent generated in an episode, with its advantage (``trajectories``)
+Trajectory    an agent's tokens in an episode, with its advantage (``trajectories``)
 InParts       examples that can be made part by part, each in another process
-Choice        what a trainer chose: examples in the order of play, and how many of what
+Choice        the choice of a trainer: examples in the order of play, and counts
 Chooser       the function that every trainer is
 
-A trainer is a pure function. It reads small columns of all rollouts to decide what is chosen, and
+A trainer is a pure function. It reads small columns of all rollouts to choose examples, and
 then the texts of one shard at a time to write it down, so that memory does not grow with their
 number. Which examples it chooses does not depend on the order of the rows, nor on the run's name.
 Every example names the episode and the generations it came from, and why it was chosen.
@@ -109,7 +109,7 @@ class Example(_Lineage):
 
     messages: tuple[ChatMessage, ...]
     reasoning: tuple[str | None, ...] | None = None
-    """By message, what its author thought before it; None: nothing is trained of thoughts."""
+    """By message, its author's thoughts before it; None: no thoughts are trained."""
     weights: tuple[int | None, ...] | None = None
     """By message, 1 if it is learned, 0 if not, None if another agent wrote it; None: all of the
     agent's own are learned."""
@@ -123,7 +123,7 @@ class Pair(_Lineage):
     chosen: str
     rejected: str
     rejected_reward: float  # the expected one after the worse answer
-    chosen_reasoning: str | None = None  # what was thought before it, to be trained on too
+    chosen_reasoning: str | None = None  # the thoughts before it, to be trained on too
     rejected_reasoning: str | None = None
 
 
@@ -171,8 +171,8 @@ class Choice:
     examples: Iterable[AnyExample]
     """In the order of play. They can be gone through once."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How many of what, for people and the record: ``candidates`` (sides of episodes, trees or
-    groups, by trainer), and what was left out, by reason."""
+    """Counts for people and the record: ``candidates`` (sides of episodes, trees or
+    groups, by trainer), and the number left out, by reason."""
     has_reasoning: bool = False
     """Whether examples have thoughts to be trained on."""
     has_weights: bool = False

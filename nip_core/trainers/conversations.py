@@ -25,7 +25,7 @@ class Conversation:
     learned: tuple[PlayedAnswer, ...]  # in order
     hinted_round: int | None  # of the only answer learned, if it was given after a hint
     thoughts: tuple[str | None, ...] | None
-    """By message, what its author thought before it; None: thoughts are not trained."""
+    """By message, its author's thoughts before it; None: thoughts are not trained."""
     weights: tuple[int | None, ...] | None
     """By message, 1 if it is learned, 0 if not, None if another one wrote it; None: all of the
     agent's are learned."""
@@ -36,8 +36,8 @@ class Conversation:
         # Thoughts stand in no later prompt, so each answer that has some is trained by itself.
         is_apart = self.thoughts is not None and any(self.thoughts)
         tokens = [answer.tokens for answer in (self.learned if is_apart else self.learned[-1:])]
-        known = [n for n in tokens if n is not None]
-        return sum(known) if len(known) == len(tokens) else None
+        counts = [n for n in tokens if n is not None]
+        return sum(counts) if len(counts) == len(tokens) else None
 
 
 def keeps_reasoning(game: Game, agent: str) -> bool:
@@ -75,10 +75,10 @@ def render_own_side(
 def align_thoughts(
     messages: Sequence[ChatMessage], thoughts: Sequence[str | None], *, is_replaced: bool = False
 ) -> tuple[str | None, ...]:
-    """Give what the agent thought before each message of its side; None for messages of others.
+    """Give the agent's thoughts before each message of its side; None for messages of others.
 
-    `thoughts` are those before each of its answers, in order. Where the last answer `is_replaced`
-    by the true label, what was thought before it may have argued for the other one.
+    `thoughts` has the thoughts before each of its answers, in order. Where the last answer
+    `is_replaced` by the true label, the thoughts before it may have argued for the other one.
     """
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     by_message = dict(zip(answers, thoughts, strict=True))
@@ -92,8 +92,8 @@ def make_conversations(
 ) -> list[Conversation]:
     """Make the conversations of the agent's side; none if it never spoke.
 
-    With a true `label`, see `render_own_side`. What was written in its place was given after no
-    hint, so it is learned for the plain chat.
+    With a true `label`, see `render_own_side`. An answer in its place was given after no hint, so
+    it is learned for the plain chat.
     """
     answers = episode.list_answers(agent)
     hinted = [keeps_hints(game, agent) and answer.wrong is not None for answer in answers]
@@ -116,18 +116,18 @@ def _make_plain(
     It ends with the last one that is learned; None if there is none.
     """
     answers = episode.list_answers(agent)
-    learned = [i for i, is_hinted in enumerate(hinted) if not is_hinted]
-    if not learned:
+    indices = [i for i, is_hinted in enumerate(hinted) if not is_hinted]
+    if not indices:
         return None
     situation, turns, last = episode.situation, episode.turns, episode.rounds - 1
     messages = render_own_side(game, agent, situation, turns, last, label)
     thoughts = None
     if keeps_reasoning(game, agent):
-        kept = [
+        own_thoughts = [
             None if is_hinted else answer.reasoning
             for answer, is_hinted in zip(answers, hinted, strict=True)
         ]
-        thoughts = align_thoughts(messages, kept, is_replaced=label is not None)
+        thoughts = align_thoughts(messages, own_thoughts, is_replaced=label is not None)
     weights = None
     if any(hinted):
         own = iter(hinted)
@@ -139,7 +139,7 @@ def _make_plain(
         thoughts = None if thoughts is None else thoughts[:end]
     return Conversation(
         messages=tuple(messages),
-        learned=tuple(answers[i] for i in learned),
+        learned=tuple(answers[i] for i in indices),
         hinted_round=None,
         thoughts=thoughts,
         weights=None if weights is None else tuple(weights),

@@ -4,8 +4,8 @@ admit       settings and rollouts -> the problems that are used, and the state o
 Admission   that
 percentile  the share of the problems that an iteration uses
 
-For any trainer: it says which problems' rollouts are chosen from, not how. The method is that of
-NVIDIA's NeMo Agent Toolkit (`CurriculumLearningConfig`), whose schedule counts from -1, so that the
+For any trainer: it says which problems' rollouts are chosen from, not how. The method comes from
+NVIDIA's NeMo Agent Toolkit (`CurriculumLearningConfig`). Its schedule counts from -1, so that the
 first stage is an iteration shorter than the others; unlike there, draws are seeded and nothing has
 to be remembered: the state of an iteration follows from the settings and its rollouts.
 
@@ -31,7 +31,7 @@ _ROUNDING = 1e-9  # 3 * 0.1 is a little more than 0.3
 
 
 class _PaidEpisode(NamedTuple):
-    """What of an episode the curriculum looks at; the fields are columns."""
+    """The parts of an episode that the curriculum looks at; the fields are columns."""
 
     iteration: int
     problem: str
@@ -57,10 +57,10 @@ class Admission:
 def admit(
     parameters: HyperParameters, agents: Sequence[str], iteration: int, rollouts: Rollouts
 ) -> Admission:
-    """Choose the problems whose rollouts are used to train `agents` in `iteration`.
+    """Choose the problems with rollouts to train `agents` on in `iteration`.
 
-    A problem's rewards are those of its episodes, each the mean over `agents`; a tree of responses
-    is one episode, worth what can be expected at its root. Failed episodes have none, and a problem
+    A problem's rewards are the rewards of its episodes, each the mean over `agents`; a tree of
+    responses is one episode, worth its root's expectation. Failed episodes have none, and a problem
     with only such is not admitted. A problem that was played once has nothing to differ from and is
     not measured by `min_reward_diff`. A single problem is taken as it is.
     """
@@ -73,7 +73,7 @@ def admit(
     left_out = {"too_equal": 0, "too_early": 0, "not_drawn": 0}
     problems = sorted(rewards)
     if len(problems) > 1:
-        # 1. Leave out those whose rewards hardly differ.
+        # 1. Leave out problems with rewards that hardly differ.
         problems = [p for p in problems if not _is_too_equal(rewards[p], settings.min_reward_diff)]
         left_out["too_equal"] = len(rewards) - len(problems)
         # 2. Rank the others by their mean reward, and admit the share of this iteration.
@@ -85,9 +85,9 @@ def admit(
         early = problems[: max(1, _round_up(len(problems) * share))]
         left_out["too_early"] = len(problems) - len(early)
         # 3. Draw from these, if the settings say so.
-        drawn = _draw(early, settings.random_subsample, seed, iteration)
-        left_out["not_drawn"] = len(early) - len(drawn)
-        problems = drawn
+        subsample = _draw(early, settings.random_subsample, seed, iteration)
+        left_out["not_drawn"] = len(early) - len(subsample)
+        problems = subsample
     state = {
         "current_percentile": share,
         "last_expansion_epoch": last,
@@ -129,8 +129,8 @@ def _read_rewards(agents: Sequence[str], rollouts: Rollouts) -> Mapping[str, lis
     return dict(rewards)
 
 
-def _is_too_equal(rewards: Sequence[float], least: float) -> bool:
-    return len(rewards) > 1 and not at_least(max(rewards) - min(rewards), least)
+def _is_too_equal(rewards: Sequence[float], min_spread: float) -> bool:
+    return len(rewards) > 1 and not at_least(max(rewards) - min(rewards), min_spread)
 
 
 def _draw(problems: Sequence[str], fraction: float | None, seed: int, iteration: int) -> list[str]:

@@ -6,10 +6,10 @@ WITH_WEIGHTS      the schema of conversations with answers that are not learned
 write_examples    examples -> a file, a row group at a time, made by several processes
 Dataset           such a file: its rows in batches, its columns
 open_dataset      the committed one of a directory, checked
-choose_held_out   the questions whose examples are held out
+choose_held_out   the questions with examples that are held out
 to_table          a few examples as a table
 
-Each row names the rollouts it came from. What a back-end wants is derived from the rows by
+Each row names the rollouts it came from. The lines for a back-end are made from the rows by
 `nip_core.trainers.lines`.
 """
 
@@ -147,26 +147,26 @@ def write_examples(
     Equal examples give equal bytes and an equal digest, however many processes make them. A few
     hundred examples per process are in memory at a time. `processes`: None, as many as are worth
     it; they are used for examples that are made in parts. `has_reasoning`: with their thoughts;
-    `has_weights`: of conversations, with what of them is learned.
+    `has_weights`: of conversations, with the messages of them that are learned.
     """
     schema = (WITH_REASONING if has_reasoning else SCHEMAS)[method]
     if has_weights and method == "supervised":
         schema = WITH_WEIGHTS
     # 1. Make the tables of examples here, or part by part in other processes.
-    made: Iterator[_Made]
+    tables: Iterator[_Made]
     if processes is None:
         processes = 1
         if isinstance(examples, InParts):
             processes = min(count_processes(examples.size), len(examples.parts))
     if isinstance(examples, InParts) and processes > 1:
         make = partial(_make_part, schema, examples.make)
-        made = map_in_processes(make, examples.parts, processes)
+        tables = map_in_processes(make, examples.parts, processes)
     else:
-        made = _make(schema, examples)
+        tables = _make(schema, examples)
     # 2. Write them in row groups of one size, and hash every row on its way.
     hashes: list[bytes] = []
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for table in _regroup_rows(made, hashes):
+        for table in _regroup_rows(tables, hashes):
             writer.write_table(table)
     version = int(schema.metadata[_VERSION_KEY])
     return WrittenDataset(len(hashes), digest_rows(hashes, method, version))
@@ -184,15 +184,15 @@ def _make(schema: pa.Schema, examples: Iterable[AnyExample]) -> Iterator[_Made]:
 
 def _make_part(schema: pa.Schema, make: Callable[[Any], Iterable[AnyExample]], part: Any) -> _Made:
     """Make a part, in a process of its own."""
-    made = list(_make(schema, make(part)))
-    tables = [schema.empty_table(), *(table for table, _ in made)]
-    return pa.concat_tables(tables), [one for _, hashes in made for one in hashes]
+    pairs = list(_make(schema, make(part)))
+    tables = [schema.empty_table(), *(table for table, _ in pairs)]
+    return pa.concat_tables(tables), [one for _, hashes in pairs for one in hashes]
 
 
-def _regroup_rows(made: Iterable[_Made], hashes: list[bytes]) -> Iterator[pa.Table]:
+def _regroup_rows(pairs: Iterable[_Made], hashes: list[bytes]) -> Iterator[pa.Table]:
     """Cut the tables anew, so no row group depends on how they came; collect `hashes`."""
     waiting: pa.Table | None = None
-    for table, of_rows in made:
+    for table, of_rows in pairs:
         hashes += of_rows
         waiting = table if waiting is None else pa.concat_tables([waiting, table])
         while waiting.num_rows >= _ROWS_PER_GROUP:
@@ -250,8 +250,8 @@ def _make_lists(
 ) -> pa.Array:
     ends = accumulate(len(part) if part is not None else 0 for part in lengths_of)
     offsets = pa.array([0, *ends], pa.int32())
-    missing = [part is None for part in lengths_of]
-    mask = pa.array(missing, pa.bool_()) if any(missing) else None
+    is_missing = [part is None for part in lengths_of]
+    mask = pa.array(is_missing, pa.bool_()) if any(is_missing) else None
     return pa.ListArray.from_arrays(offsets, values, type=kind, mask=mask)
 
 
@@ -315,11 +315,11 @@ def open_dataset(store: Store, directory: str) -> Dataset:
     return Dataset(local, method, place)
 
 
-def choose_schema(written: pa.Schema, method: Method, name: str) -> pa.Schema:
+def choose_schema(file_schema: pa.Schema, method: Method, name: str) -> pa.Schema:
     """Choose the schema of a file of the method by its version. Raises as `choose_by_version`."""
     schemas = [schemas[method] for schemas in (SCHEMAS, WITH_REASONING) if method in schemas]
     return choose_by_version(
-        written, [*schemas, *([WITH_WEIGHTS] if method == "supervised" else [])], name
+        file_schema, [*schemas, *([WITH_WEIGHTS] if method == "supervised" else [])], name
     )
 
 
@@ -339,17 +339,16 @@ def _read_values(column: pa.ChunkedArray) -> list[Any]:
     return chats
 
 
-# What is held out ---------------------------------------------------------------------------------
+# Held-out questions -------------------------------------------------------------------------------
 
 
 def choose_held_out(questions: Iterable[str], fraction: float, seed: int) -> frozenset[str]:
     """Draw about this share of the questions; their examples are not trained on.
 
-    A question is on the same side whatever others there are, except for the last one, which is
-    trained on.
+    A question is on the same side beside any others, except for the last one, which is trained on.
     """
-    drawn = {question: derive_seed("validation", seed, question) / 2**31 for question in questions}
-    held_out = {question for question, number in drawn.items() if number < fraction}
-    if held_out and len(held_out) == len(drawn):
-        held_out.remove(max(held_out, key=lambda question: (drawn[question], question)))
+    draws = {question: derive_seed("validation", seed, question) / 2**31 for question in questions}
+    held_out = {question for question, number in draws.items() if number < fraction}
+    if held_out and len(held_out) == len(draws):
+        held_out.remove(max(held_out, key=lambda question: (draws[question], question)))
     return frozenset(held_out)

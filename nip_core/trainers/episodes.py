@@ -53,14 +53,14 @@ class PlayedAnswer(SpokenRow):
     completion_tokens: int
     reasoning: str | None = None  # None also where thoughts were not read
     wrong: Kind | None = None
-    """What was wrong with the answer before, as the hint said; None: there was no hint, or hints
+    """The fault of the answer before, as the hint said; None: there was no hint, or hints
     were not read."""
 
     @property
     def tokens(self) -> int | None:
         """Count prompt and answer; None: not reported."""
-        known = self.prompt_tokens > 0 and self.completion_tokens > 0
-        return self.prompt_tokens + self.completion_tokens if known else None
+        is_known = self.prompt_tokens > 0 and self.completion_tokens > 0
+        return self.prompt_tokens + self.completion_tokens if is_known else None
 
 
 class _Tried(NamedTuple):
@@ -80,21 +80,25 @@ class Sides:
 
     def __init__(self, rollouts: Rollouts, agents: Sequence[str]):
         self.parts = rollouts.parts()
-        read = [part.episodes(_FACTS) for part in self.parts]
-        self.sizes = [table.num_rows for table in read]  # by part, how many episodes it has
-        episodes = pa.concat_tables([EPISODES.empty_table().select(_FACTS), *read])
+        tables = [part.episodes(_FACTS) for part in self.parts]
+        self.sizes = [table.num_rows for table in tables]  # by part, how many episodes it has
+        episodes = pa.concat_tables([EPISODES.empty_table().select(_FACTS), *tables])
         self._places = episodes.select(_PLACE)
         self.keys: list[str] = episodes["key"].to_pylist()
         self.y = _make_array(episodes["y"])
         self.decision = _make_array(episodes["decision"])
         self.failed = _make_array(pc.equal(episodes["outcome"], "failed"))
         self.rewards = {a: _read_rewards(episodes["rewards"], a) for a in agents}
-        # By agent, where another model played for it: what that said is not its own.
-        played = pc.unique(episodes["opponent"]).to_pylist()
-        kinds = {a: [of for of in played if a in split_agents(of)] for a in agents}
+        # By agent, where another model played for it: that model's messages are not its own.
+        opponents = pc.unique(episodes["opponent"]).to_pylist()
+        kinds = {
+            a: [opponent for opponent in opponents if a in split_agents(opponent)] for a in agents
+        }
         self.was_opponent = {
-            a: _make_array(pc.is_in(episodes["opponent"], value_set=pa.array(of, pa.string())))
-            for a, of in kinds.items()
+            a: _make_array(
+                pc.is_in(episodes["opponent"], value_set=pa.array(opponent, pa.string()))
+            )
+            for a, opponent in kinds.items()
         }
         valid = rollouts.generations(("episode", "branch_path", "agent", "invalid_reason"))
         valid = for_each_episode(episodes, valid)
@@ -147,16 +151,16 @@ def read_played(
     if not keys:
         return
     episodes = part.episodes(_OF_EPISODES)
-    here = episodes["key"].to_pylist()
-    chosen = [i for i, key in enumerate(here) if key in keys]
+    episode_keys = episodes["key"].to_pylist()
+    indices = [i for i, key in enumerate(episode_keys) if key in keys]
     unread = {"wrong", "token_logprobs", *(() if thoughts else ("reasoning",))}
     fields = [name for name in row_columns(PlayedAnswer) if name not in unread]
     of_hints = ("finish_reason",) if hints else ()
     generations = part.generations((*fields, *of_hints, "branch_path"))
     generations = for_each_episode(part.episodes(_OF_TREES), generations)
     valid = pc.is_null(generations["invalid_reason"])
-    if len(chosen) < len(here):
-        episodes = episodes.take(chosen)
+    if len(indices) < len(episode_keys):
+        episodes = episodes.take(indices)
         valid = pc.and_(valid, pc.is_in(generations["episode"], value_set=episodes["key"]))
     by_episode: dict[str, list[PlayedAnswer]] = defaultdict(list)
     for answer in read_rows(generations.filter(valid), PlayedAnswer):
@@ -208,12 +212,12 @@ def _make_array(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 def _read_rewards(rewards: pa.ChunkedArray, agent: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Read the agent's reward in each episode; NaN where it is not there."""
     earned = np.full(len(rewards), np.nan)
-    at = 0
+    start = 0
     for chunk in rewards.chunks:
         entries = chunk.flatten()
         is_agent = pc.equal(entries.field("agent"), agent)
         parents = pc.list_parent_indices(chunk).filter(is_agent).to_numpy(zero_copy_only=False)
         values = entries.field("reward").filter(is_agent).to_numpy(zero_copy_only=False)
-        earned[at + parents] = values
-        at += len(chunk)
+        earned[start + parents] = values
+        start += len(chunk)
     return earned

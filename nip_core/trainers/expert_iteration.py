@@ -5,7 +5,7 @@ select                 by threshold or by weighted sampling
 replacement_proportion how many of the verifier's answers become the true label
 find_never_chosen           agents that can't earn the threshold
 
-What is chosen is decided from small columns of all rollouts. In this order: the verifier's answers
+The choice is made from small columns of all rollouts. In this order: the verifier's answers
 that become the true label; selection from the others; one of equal conversations, if the setting
 `deduplicate` says so, which needs their texts; balance, which leaves out the surplus. Then the
 examples are written down shard by shard. Failed episodes are left out, and so are those in which
@@ -44,7 +44,7 @@ TRUE_LABEL = "true_label"
 class _Pick(NamedTuple):
     """An example to be: an episode from an agent's side."""
 
-    at: int  # where its episode stands in `Sides`
+    place: int  # where its episode stands in `Sides`
     agent: str
     reason: str  # threshold, weighted, true_label
     draw: int  # how often it was drawn before
@@ -108,25 +108,24 @@ def _pick_sides(
     remaining = candidates[replaced:]
     # 3. Select from the others, by threshold or by weighted draws.
     by_threshold = settings.rollout_selection_method == "threshold"
-    drawn = select(
+    selection = select(
         sides.rewards[agent][remaining].tolist(),
         [] if by_threshold else [sides.places[i] for i in remaining],
         settings,
         derive_seed("select", seed, iteration, agent),
     )
     reason = "threshold" if by_threshold else "weighted"
-    picks += [_Pick(remaining[i], agent, reason, draw) for i, draw in drawn]
-    repeated = sum(draw > 0 for _, draw in drawn)
+    picks += [_Pick(remaining[i], agent, reason, draw) for i, draw in selection]
+    repeated = sum(draw > 0 for _, draw in selection)
     counts["below_threshold" if by_threshold else "not_drawn"] += (
-        len(remaining) - len(drawn) + repeated
+        len(remaining) - len(selection) + repeated
     )
     counts["repeated"] += repeated
     return picks
 
 
 def replacement_proportion(parameters: TextRlParameters, iteration: int) -> float:
-    """Compute the share of rollouts whose last verifier message becomes the true label, in [0,
-    1]."""
+    """Compute the share, in [0, 1], of rollouts whose last verifier message becomes the label."""
     start = parameters.verifier_guess_replacement_proportion
     rate = parameters.verifier_guess_replacement_annealing_rate
     match parameters.verifier_guess_replacement_annealing:
@@ -143,12 +142,16 @@ def find_never_chosen(parameters: HyperParameters) -> dict[str, float]:
     if settings.rollout_selection_method != "threshold":
         return {}
     protocol = make_protocol(parameters)
-    trained = [a for group in parameters.trainable_groups for a in parameters.groups[group]]
-    most = {agent: bound_reward(protocol, agent)[1] for agent in trained}
+    trained_agents = [a for group in parameters.trainable_groups for a in parameters.groups[group]]
+    highest_rewards = {agent: bound_reward(protocol, agent)[1] for agent in trained_agents}
     if parameters.text_rl.verifier_guess_replacement_proportion > 0:
-        most.pop("verifier", None)  # its right answers are written for it
+        highest_rewards.pop("verifier", None)  # its right answers are written for it
     threshold = settings.reward_threshold
-    return {agent: reward for agent, reward in most.items() if not at_least(reward, threshold)}
+    return {
+        agent: reward
+        for agent, reward in highest_rewards.items()
+        if not at_least(reward, threshold)
+    }
 
 
 def select(
@@ -174,12 +177,12 @@ def select(
     epsilon = parameters.weighting_epsilon
     weights = (weights + epsilon * even) / (1 + epsilon)
     size = round(len(values) * parameters.weighting_sample_size_factor)
-    drawn = np.random.default_rng(seed).choice(
+    places = np.random.default_rng(seed).choice(
         len(values), size=size, replace=parameters.weighting_use_replacement, p=weights
     )
     times: dict[int, int] = defaultdict(int)
     result = []
-    for place in drawn:
+    for place in places:
         index = order[int(place)]
         result.append((index, times[index]))
         times[index] += 1
@@ -192,14 +195,14 @@ def _drop_duplicates(game: Game, sides: Sides, picks: Sequence[_Pick]) -> list[_
     for part in _group_by_part(sides, picks):
         for episode, (_, pick, _) in _read_picked(game, part):
             conversations = _make_conversations(game, episode, pick)
-            texts = [part for of in conversations for part in (*of.messages, *(of.thoughts or ()))]
+            texts = [part for c in conversations for part in (*c.messages, *(c.thoughts or ()))]
             text = hashlib.sha256(canonical_json(texts)).digest()
-            order = (sides.places[pick.at], pick.reason, pick.draw)
-            known = first.get((pick.agent, text))
-            if known is None or order < known[0]:
+            order = (sides.places[pick.place], pick.reason, pick.draw)
+            earlier = first.get((pick.agent, text))
+            if earlier is None or order < earlier[0]:
                 first[pick.agent, text] = (order, pick)
-    kept = {pick for _, pick in first.values()}
-    return [pick for pick in picks if pick in kept]
+    unique = {pick for _, pick in first.values()}
+    return [pick for pick in picks if pick in unique]
 
 
 def _balance(
@@ -207,28 +210,29 @@ def _balance(
 ) -> list[_Pick]:
     """Leave out the surplus of verdicts, or of labels, among the agent's picks.
 
-    What became the true label counts as no verdict of the agent. With both settings, as many right
-    verdicts of the one kind stay as of the other, and as many wrong ones, so that both are even.
+    An answer that became the true label is no verdict of the agent. With both settings, as many
+    right verdicts of the one kind stay as of the other, and as many wrong ones, so that both are
+    even.
     """
     of_agent = [pick for pick in picks if pick.agent == agent]
-    chosen = [pick for pick in of_agent if pick.reason != TRUE_LABEL]
+    own_picks = [pick for pick in of_agent if pick.reason != TRUE_LABEL]
     replaced = [pick for pick in of_agent if pick.reason == TRUE_LABEL]
 
     def order(pick: _Pick) -> tuple[str, int]:
-        return sides.places[pick.at], pick.draw
+        return sides.places[pick.place], pick.draw
 
     def label(pick: _Pick) -> int:
-        return int(sides.y[pick.at])
+        return int(sides.y[pick.place])
 
     def verdict(pick: _Pick) -> int:
-        return int(sides.decision[pick.at])
+        return int(sides.decision[pick.place])
 
     if not settings.balance_decisions or agent != "verifier":
         return _even_out(of_agent, label, order) if settings.balance_labels else of_agent
     if not settings.balance_labels:
-        return _even_out(chosen, verdict, order) + replaced
-    right = [pick for pick in chosen if verdict(pick) == label(pick)]
-    wrong = [pick for pick in chosen if verdict(pick) == 1 - label(pick)]
+        return _even_out(own_picks, verdict, order) + replaced
+    right = [pick for pick in own_picks if verdict(pick) == label(pick)]
+    wrong = [pick for pick in own_picks if verdict(pick) == 1 - label(pick)]
     return [pick for part in (right, wrong, replaced) for pick in _even_out(part, label, order)]
 
 
@@ -242,7 +246,7 @@ def _even_out(
     for pick in picks:
         by_kind[kind(pick)].append(pick)
     size = min(len(by_kind[0]), len(by_kind[1]))
-    # A place is a hash, so their order has nothing to do with what was played.
+    # A place is a hash, so their order has nothing to do with the play.
     return [pick for k in (0, 1) for pick in sorted(by_kind[k], key=order)[:size]]
 
 
@@ -252,7 +256,7 @@ def _make_conversations(game: Game, episode: PlayedEpisode, pick: _Pick) -> list
 
 
 class _PickedSide(NamedTuple):
-    """A pick with what is known of it."""
+    """A pick with its episode and its reward."""
 
     episode: str  # its key
     pick: _Pick
@@ -264,30 +268,30 @@ _Part = tuple[Rollouts, list[_PickedSide]]
 
 def _group_by_part(sides: Sides, picks: Sequence[_Pick]) -> list[_Part]:
     """Group the picks by shard, in the order of play; shards without picks are left out."""
-    ordered = sorted(picks, key=lambda pick: pick.at)
+    ordered = sorted(picks, key=lambda pick: pick.place)
     parts, begin, start = [], 0, 0
     for part, size in zip(sides.parts, sides.sizes, strict=True):
         start += size
-        end = bisect_left(ordered, start, begin, key=lambda pick: pick.at)
-        chosen = [
-            _PickedSide(sides.keys[pick.at], pick, float(sides.rewards[pick.agent][pick.at]))
+        end = bisect_left(ordered, start, begin, key=lambda pick: pick.place)
+        picked_sides = [
+            _PickedSide(sides.keys[pick.place], pick, float(sides.rewards[pick.agent][pick.place]))
             for pick in ordered[begin:end]
         ]
-        if chosen:
-            parts.append((part, chosen))
+        if picked_sides:
+            parts.append((part, picked_sides))
         begin = end
     return parts
 
 
 def _read_picked(game: Game, part: _Part) -> Iterator[tuple[PlayedEpisode, _PickedSide]]:
     """Yield the picks from a shard with their episodes, in the order of play."""
-    rollouts, chosen = part
+    rollouts, picked_sides = part
     by_episode: dict[str, list[_PickedSide]] = defaultdict(list)
-    for choice in chosen:
+    for choice in picked_sides:
         by_episode[choice.episode].append(choice)
     agents = {agent: i for i, agent in enumerate(game.protocol.agent_names)}
-    thoughts = any(keeps_reasoning(game, choice.pick.agent) for choice in chosen)
-    hints = any(keeps_hints(game, choice.pick.agent) for choice in chosen)
+    thoughts = any(keeps_reasoning(game, choice.pick.agent) for choice in picked_sides)
+    hints = any(keeps_hints(game, choice.pick.agent) for choice in picked_sides)
     for episode in read_played(game, rollouts, by_episode, thoughts=thoughts, hints=hints):
         choices = by_episode[episode.key]
         choices.sort(key=lambda c: (agents[c.pick.agent], c.pick.reason, c.pick.draw))
@@ -298,10 +302,10 @@ def _read_picked(game: Game, part: _Part) -> Iterator[tuple[PlayedEpisode, _Pick
 def _make_examples(game: Game, part: _Part) -> Iterator[Example]:
     for episode, (_, pick, reward) in _read_picked(game, part):
         for conversation in _make_conversations(game, episode, pick):
-            after = conversation.hinted_round
-            which = (pick.reason, pick.draw) if after is None else (pick.reason, pick.draw, after)
+            hinted_round = conversation.hinted_round
+            parts = (pick.reason, pick.draw, *([] if hinted_round is None else [hinted_round]))
             yield Example(
-                key=derive_key("example", episode.key, pick.agent, *which),
+                key=derive_key("example", episode.key, pick.agent, *parts),
                 agent=pick.agent,
                 episode=episode.key,
                 generations=tuple(answer.key for answer in conversation.learned),

@@ -1,8 +1,8 @@
-"""What a fine-tune job of a group is, by the settings: in the loop and by hand.
+"""The fine-tune job of a group, by the settings: in the loop and by hand.
 
 The road of a hyper-parameter, say `rl.lr`: `nip_core.parameters.load` reads the YAML into
 `RlTrainerParameters` (`nip_core.parameters.blocks.loop_settings`); here it becomes a part of
-`JobSpec` (what the API has words for) or of `NipSettings` (all else).
+`JobSpec` (settings that the API has words for) or of `NipSettings` (all else).
 `nip_core.jobs.openai_backend` sends both; in the server `nip_lm_server.jobs.settings` completes
 them, `nip_lm_server.training.job` carries them into the process that trains, and
 `nip_lm_server.training.methods.arguments` hands them to TRL.
@@ -10,7 +10,7 @@ them, `nip_lm_server.training.job` carries them into the process that trains, an
 Parent             the model that a job starts from
 group_job          the job of a group on its data
 training_settings  how a group's model is trained
-integrations       who else is told of its jobs
+integrations       the services that are told of its jobs
 """
 
 from dataclasses import dataclass
@@ -139,7 +139,7 @@ def _list_further(
 ) -> dict[str, Any]:
     """List the settings that only some jobs have.
 
-    Set is what is to be sent, as it stands here: a job's key goes by it, 8 is another than 8.0.
+    Settings are sent as they stand here: a job's key goes by them, 8 is another than 8.0.
     """
     further: dict[str, Any] = {}
     if parameters.rl.max_grad_norm != 1.0:  # the server's own, which earlier jobs were made with

@@ -6,14 +6,14 @@ compute_advantages            rewards of episodes that are compared -> an advant
 An episode is compared with the others of its group: episodes of one problem, of one iteration, by
 one agent (GRPO: Shao et al., 2024). With ``baseline: role`` it is compared with all episodes of the
 iteration that the agent played with the same stance (Liu et al., "SPIRAL", 2025): where agents
-share a model, each role has an own mean reward, which says nothing about what was done in it.
+share a model, each role has an own mean reward, which says nothing about the play in it.
 Dividing by the standard deviation is a setting and off, because it gives more weight to problems
 that are nearly always or never solved (Liu et al., "Understanding R1-Zero-Like Training", 2025).
 ``advantage_shift`` lowers the baseline: a batch is trained on for many steps, so most of them are
 off-policy, and there a baseline below the mean keeps an improvement that one above it loses (Arnal
 et al., "Asymmetric REINFORCE for off-Policy Reinforcement Learning", 2025).
 
-What is not trained: failed episodes, sides that an earlier model played, answers in an invalid form
+Not trained: failed episodes, sides that an earlier model played, answers in an invalid form
 (the one that was asked for instead is), and episodes that taught nothing because all of a group
 paid the same. The loss is the server's, see `nip_lm_server.training.methods.policy_gradient`.
 """
@@ -39,7 +39,7 @@ from nip_core.trainers.base import Choice, Rollouts, TokenTurn, Trajectory
 
 
 class _ComparedEpisode(NamedTuple):
-    """What of an episode advantages are made of; the fields are columns."""
+    """The parts of an episode that advantages are made of; the fields are columns."""
 
     key: str
     split: str
@@ -96,37 +96,37 @@ def choose_trajectories(
 ) -> Choice:
     """Choose one trajectory for each episode and agent of `agents`, with its turns in order.
 
-    The counts are of ``candidates`` (groups, for each agent), and of what is left out:
+    The counts are of ``candidates`` (groups, for each agent), and of sides left out:
     ``failed_episodes``; ``not_acted``, sides of agents that had no turn; ``earlier_model``, those
     that played with one; ``small_groups`` with nothing to compare; ``zero_variance_groups`` and the
     ``zero_variance_episodes`` in them. Raises StageError, when the examples are gone through, for
-    generations whose tokens are not recorded.
+    generations without tokens on record.
     """
     parameters = game.parameters
     settings = parameters.pure_text_grpo
     # 1. Group the sides that are compared with each other.
     counts: Counter[str] = Counter()
-    chosen: dict[tuple[str, str], _TrainedSide] = {}
+    trained_sides: dict[tuple[str, str], _TrainedSide] = {}
     groups = _group_sides(parameters, rollouts, agents, counts)
     counts["candidates"] = len(groups)
     # 2. Give each an advantage; a group in which all earned the same teaches nothing, unless a
-    #    shift makes it hold on to what was played.
+    #    shift makes it hold on to the answers.
     for group_id, sides in groups.items():
         if len(sides) < 2 and settings.baseline != "role":
             counts["small_groups"] += 1
             continue
-        above = compute_advantages([side.reward for side in sides], settings)
-        if above is None and not settings.advantage_shift:
+        advantages = compute_advantages([side.reward for side in sides], settings)
+        if advantages is None and not settings.advantage_shift:
             counts["zero_variance_groups"] += 1
             counts["zero_variance_episodes"] += len(sides)
             continue
-        for side, advantage in zip(sides, above or [0.0] * len(sides), strict=True):
+        for side, advantage in zip(sides, advantages or [0.0] * len(sides), strict=True):
             key = (side.episode.key, side.agent)
-            chosen[key] = _TrainedSide(side, group_id, advantage + settings.advantage_shift)
+            trained_sides[key] = _TrainedSide(side, group_id, advantage + settings.advantage_shift)
     # 3. Take the tokens from the shards, when the examples are gone through.
     return Choice(
         method="trajectories",
-        examples=_make_trajectories(rollouts, agents, chosen, settings.baseline),
+        examples=_make_trajectories(rollouts, agents, trained_sides, settings.baseline),
         counts=dict(counts),
     )
 
@@ -136,20 +136,20 @@ def compute_advantages(
 ) -> list[float] | None:
     """Tell how far each reward is above the baseline of the others; None if all are equal.
 
-    They sum to zero. The standard deviation is that of a sample (n - 1).
+    They sum to zero. The standard deviation is the one of a sample (n - 1).
     """
-    above = group_advantages(rewards, divide_by="sample" if settings.scale_by_std else None)
-    if above is not None and settings.baseline == "leave_one_out":
+    advantages = group_advantages(rewards, divide_by="sample" if settings.scale_by_std else None)
+    if advantages is not None and settings.baseline == "leave_one_out":
         # r - (total - r) / (n - 1) = (r - mean) n / (n - 1)
         count = len(rewards)
-        above = [value * (count / (count - 1)) for value in above]
-    return above
+        advantages = [value * (count / (count - 1)) for value in advantages]
+    return advantages
 
 
 def _group_sides(
     parameters: HyperParameters, rollouts: Rollouts, agents: Sequence[str], counts: Counter[str]
 ) -> dict[str, list[_Side]]:
-    """Group the sides by what they are compared with, under the id of the group."""
+    """Group the sides that are compared, under the id of the group."""
     acted = _find_acted(rollouts)
     groups: dict[str, list[_Side]] = defaultdict(list)
     for episode in read_rows(rollouts.episodes(_ComparedEpisode._fields), _ComparedEpisode):
@@ -191,38 +191,38 @@ def _name_group(parameters: HyperParameters, side: _Side) -> str:
 def _make_trajectories(
     rollouts: Rollouts,
     agents: Sequence[str],
-    chosen: Mapping[tuple[str, str], _TrainedSide],
+    trained_sides: Mapping[tuple[str, str], _TrainedSide],
     baseline: str,
 ) -> Iterator[Trajectory]:
     for shard in rollouts.shards():
         rows = _find_valid_rows(shard)
         for episode in shard.episodes["key"].to_pylist():
             for agent in agents:
-                trained = chosen.get((episode, agent))
-                if trained is not None:
+                trained_side = trained_sides.get((episode, agent))
+                if trained_side is not None:
                     yield _make_trajectory(
-                        trained, shard.generations, rows[episode, agent], baseline
+                        trained_side, shard.generations, rows[episode, agent], baseline
                     )
 
 
 def _find_valid_rows(shard: RolloutTables) -> dict[tuple[str, str], list[int]]:
     """Find the places of an agent's valid answers in an episode, in the order of play."""
     answers = read_rows(shard.generations.select(_SpokenAnswer._fields), _SpokenAnswer)
-    found: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)
+    places_by_side: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)
     for index, row in enumerate(answers):
         if row.invalid_reason is None:
-            found[row.episode, row.agent].append((row.round, row.exchange, index))
-    return {key: [index for *_, index in sorted(places)] for key, places in found.items()}
+            places_by_side[row.episode, row.agent].append((row.round, row.exchange, index))
+    return {key: [index for *_, index in sorted(places)] for key, places in places_by_side.items()}
 
 
 def _make_trajectory(
-    trained: _TrainedSide, generations: pa.Table, rows: Sequence[int], baseline: str
+    trained_side: _TrainedSide, generations: pa.Table, rows: Sequence[int], baseline: str
 ) -> Trajectory:
-    episode, agent = trained.side.episode, trained.side.agent
-    # One trajectory's tokens are Python objects at a time; those of a shard would not fit.
-    recorded = [*read_rows(generations.select(_TokenRow._fields).take(rows), _TokenRow)]
+    episode, agent = trained_side.side.episode, trained_side.side.agent
+    # One trajectory's tokens are Python objects at a time; all of a shard would not fit.
+    token_rows = [*read_rows(generations.select(_TokenRow._fields).take(rows), _TokenRow)]
     turns = []
-    for row in recorded:
+    for row in token_rows:
         if not row.prompt_token_ids or not row.completion_token_ids:
             raise StageError(
                 f"episode {episode.key}: generation {row.key} of {agent} was recorded "
@@ -240,15 +240,15 @@ def _make_trajectory(
         key=derive_key("trajectory", episode.key, agent),
         agent=agent,
         episode=episode.key,
-        generations=tuple(row.key for row in recorded),
+        generations=tuple(row.key for row in token_rows),
         iteration=episode.iteration,
         problem=episode.problem,
         question_id=episode.question_id,
         y=episode.y,
-        reward=trained.side.reward,
+        reward=trained_side.side.reward,
         reason=f"baseline {baseline}",
         tokens=sum(len(t.prompt_token_ids) + len(t.completion_token_ids) for t in turns),
         turns=tuple(turns),
-        group_id=trained.group_id,
-        advantage=trained.advantage,
+        group_id=trained_side.group_id,
+        advantage=trained_side.advantage,
     )

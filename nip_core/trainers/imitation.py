@@ -1,4 +1,4 @@
-"""What the provers of an attack imitate before they are trained.
+"""The messages that the provers of an attack imitate before they are trained.
 
 choose_fooling  the messages that fooled a verifier, from the rollouts of a run
 read_chats      chats of a file
@@ -54,12 +54,12 @@ def choose_fooling(
     agents: Sequence[str],
     rollouts: Iterable[RolloutTables],
     tested_on: Collection[str],
-    most: int,
+    limit: int,
 ) -> Choice:
-    """Choose what was said in episodes whose wrong solution was accepted.
+    """Choose the messages of episodes with a wrong solution that was accepted.
 
     At most so many conversations of each agent, of as many problems as there are. Left out are
-    problems whose question (see `find_questions`) is among those that the attack is `tested_on`.
+    problems with a question (see `find_questions`) that the attack is `tested_on`.
 
     Counts: ``candidates``, episodes that fooled the verifier; and of these ``tested_on`` and, for
     each agent, ``silent``, ``duplicates`` and ``surplus``, which are left out.
@@ -67,8 +67,8 @@ def choose_fooling(
     counts: Counter[str] = Counter(candidates=0)
     by_agent: dict[str, dict[str, Example]] = {agent: {} for agent in agents}
     for tables in rollouts:
-        chosen = _find_fooling(game, tables, tested_on, counts)
-        for episode in read_played(game, _InMemory(tables), chosen):
+        keys = _find_fooling(game, tables, tested_on, counts)
+        for episode in read_played(game, _InMemory(tables), keys):
             for agent in agents:
                 example = _make_example(game, agent, episode)
                 counts["silent"] += example is None
@@ -79,13 +79,13 @@ def choose_fooling(
     examples: list[Example] = []
     for agent in agents:
         ordered = _spread_over_problems(by_agent[agent], game.parameters.seed)
-        counts["surplus"] += max(0, len(ordered) - most)
-        examples += ordered[:most]
+        counts["surplus"] += max(0, len(ordered) - limit)
+        examples += ordered[:limit]
     return Choice("supervised", examples, {name: n for name, n in counts.items() if n})
 
 
 def read_chats(
-    text: str, file: str, agents: Sequence[str], provers: Collection[str], most: int
+    text: str, file: str, agents: Sequence[str], provers: Collection[str], limit: int
 ) -> Choice:
     """Read chats to imitate: in each line ``{"messages": [...]}``, the last one an assistant's.
 
@@ -94,7 +94,7 @@ def read_chats(
     """
     examples: list[Example] = []
     counts: Counter[str] = Counter(candidates=0)
-    read: Counter[str] = Counter()
+    chat_counts: Counter[str] = Counter()
     for number, line in enumerate(text.split("\n"), 1):  # text of chats may have other line ends
         if not line.strip():
             continue
@@ -107,9 +107,9 @@ def read_chats(
                 f"{agent!r}); without it a chat is for all of them"
             )
         for name in agents if agent is None else {agent} & {*agents}:
-            read[name] += 1
-            counts["surplus"] += read[name] > most
-            if read[name] <= most:
+            chat_counts[name] += 1
+            counts["surplus"] += chat_counts[name] > limit
+            if chat_counts[name] <= limit:
                 examples.append(_make_given(name, messages, f"line {number}"))
     return Choice("supervised", examples, {name: n for name, n in counts.items() if n})
 
@@ -127,10 +127,10 @@ def _find_fooling(
     )
     questions = find_questions(fooled, game.scenario.split_by)
     pairs = zip(fooled["key"].to_pylist(), fooled["problem"].to_pylist(), strict=True)
-    chosen = {key for key, problem in pairs if questions[problem] not in tested_on}
+    keys = {key for key, problem in pairs if questions[problem] not in tested_on}
     counts["candidates"] += fooled.num_rows
-    counts["tested_on"] += fooled.num_rows - len(chosen)
-    return chosen
+    counts["tested_on"] += fooled.num_rows - len(keys)
+    return keys
 
 
 def _make_example(game: Game, agent: str, episode: PlayedEpisode) -> Example | None:
@@ -158,13 +158,13 @@ def _make_example(game: Game, agent: str, episode: PlayedEpisode) -> Example | N
 def _spread_over_problems(by_text: dict[str, Example], seed: int) -> list[Example]:
     """Order examples so that any first part of them is of as many problems as there can be."""
     order = sorted(by_text, key=lambda text: derive_key("imitate", seed, text))
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     ranked = []
     for place, text in enumerate(order):
         example = by_text[text]
-        ranked.append((seen[example.problem], place, example))
-        seen[example.problem] += 1
-    return [example for _, _, example in sorted(ranked, key=lambda of: of[:2])]
+        ranked.append((counts[example.problem], place, example))
+        counts[example.problem] += 1
+    return [example for _, _, example in sorted(ranked, key=lambda entry: entry[:2])]
 
 
 def _read_chat(line: str, place: str) -> tuple[tuple[ChatMessage, ...], str | None]:
@@ -174,14 +174,14 @@ def _read_chat(line: str, place: str) -> tuple[tuple[ChatMessage, ...], str | No
     )
     try:
         value: Any = parse_json(line)
-        messages = [(of["role"], of["content"]) for of in value["messages"]]
+        messages = [(message["role"], message["content"]) for message in value["messages"]]
         agent = value.get("agent")
     except (ReadError, TypeError, KeyError, AttributeError) as error:
         raise SettingsError(f"{form} (got {line[:80]!r})") from error
     is_whole = all(role in _ROLES and isinstance(text, str) for role, text in messages)
     if not is_whole or not messages or messages[-1][0] != "assistant":
         raise SettingsError(f"{form} (got roles {[role for role, _ in messages]})")
-    name = None if agent is None else str(agent)  # whatever is no name is nobody's
+    name = None if agent is None else str(agent)  # a value that is no name is no agent's
     return tuple({"role": role, "content": text} for role, text in messages), name
 
 

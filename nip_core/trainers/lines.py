@@ -1,8 +1,8 @@
 """From rows of a dataset to the lines of the files that are trained on.
 
-read_held_out         the questions of a dataset whose examples are not trained on
-write_payloads   a dataset as the files of a job: what is trained on, and what is held out
-write_jsonl      rows -> a file, every line checked by the rules of whoever receives it
+read_held_out         the questions of a dataset with examples that are not trained on
+write_payloads   a dataset as the files of a job: the examples to train on, and the held-out ones
+write_jsonl      rows -> a file, every line checked by the rules of the receiver
 JSONL            by method, a row as the line that OpenAI's API and lm_server take
 
 The receivers' rules stand in `nip_base.formats`.
@@ -23,7 +23,7 @@ ADVANTAGE: AdvantageMode = "given"
 
 
 def read_held_out(parameters: HyperParameters, dataset: Dataset) -> frozenset[str]:
-    """Find the questions whose examples go into the validation file; empty: there is none."""
+    """Find the questions with examples for the validation file; empty: there is none."""
     fraction = parameters.fine_tuning.validation_fraction
     return choose_held_out(list_questions(dataset), fraction, parameters.seed)
 
@@ -34,21 +34,21 @@ def list_questions(dataset: Dataset) -> list[str]:
 
 
 def write_payloads(
-    dataset: Dataset, out: frozenset[str], folder: Path, what: str
+    dataset: Dataset, out: frozenset[str], folder: Path, subject: str
 ) -> tuple[Path, Path | None]:
     """Write the training file of a job and, unless `out` is empty, its validation file.
 
-    Raises StageError, which names `what`, the file and the line, for what the receiver would
-    refuse.
+    Raises StageError, which names `subject`, the file and the line, for a line that the receiver
+    would refuse.
     """
     training = folder / "training.jsonl"
     rows = (row for row in dataset.rows() if row["question_id"] not in out)
-    write_jsonl(rows, dataset.method, training, f"{what}, training file")
+    write_jsonl(rows, dataset.method, training, f"{subject}, training file")
     if not out:
         return training, None
     validation = folder / "validation.jsonl"
     rows = (row for row in dataset.rows() if row["question_id"] in out)
-    write_jsonl(rows, dataset.method, validation, f"{what}, validation file")
+    write_jsonl(rows, dataset.method, validation, f"{subject}, validation file")
     return training, validation
 
 
@@ -107,11 +107,11 @@ def _make_answer(text: str, thought: str | None) -> list[dict[str, str | int]]:
     return _make_chat([{"role": "assistant", "content": text}], [thought])
 
 
-def write_jsonl(rows: Iterable[Row], method: Method, file: Path, what: str) -> int:
+def write_jsonl(rows: Iterable[Row], method: Method, file: Path, subject: str) -> int:
     """Write a line for each row and return their number; one line is in memory at a time.
 
-    Raises StageError, which begins with `what`, for rows that the receiver would refuse; how many
-    it needs at least is not looked at.
+    Raises StageError, which begins with `subject`, for rows that the receiver would refuse. The
+    number of rows that it needs at least is not checked.
     """
     advantage = ADVANTAGE if method == "trajectories" else None
     count = 0
@@ -132,10 +132,10 @@ def write_jsonl(rows: Iterable[Row], method: Method, file: Path, what: str) -> i
         try:
             problems = validate(method, lines(), 0, advantage=advantage)
         except JsonlError as error:
-            raise StageError(f"{what}: {error}") from None
+            raise StageError(f"{subject}: {error}") from None
     if problems:
         raise StageError(
-            f"{what}: {describe_problems(problems)}; the server would refuse it, so nothing was "
+            f"{subject}: {describe_problems(problems)}; the server would refuse it, so nothing was "
             "uploaded"
         )
     return count

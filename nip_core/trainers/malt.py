@@ -2,8 +2,8 @@
 
 choose_pairs   the trainer, see `nip_core.trainers.base`
 
-An answer is worth what its agent can expect after it: the mean over the node's children of what
-they are worth, and a leaf its total reward. The mean is over answers, not over leaves, so that an
+The value of an answer is its agent's expectation after it: the mean over the values of the node's
+children, and of a leaf its total reward. The mean is over answers, not over leaves, so that an
 answer counts the same whether its subtree ends early or late. (The ancestor of this method, in
 neural-interactive-proofs, takes the mean over all leaves below.) Failed leaves, and nodes above
 nothing else, are in no mean and in no pair.
@@ -12,9 +12,9 @@ At every node with two children or more, the root included, at most one pair is 
 trained agent, of two answers that it gave there. Which ones may be a pair is
 `pure_text_malt.pair_selection_method`. Where an agent's answers are trained behind the hints after
 which they were given, the two must have been given in one chat: after the same hint, or after none.
-DPO compares answers to one prompt, and what else differs would be learned as if it were their
-merit. The order of the rows in the tables does not matter, nor
-does the run's name. Episodes that were played without branching are no trees and give no pairs.
+DPO compares answers to one prompt, and any other difference would be learned as if it were their
+merit. The order of the rows in the tables does not matter, nor does the run's name. Episodes that
+were played without branching are no trees and give no pairs.
 """
 
 from collections import defaultdict
@@ -51,7 +51,7 @@ _Rule = Callable[[float, float], bool]
 
 
 class _Leaf(NamedTuple):
-    """What of an episode pairs are made of; the fields are columns."""
+    """The parts of an episode that pairs are made of; the fields are columns."""
 
     key: str
     run: str
@@ -74,7 +74,7 @@ class _Leaf(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class _TreeAnswer(SpokenRow):
-    """What of a generation pairs are made of; the fields are columns."""
+    """The parts of a generation that pairs are made of; the fields are columns."""
 
     key: str
     episode: str
@@ -90,7 +90,7 @@ def choose_pairs(
 ) -> Choice:
     """Choose the pairs to prefer by: see `nip_core.trainers.base.Chooser`.
 
-    Counts: ``candidates`` are trees, ``nodes`` those of their nodes that branch, ``turns`` the
+    Counts: ``candidates`` are trees, ``nodes`` their nodes that branch, ``turns`` the
     times that one of `agents` was asked at one of these. Of the turns each gave one of the
     ``pairs`` or is left out: ``earlier_model`` (the agent played with one), ``unanswered`` (fewer
     than two valid answers from which an episode came to its end), ``too_close`` (no two answers far
@@ -112,8 +112,8 @@ class _Candidate:
 
     node: Path
     generation: _TreeAnswer
-    value: float  # what the agent can expect there
-    wrong: Kind | None = None  # what the hint before it said was wrong, where hints are trained
+    value: float  # the agent's expectation there
+    wrong: Kind | None = None  # the fault that the hint before it named, where hints are trained
 
 
 class _Tree:
@@ -121,7 +121,7 @@ class _Tree:
 
     def __init__(self, leaves: Sequence[_Leaf], generations: Mapping[str, Sequence[_TreeAnswer]]):
         self.leaves = {parse_path(row.branch_path): row for row in leaves}
-        self.facts = leaves[0]  # what all of them agree in
+        self.facts = leaves[0]  # in which all of them agree
         self.generations = {parse_path(path): rows for path, rows in generations.items()}
         self.children = group_children(self.leaves)
         self.values = expected_rewards(
@@ -142,7 +142,7 @@ class _Tree:
     def candidates(self, game: Game, node: Path, agent: str) -> list[_Candidate]:
         """Find the agent's valid answers after `node` with a known value.
 
-        Of a turn only the first exchange: what its others answer to differs between the children.
+        Of a turn only the first exchange: its others answer messages that differ by child.
         """
         answers = []
         for child in self.children[node]:
@@ -191,11 +191,11 @@ def _make_pairs(
                     if agent in split_agents(tree.facts.opponent):
                         counts["earlier_model"] = counts.get("earlier_model", 0) + 1
                         continue
-                    found = _choose(game, tree, node, agent, rules[agent], seed)
-                    if isinstance(found, str):
-                        counts[found] = counts.get(found, 0) + 1
+                    choice = _choose(game, tree, node, agent, rules[agent], seed)
+                    if isinstance(choice, str):
+                        counts[choice] = counts.get(choice, 0) + 1
                         continue
-                    pair = _make_pair(game, tree, node, agent, *found)
+                    pair = _make_pair(game, tree, node, agent, *choice)
                     # After a verdict that came too early to count the agent goes on by itself.
                     # Servers train no answer to an answer, and would refuse the whole file.
                     if pair.messages[-1]["role"] == "assistant":
@@ -252,11 +252,11 @@ def _choose(
     ]
     if not possible:
         return "identical"
-    # 3. Draw one pair, by what was played and the seed alone.
+    # 3. Draw one pair, by the place in the tree and the seed alone.
     facts = tree.facts
     place = (facts.split, facts.iteration, facts.problem, facts.sample, node)
-    drawn = derive_seed("pair", *seed, *place, agent)
-    return possible[drawn % len(possible)]
+    draw = derive_seed("pair", *seed, *place, agent)
+    return possible[draw % len(possible)]
 
 
 def _make_rule(game: Game, agent: str) -> _Rule:
@@ -266,43 +266,48 @@ def _make_rule(game: Game, agent: str) -> _Rule:
         # answer, would take it below what a wrong verdict pays.
         middle = halve_reward(game.protocol, agent)
         return lambda better, worse: at_least(better, middle) and not at_least(worse, middle)
-    least, most = bound_reward(game.protocol, agent)
-    apart = settings.interval_threshold_proportion * (most - least)
-    return lambda better, worse: more_than(better - worse, apart)
+    lowest, highest = bound_reward(game.protocol, agent)
+    distance = settings.interval_threshold_proportion * (highest - lowest)
+    return lambda better, worse: more_than(better - worse, distance)
 
 
 def _make_pair(
     game: Game, tree: _Tree, node: Path, agent: str, better: _Candidate, worse: _Candidate
 ) -> Pair:
     # Leaves differ in the solution and its label where it was written on the way.
-    facts, chosen, rejected = tree.leaf_below(better.node), better.generation, worse.generation
+    facts, rejected = tree.leaf_below(better.node), worse.generation
+    better_answer = better.generation
     columns = parse_columns(facts.columns)
     situation = Situation(facts.question, facts.solution, facts.prover_stance, facts.seed, columns)
     try:
         turns = game.turns(tree.before(node), facts.seed)
     except InvalidResponse as invalid:
         raise StageError(
-            f"episode {chosen.episode}: an answer that counted as valid when it was played is "
-            f"not ({invalid.reason}); another version of nip has played it: train with that one"
+            f"episode {better_answer.episode}: an answer that counted as valid when it was played "
+            f"is not ({invalid.reason}); another version of nip has played it: train with that one"
         ) from None
     keeps = keeps_reasoning(game, agent)
-    counted = [chosen.prompt_tokens, chosen.completion_tokens, rejected.completion_tokens]
+    counts = [
+        better_answer.prompt_tokens,
+        better_answer.completion_tokens,
+        rejected.completion_tokens,
+    ]
     return Pair(
-        key=derive_key("pair", chosen.key, rejected.key),
+        key=derive_key("pair", better_answer.key, rejected.key),
         agent=agent,
         episode=facts.key,
-        generations=(chosen.key, rejected.key),
+        generations=(better_answer.key, rejected.key),
         iteration=facts.iteration,
         problem=facts.problem,
         question_id=facts.question_id,
         y=facts.y,
         reward=better.value,
         reason=game.parameters.pure_text_malt.pair_selection_method,
-        tokens=sum(counted) if counted[0] and sum(counted[1:]) else None,
+        tokens=sum(counts) if counts[0] and sum(counts[1:]) else None,
         messages=tuple(game.render(agent, situation, turns, len(node), better.wrong)),
-        chosen=chosen.text,
+        chosen=better_answer.text,
         rejected=rejected.text,
         rejected_reward=worse.value,
-        chosen_reasoning=chosen.reasoning if keeps else None,
+        chosen_reasoning=better_answer.reasoning if keeps else None,
         rejected_reasoning=rejected.reasoning if keeps else None,
     )

@@ -19,7 +19,7 @@ from nip_core.parameters import Method
 def digest_rows(hashes: list[bytes], method: Method, version: int) -> str:
     """Compute a SHA-256 over all columns of all rows, sorted by key.
 
-    Equal rows give an equal digest, in whatever order, shards, row groups and chunks they are.
+    Equal rows give an equal digest, in any order, shards, row groups and chunks.
     """
     total = hashlib.sha256(f"nip {method} {version} {len(hashes)}\n".encode())
     for row in sorted(hashes):
@@ -37,11 +37,11 @@ def hash_rows(table: pa.Table) -> list[bytes]:
     if not table.num_rows:
         return []
     # 1. Lay out each column as bytes, with the places where its rows begin.
-    table, here = table.combine_chunks(), np.arange(table.num_rows + 1)
+    table, bounds = table.combine_chunks(), np.arange(table.num_rows + 1)
     pieces = [
         piece
         for field, column in zip(table.schema, table.columns, strict=True)
-        for piece in _lay_out(column.chunk(0), here, is_nullable=field.nullable)
+        for piece in _lay_out(column.chunk(0), bounds, is_nullable=field.nullable)
     ]
     # 2. Put together the pieces of each row, and hash them.
     rows = zip(*(_cut(*piece) for piece in pieces), strict=True)

@@ -1,13 +1,13 @@
 """Finding and deleting the files of a run that nothing refers to.
 
 find_unused    a list, each with its size and why nothing needs it
-remove_unused  delete what is on such a list
+remove_unused  delete the files on such a list
 
-Nothing that a manifest, a job document, models.json or run.json names is ever on the list, nor is
-what was set aside to be done again, nor what somebody else may have put there: a file or a model is
-on it only if this program has made it and there is a record that says why it is not needed. Where
-that record is lost, the file stays. Both are only for a run that nobody runs: what is just being
-written looks like what was left behind.
+A file that a manifest, a job document, models.json or run.json names is never on the list. Files
+that were set aside for a rerun are not on it either, nor are files of another program. A file or a
+model is on it only if this program has made it and a record says why it is not needed. Where that
+record is lost, the file stays. Both functions are only for a run that no process runs: a file that
+is being written looks like a leftover.
 """
 
 import json
@@ -56,7 +56,7 @@ def find_unused(run: RunStore, state_dir: Path) -> list[Unused]:
     """List everything `remove_unused` would delete; `state_dir` is the directory of the run's own
     server.
 
-    Raises CorruptionError where a file that says what is needed is damaged.
+    Raises CorruptionError where a file that names needed files is damaged.
     """
     run.open()
     return [
@@ -68,7 +68,7 @@ def find_unused(run: RunStore, state_dir: Path) -> list[Unused]:
 
 
 def remove_unused(run: RunStore, state_dir: Path, unused: Sequence[Unused]) -> None:
-    """Delete what is on the list. Hold the run's lease. Raises StoreError."""
+    """Delete the files and models on the list. Hold the run's lease. Raises StoreError."""
     for thing in unused:
         if thing.kind == "leftover":
             run.store.delete_leftover(thing.name)
@@ -110,11 +110,11 @@ def _uncommitted_data(run: RunStore) -> Iterator[Unused]:
             for name in names
             if MANIFEST_NAME.fullmatch(name)
         ]
-        named = {entry.file for manifest in manifests for entry in manifest.files.values()}
-        committed = {name for manifest in manifests for name in manifest.files}
+        named_files = {entry.file for manifest in manifests for entry in manifest.files.values()}
+        committed_names = {name for manifest in manifests for name in manifest.files}
         for name in names:
             match = _OF_A_COMMIT.fullmatch(name)
-            if match and match[1] + match[2] in committed and name not in named:
+            if match and match[1] + match[2] in committed_names and name not in named_files:
                 path = f"{folder}/{name}"
                 size = run.store.size(path)
                 yield _in_store(run, "data", path, size, "another version is committed")
@@ -138,7 +138,7 @@ def _journals(run: RunStore) -> Iterator[Unused]:
         elif (
             iteration < finished
             and is_committed(run.store, rollouts)
-            # Else the shard's manifest is lost, and this may be all that is left of it.
+            # Else the shard's manifest is lost, and this may be its only copy.
             and shard not in shards_of(read_manifest(run.store, rollouts))
         ):
             yield _in_store(run, "journal", path, size, "its split is committed without it")
@@ -146,8 +146,8 @@ def _journals(run: RunStore) -> Iterator[Unused]:
 
 def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
     """List models and uploads of the run's jobs without a mention in its documents."""
-    # 1. Needed is what documents name, what their jobs have made, and what that stands on.
-    named = _named_in_documents(run)
+    # 1. Needed: models and files that documents name, the models of their jobs, and their bases.
+    named_in_run = _named_in_documents(run)
     server = StateDirectory(state_dir)
     try:
         state = server.read()
@@ -156,16 +156,16 @@ def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
             f"{server.database}: the database of the run's own server can't be read: {error}"
         ) from error
     # A job that has ended since its record was written has a model that the record lacks.
-    made = {state.made_by[name] for name in named if name in state.made_by}
-    needed = _with_what_they_need(state, named | made | state.needed_by_jobs)
-    # 2. Of the rest only what this program has made: its models have its key, its uploads its name.
-    why = "no job or models.json of the run names it"
+    models_of_jobs = {state.made_by[name] for name in named_in_run if name in state.made_by}
+    needed = _with_what_they_need(state, named_in_run | models_of_jobs | state.needed_by_jobs)
+    # 2. Of the rest only this program's own: its models have its key, its uploads its name.
+    reason = "no job or models.json of the run names it"
     for model in state.models:
         if model.name not in needed and KEY_METADATA in model.metadata:
-            yield Unused("model", model.name, str(model.path), model.bytes, why)
+            yield Unused("model", model.name, str(model.path), model.bytes, reason)
     for file in state.files:
         if file.id not in needed and _UPLOAD.fullmatch(file.filename):
-            yield Unused("upload", file.id, str(file.path), file.bytes, why)
+            yield Unused("upload", file.id, str(file.path), file.bytes, reason)
     models_kept = _kept_models(run)
     # 3. The same for models that are kept in a bucket.
     bases = {base for _, name, base in models_kept if name in needed}
@@ -173,7 +173,9 @@ def _of_the_server(run: RunStore, state_dir: Path) -> Iterator[Unused]:
     for path, name, _ in models_kept:
         if path.rpartition("/")[2] not in digests:
             size = sum(run.store.size(inner) for inner in list_files(run.store, path))
-            yield _in_store(run, "kept model", path, size, why if name else "it was not completed")
+            yield _in_store(
+                run, "kept model", path, size, reason if name else "it was not completed"
+            )
 
 
 def _named_in_documents(run: RunStore) -> frozenset[str]:
@@ -182,7 +184,7 @@ def _named_in_documents(run: RunStore) -> frozenset[str]:
     for top in ("iterations", "superseded", "openings"):
         for path in list_files(run.store, f"{run.root}/{top}"):
             if path.split("/")[-2] == "jobs":
-                read_job(run, path)  # a damaged one may no longer name what it needs
+                read_job(run, path)  # a damaged one may no longer name its files
             if path.endswith(".json"):
                 names |= _names_in(run, path)
     return frozenset(names | _names_in(run, f"{run.root}/run.json"))
@@ -206,7 +208,7 @@ def _with_what_they_need(state: State, names: frozenset[str]) -> frozenset[str]:
 
 
 def _kept_models(run: RunStore) -> list[tuple[str, str, str]]:
-    """Directory, name and base model of what the run keeps; no name without a manifest."""
+    """List directory, name and base model of the kept models; no name without a manifest."""
     models = []
     for entry in run.store.list(f"{run.root}/{ADAPTERS}"):
         path = f"{run.root}/{ADAPTERS}/{entry.rstrip('/')}"
@@ -224,6 +226,6 @@ def _kept_models(run: RunStore) -> list[tuple[str, str, str]]:
     return models
 
 
-def _in_store(run: RunStore, kind: Kind, path: str, size: int, why: str) -> Unused:
+def _in_store(run: RunStore, kind: Kind, path: str, size: int, reason: str) -> Unused:
     local = run.store.local_path(path)
-    return Unused(kind, path, str(local) if local else f"{run.store.url}/{path}", size, why)
+    return Unused(kind, path, str(local) if local else f"{run.store.url}/{path}", size, reason)

@@ -27,7 +27,7 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
                 "choose another directory"
             )
     target.mkdir(parents=True, exist_ok=True)
-    written = []
+    written_paths = []
     for shard in shards_of(split_manifest):
         manifest = read_manifest(run.store, directory, shard_manifest(shard))
         contents = {manifest.name: run.store.get(f"{directory}/{manifest.name}")}
@@ -37,8 +37,8 @@ def export_rollouts(run: RunStore, iteration: int, split: str, target: Path) -> 
             )  # as the manifest names it
         for name, content in contents.items():
             (target / name).write_bytes(content)
-            written.append(target / name)
+            written_paths.append(target / name)
     # Last: a copy that was cut short has no manifest, and can be made again.
     path = target / "manifest.json"
     path.write_bytes(manifest_bytes)
-    return [*sorted(written), path]
+    return [*sorted(written_paths), path]

@@ -1,11 +1,11 @@
-"""The files of a run while they are verified: what is read, what is compared, what is found.
+"""The files of a run while they are verified: how they are read and compared.
 
-Finding   something in a run that is not what it was
-Check     the files of a run while they are checked, and what is found
+Finding   a changed, damaged or missing file of a run
+Check     the files of a run while they are checked, and the findings
 as_local  a file on this machine's disk, for as long as it is looked at
 
-A finding is named at the file that is damaged or missing; what only follows from it is not named
-once more.
+A finding names the file that is damaged or missing. Its consequences in other files are no further
+findings.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something in a run that is not what it was."""
+    """A changed, damaged or missing file of a run."""
 
     path: str
     what: str
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass
 class Check:
-    """The files of a run while they are checked, and what is found."""
+    """The files of a run while they are checked, and the findings."""
 
     run: RunStore
     present: frozenset[str]
@@ -55,44 +55,51 @@ class Check:
     since: int = 0
     """The first iteration that is checked; nothing is held against those before."""
     problems: dict[str, Finding] = field(default_factory=dict)  # by path, the first of each
-    notes: list[str] = field(default_factory=list)  # what was not checked, and why
+    notes: list[str] = field(default_factory=list)  # each names unchecked files, and why
     known: set[str] = field(default_factory=set)  # paths that something accounts for
     unknown: list[str] = field(default_factory=list)
     bytes: int = 0
 
-    # What is found
+    # Findings
 
     def add(
         self,
         path: str,
-        what: str,
+        fault: str,
         expected: object,
-        got: object,
+        found_value: object,
         remedy: str | None = None,
         *,
         derived: bool = False,
     ) -> None:
         """Note a problem, unless the file has one."""
         self.known.add(path)
-        # The first is the cause; what is found later mostly follows from it.
+        # The first is the cause; later findings mostly follow from it.
         if path not in self.problems:
             remedy = remedy or _remedy(path)
-            self.problems[path] = Finding(path, what, str(expected), str(got), remedy, derived)
+            self.problems[path] = Finding(
+                path, fault, str(expected), str(found_value), remedy, derived
+            )
 
     def compare(
-        self, path: str, what: str, expected: object, got: object, remedy: str | None = None
+        self,
+        path: str,
+        fault: str,
+        expected: object,
+        found_value: object,
+        remedy: str | None = None,
     ) -> None:
         """Note a problem of the file unless `expected` and `got` are the same."""
-        if expected != got:
-            self.add(path, what, expected, got, remedy)
+        if expected != found_value:
+            self.add(path, fault, expected, found_value, remedy)
 
     def lacks(
         self, path: str, expected: str, remedy: str | None = None, *, derived: bool = False
     ) -> None:
-        """Note a missing file; `expected` says what names it."""
+        """Note a missing file; `expected` says which file names it."""
         self.add(path, "missing", expected, "none", remedy, derived=derived)
 
-    # What is read
+    # Reading
 
     @cached_property
     def shown(self) -> RunShown:
@@ -101,7 +108,7 @@ class Check:
 
     @cached_property
     def settings(self) -> HyperParameters:
-        """Its settings as those of today. Raises ValueError if they can't be."""
+        """Its settings in the form of this version. Raises ValueError if they have none."""
         return read_settings(self.shown.record.parameters)
 
     def read(
@@ -113,10 +120,10 @@ class Check:
         *,
         derived: bool = False,
     ) -> T | None:
-        """Return what `reader` makes of a file; None, with a problem, if it is gone or damaged.
+        """Return the file as `reader` returns it; None, with a problem, if it is gone or damaged.
 
-        That it is not there is a problem only if it is `demanded`, which says by what. `damage` is
-        what the reader raises of a damaged one.
+        A missing file is a problem only if it is `demanded`, which names the file that demands it.
+        `damage` is the error that the reader raises for a damaged one.
         """
         if path not in self.present:
             if demanded is not None and not self._is_before(path):
@@ -178,17 +185,17 @@ class Check:
         except MissingFileError:
             self.lacks(path, f"{size_bytes} bytes")
 
-    # What is there
+    # Names of files
 
     def names(self, directory: str) -> list[str]:
         """The names directly below a directory of the run, without the slashes of directories."""
-        below = (path.removeprefix(f"{directory}/") for path in self.under(directory))
-        return sorted({name.partition("/")[0] for name in below})
+        inner_paths = (path.removeprefix(f"{directory}/") for path in self.under(directory))
+        return sorted({name.partition("/")[0] for name in inner_paths})
 
     def under(self, directory: str) -> list[str]:
         """The paths below a directory of the run, in order."""
-        below = f"{directory}/"
-        first = bisect_left(self._in_order, below)
+        prefix = f"{directory}/"
+        first = bisect_left(self._in_order, prefix)
         return self._in_order[
             first : bisect_left(self._in_order, f"{directory}0")
         ]  # "0" follows "/"

@@ -19,14 +19,14 @@ from nip_core.session.session import Session
 
 
 async def rerun(session: Session, iteration: int, stage: Stage, *, token: str) -> None:
-    """Set aside what an open run has from a stage of an iteration on; `token` as in `rewind`.
+    """Set aside the results of an open run from a stage of an iteration on; `token` as in `rewind`.
 
     Raises SettingsError for a point that the run does not have, and as `check_submissions_known`
     and `cancel_jobs` do.
     """
     run, last = session.run, find_last(session.records, session.parameters)
     if is_rewound(run, token):
-        return  # jobs that are open now are those of after
+        return  # jobs that are open now were submitted since
     if iteration > last or (iteration == last and stage != "test"):
         raise SettingsError(
             f"run {run.name!r} can't be done again from {iteration}:{stage}: of {last} iterations "
@@ -39,5 +39,5 @@ async def rerun(session: Session, iteration: int, stage: Stage, *, token: str) -
     await cancel_jobs(run, session.parameters, control, set_aside)
     # 2. Only then is anything moved.
     await asyncio.to_thread(rewind, run, session.lease, iteration, stage, token=token)
-    # What was set aside was paid for, and is counted in another place from now on.
+    # The results set aside were paid for, and are counted in another place from now on.
     session.budget.look()

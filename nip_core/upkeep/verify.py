@@ -1,20 +1,20 @@
 """Verifying a run: every file against its manifest, every manifest against its inputs.
 
-verify_all      the problems of a whole run, what was not checked, and the files nobody knows
+verify_all      the problems of a whole run, its unchecked files, and its unknown ones
 has_begun       whether there is a run to verify
 verify_run      the same without the servers that have trained its models
-check_run       raise for what a run lacks or has damaged, before it is taken for finished
+check_run       raise for missing or damaged files, before a run is taken for finished
 check_presence  the same for the newest iterations, without reading the tables
 
-What is covered: all files that a manifest names (there, size, SHA-256, rows), all documents with
-a checksum, and that each says of the others what these say of themselves: shards and their split,
-splits and their plan and models, datasets and the rollouts they were made from, jobs and their
-dataset, models and their job, metrics and their split. What is not: a run that was rewritten as a
-whole, checksums included; the last file in ``openings/``, which nothing else names; and what the
-files of a server that have no digest (logs, keys) say.
+Covered are all files that a manifest names (there, size, SHA-256, rows), all documents with a
+checksum, and all statements of files about others: shards and their split, splits and their plan
+and models, datasets and the rollouts they were made from, jobs and their dataset, models and their
+job, metrics and their split. Not covered are a run that was rewritten as a whole, checksums
+included; the last file in ``openings/``, which nothing else names; and the content of a server's
+files that have no digest (logs, keys).
 
-Nothing is written and no lease is taken. A problem is named at the file that is damaged or missing;
-what only follows from it is not named once more.
+Nothing is written and no lease is taken. A problem names the file that is damaged or missing. Its
+consequences in other files are no further problems.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,12 +36,12 @@ _SINCE_BEGUN = ("run.json", "left_out.json", "iterations/", "journals/", "openin
 def verify_run(run: RunStore, *, deep: bool = True, since: int = 0) -> Check:
     """Compare all statements of the run's files about each other, without the state of its server.
 
-    `deep` reads every file; otherwise only documents are read, and of the rest the size is looked
-    at. `since` is the first iteration that is checked: if not all are, neither is what was set
-    aside. Raises StoreError if the store can't be read.
+    `deep` reads every file; otherwise only documents are read, and of the rest the sizes. `since`
+    is the first iteration that is checked; above 0, the files set aside are not checked. Raises
+    StoreError if the store can't be read.
     """
     paths = _newest_paths(run, since) if since else list_files(run.store, run.root)
-    # Notes of people are no part of what a run has made: with and without them it is the same.
+    # Notes of people are no results: with and without them the run is the same.
     check = Check(run, frozenset(paths) - {run.notes}, deep, since)
     check_records(check)
     return check
@@ -74,7 +74,7 @@ async def verify_all(run: RunStore) -> Check:
 
 
 def check_run(run: RunStore) -> None:
-    """Raise CorruptionError if the run lacks or has damaged what it says is there.
+    """Raise CorruptionError if a file that the run names is missing or damaged.
 
     On a disk every file is read, in a bucket only the documents are.
     """
@@ -89,7 +89,7 @@ def check_presence(run: RunStore) -> None:
 def _raise_for(run: RunStore, *, deep: bool, since: int = 0) -> None:
     """Raise CorruptionError with the first of the problems, if there are any."""
     if list_unfinished_rewinds(run):
-        return  # half of it is moved, and whoever opens the run completes that first
+        return  # half of it is moved, and the next opening completes that first
     check = verify_run(run, deep=deep, since=since)
     problems = [problem for problem in check.problems.values() if not problem.derived]
     if problems:
@@ -100,7 +100,7 @@ def _raise_for(run: RunStore, *, deep: bool, since: int = 0) -> None:
 
 
 def summarise_check(check: Check) -> Mapping[str, Any]:
-    """Return what is found as a JSON document."""
+    """Return the findings as a JSON document."""
     return {
         "run": check.run.name,
         "files": len(check.present),

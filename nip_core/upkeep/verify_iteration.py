@@ -1,4 +1,4 @@
-"""One iteration of a run on record: what each of its files was made from is what the others say.
+"""One iteration of a run on record: each of its files against the files that it was made from.
 
 IterationCheck  its splits and shards, metrics, datasets, jobs and models
 """
@@ -109,7 +109,7 @@ class IterationCheck:
             self._metrics(intervals_path, intervals, split_manifest)
 
     def _is_measured(self, split: str) -> bool:
-        """Return whether the split must have metrics by now: what comes after it is there."""
+        """Return whether the split must have metrics by now: results of later stages are there."""
         if split == TEST:
             return self._must_be_tested()
         if split == TRAIN:
@@ -118,9 +118,9 @@ class IterationCheck:
 
     def _must_be_tested(self) -> bool:
         try:
-            shown = self.check_.shown
-            is_due = self.is_swapped or self.number == shown.last
-            return is_due and self.number in shown.tested
+            run_shown = self.check_.shown
+            is_due = self.is_swapped or self.number == run_shown.last
+            return is_due and self.number in run_shown.tested
         except StoreError:
             return False  # run.json or an opening is damaged, which is said
 
@@ -132,39 +132,44 @@ class IterationCheck:
         self.epoch = max(self.epoch, manifest.epoch)
         check.files_of(manifest)
         if isinstance(plan, dict):
-            planned, made_from = plan.get("plan_digest"), manifest.inputs.get("plan")
-            check.compare(place, "made from another plan.json", planned, made_from)
+            plan_digest, made_from = plan.get("plan_digest"), manifest.inputs.get("plan")
+            check.compare(place, "made from another plan.json", plan_digest, made_from)
         if players is not None:
-            what = "played by other models than those on record"
-            check.compare(place, what, players, manifest.inputs.get("models"))
+            fault = "played by other models than those on record"
+            check.compare(place, fault, players, manifest.inputs.get("models"))
 
     def _opponents(self, manifest: Manifest, split: str) -> None:
         """Compare the earlier models of a shard with those on record, too."""
         check, place = self.check_, f"{manifest.directory}/{manifest.name}"
-        before = [self.run.models(number) for number in range(self.number)]
-        if split != TRAIN or check.since or any(path in check.problems for path in before):
+        earlier_paths = [self.run.models(number) for number in range(self.number)]
+        if split != TRAIN or check.since or any(path in check.problems for path in earlier_paths):
             return
         try:
-            shown = check.shown
-            served = [shown.first_models, *(_models(check.document(path)) for path in before)]
-            expected = name_opponents(check.settings, served)
+            run_shown = check.shown
+            served_models = [
+                run_shown.first_models,
+                *(_models(check.document(path)) for path in earlier_paths),
+            ]
+            expected = name_opponents(check.settings, served_models)
         except (StoreError, ValueError, KeyError):
             return  # run.json is damaged, which is said, or of a version with other settings
-        if shown.record.forked_from is not None:
+        if run_shown.record.forked_from is not None:
             return  # the settings may not be those with which the shard was played
-        what, made_from = "played against other earlier models", manifest.inputs.get("opponents")
-        check.compare(place, what, digest(expected) if expected else None, made_from)
+        fault, made_from = "played against other earlier models", manifest.inputs.get("opponents")
+        check.compare(place, fault, digest(expected) if expected else None, made_from)
 
     def _players(self, split: str) -> str | None:
         """Digest the names of the models of a split; None where they are not known."""
-        before = self._before
+        models_path = self._before
         if may_choose(split) and self._before is not None and self.course is not None:
             # The provers that were the worst play the last test of an attack by training.
-            before = self.run.models(self.course.worst_step - 1) if self.course.worst_step else None
-        if before is None or before in self.check_.problems:
+            models_path = (
+                self.run.models(self.course.worst_step - 1) if self.course.worst_step else None
+            )
+        if models_path is None or models_path in self.check_.problems:
             return None
-        stored = self.check_.document(before)
-        models = _models(stored)
+        document = self.check_.document(models_path)
+        models = _models(document)
         if not models:
             return None
         if split == CANDIDATE:
@@ -187,21 +192,21 @@ class IterationCheck:
                 split_manifest.directory, name, demanded_by=place
             )
             if manifest is not None:
-                path, named = (
+                path, named_digest = (
                     f"{split_manifest.directory}/{name}",
                     split_manifest.inputs[f"shard/{shard}"],
                 )
-                what = f"not the shard that {place} names"
-                check.compare(path, what, named, manifest.digest)
+                fault = f"not the shard that {place} names"
+                check.compare(path, fault, named_digest, manifest.digest)
         whole = [shards.get(shard_manifest(shard)) for shard in names]
         if all(whole):
             for table, rows in split_manifest.rows.items():
-                counted = sum(shard.rows.get(table, 0) for shard in whole if shard)
-                what = f"wrong number of rows of {table}"
-                check.compare(place, what, counted, rows)
+                row_count = sum(shard.rows.get(table, 0) for shard in whole if shard)
+                fault = f"wrong number of rows of {table}"
+                check.compare(place, fault, row_count, rows)
         if isinstance(plan, dict):
-            planned = -(-plan["episodes"] // plan["episodes_per_shard"])
-            check.compare(place, "another number of shards", planned, len(names))
+            shard_count = -(-plan["episodes"] // plan["episodes_per_shard"])
+            check.compare(place, "another number of shards", shard_count, len(names))
 
     def _metrics(self, path: str, metrics: Any, split_manifest: Manifest) -> None:
         check = self.check_
@@ -210,9 +215,12 @@ class IterationCheck:
             or f"{split_manifest.directory}/{split_manifest.name}" in check.problems
         ):
             return
-        made_of, committed = metrics.get("rollouts"), split_manifest.extra.get("canonical_digest")
+        made_of, committed_digest = (
+            metrics.get("rollouts"),
+            split_manifest.extra.get("canonical_digest"),
+        )
         if made_of is not None:
-            check.compare(path, "metrics of other rollouts", committed, made_of)
+            check.compare(path, "metrics of other rollouts", committed_digest, made_of)
         if "problems_left_out" in metrics:
             check.document(f"{self.run.root}/left_out.json", demanded_by=path)
 
@@ -233,11 +241,11 @@ class IterationCheck:
             first = check.manifest(self.run.rollouts(0, split), demanded_by=path)
             if first is not None:
                 now = first.extra.get("canonical_digest")
-                what = "of another test than that before any training"
-                check.compare(path, what, now, untrained)
+                fault = "of another test than that before any training"
+                check.compare(path, fault, now, untrained)
 
     def _read_course(self) -> CourseEnd | None:
-        """Read how the course of an attack ended here; None where it did not, or in damage."""
+        """Read the end of an attack's course here; None if it goes on or its file is damaged."""
         path = course_path(self.run, self.number)
         if self.check_.document(path) is None:
             return None
@@ -247,24 +255,24 @@ class IterationCheck:
         """The episodes for reading, and the file with their checksum."""
         check = self.check_
         is_checksum = path.endswith(CHECKSUM_SUFFIX)
-        of = path.removesuffix(CHECKSUM_SUFFIX)
-        checksum = of + CHECKSUM_SUFFIX
-        check.known |= {of, checksum}
+        data_path = path.removesuffix(CHECKSUM_SUFFIX)
+        checksum = data_path + CHECKSUM_SUFFIX
+        check.known |= {data_path, checksum}
         remedy = "restore the file from a copy, or delete both: the episodes stand in the rollouts"
-        if is_checksum and of not in check.present:
-            check.lacks(of, f"the file of {checksum}", remedy, derived=True)
+        if is_checksum and data_path not in check.present:
+            check.lacks(data_path, f"the file of {checksum}", remedy, derived=True)
         elif not is_checksum and checksum not in check.present:
-            check.lacks(checksum, f"the checksum of {of}", remedy, derived=True)
+            check.lacks(checksum, f"the checksum of {data_path}", remedy, derived=True)
         elif not is_checksum and check.deep:
-            sha256 = _sum_of(check.run.store.get(checksum), of.rpartition("/")[2])
+            sha256 = _sum_of(check.run.store.get(checksum), data_path.rpartition("/")[2])
             if sha256 is None:
                 expected = "a line of sha256sum"
                 check.add(checksum, "damaged", expected, "another", remedy, derived=True)
                 return
-            with as_local(check.run.store, of) as file:
+            with as_local(check.run.store, data_path) as file:
                 actual = measure_file(file)[1]
             if actual != sha256:
-                check.add(of, "damaged", f"SHA-256 {sha256}", actual, remedy, derived=True)
+                check.add(data_path, "damaged", f"SHA-256 {sha256}", actual, remedy, derived=True)
 
     # Training
 
@@ -293,8 +301,8 @@ class IterationCheck:
         if not is_begun and self.is_swapped:
             check.lacks(path, f"the job of the dataset in {directory}")
         if (job := self.jobs.get(group)) is not None:
-            committed = manifest.extra.get("digest")
-            check.compare(path, "the job of another dataset", committed, job.dataset_digest)
+            committed_digest = manifest.extra.get("digest")
+            check.compare(path, "the job of another dataset", committed_digest, job.dataset_digest)
 
     def _made_from(self, manifest: Manifest, name: str, made_from: str) -> None:
         """Compare one of the rollouts behind a dataset with its digest there."""
@@ -307,9 +315,9 @@ class IterationCheck:
             return
         rollouts = self.check_.manifest(source, demanded_by=place)
         if rollouts is not None:
-            committed = rollouts.extra.get("canonical_digest")
-            what = f"made from other rollouts than {source}"
-            self.check_.compare(place, what, committed, made_from)
+            committed_digest = rollouts.extra.get("canonical_digest")
+            fault = f"made from other rollouts than {source}"
+            self.check_.compare(place, fault, committed_digest, made_from)
 
     def _swap(self) -> None:
         """Compare the models on record with the models of jobs, and with those before."""
@@ -320,18 +328,18 @@ class IterationCheck:
         if not isinstance(groups, dict) or len(_models(self.models)) != len(groups):
             check.add(path, "damaged", "an object with groups", "another document")
             return
-        before = {}
+        earlier_models = {}
         if self._before is not None and self._before not in check.problems:
-            before = _models(check.document(self._before))
+            earlier_models = _models(check.document(self._before))
         candidates = (self.models.get("promotion") or {}).get("candidates") or {}
         for group, model in [*self.models["groups"].items(), *candidates.items()]:
             if model.get("from_run") is not None or model.get("trained_in") is None:
                 continue
             if model["trained_in"] == self.number:
                 self._trained(group, model)
-            elif group in before:
-                what = f"{group} goes on with another model"
-                check.compare(path, what, before[group], model["model"])
+            elif group in earlier_models:
+                fault = f"{group} goes on with another model"
+                check.compare(path, fault, earlier_models[group], model["model"])
 
     def _trained(self, group: str, model: Mapping[str, Any]) -> None:
         check, path = self.check_, self.run.models(self.number)
@@ -341,16 +349,16 @@ class IterationCheck:
             return
         job = self.jobs[group]
         if job is not None:
-            made = f"{job.model} of job {job.id}"
-            named = f"{model['model']} of job {model.get('job_id')}"
-            what = f"{group} has another model than its job made"
-            check.compare(path, what, made, named)
+            model_of_job = f"{job.model} of job {job.id}"
+            model_on_record = f"{model['model']} of job {model.get('job_id')}"
+            fault = f"{group} has another model than its job made"
+            check.compare(path, fault, model_of_job, model_on_record)
 
 
-def _models(stored: Any) -> dict[str, Any]:
+def _models(document: Any) -> dict[str, Any]:
     """Names of models by group."""
     try:
-        return {group: model["model"] for group, model in stored["groups"].items()}
+        return {group: model["model"] for group, model in document["groups"].items()}
     except (KeyError, TypeError, AttributeError):
         return {}
 

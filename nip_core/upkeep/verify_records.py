@@ -1,6 +1,6 @@
-"""The records of a run compared with each other: what each was made from is what the others say.
+"""The records of a run compared with each other: each against the files that it was made from.
 
-check_records  all of a run: its root, its iterations, what was set aside, and who knows a file
+check_records  all of a run: its root, its iterations, the files set aside, and unknown files
 """
 
 from typing import Any
@@ -20,9 +20,9 @@ _READ_ANEW = "running nip train once more writes it anew"
 
 
 def check_records(check: Check) -> None:
-    """Check all records of the run, and list the files nobody knows."""
+    """Check all records of the run, and list its unknown files."""
     root = check.run.root
-    # 1. What holds for the run as a whole.
+    # 1. The run as a whole.
     forked_from = _root(check)
     # 2. The iterations in order: each has its models from the one before.
     highest_epoch = 0
@@ -32,7 +32,7 @@ def check_records(check: Check) -> None:
             iteration.check()
             highest_epoch = max(highest_epoch, iteration.epoch)
     _lease(check, 0 if forked_from else highest_epoch)
-    # 3. What was set aside.
+    # 3. The files set aside.
     for name in check.names(f"{root}/superseded"):
         _superseded(check, f"{root}/superseded/{name}")
     # 4. The rest.
@@ -91,7 +91,7 @@ def _lease(check: Check, highest_epoch: int) -> None:
 
 
 def _tracking(check: Check) -> None:
-    """Check the points sent to trackers, and the notes of what each has received."""
+    """Check the points sent to trackers, and the notes of those each has received."""
     place = f"{check.run.root}/tracking"
     files = set(check.under(place))
     for path in sorted(files):
@@ -125,15 +125,17 @@ def _superseded(check: Check, directory: str) -> None:
 
 
 def _unknown(check: Check) -> None:
-    """List files nobody knows; one that a reader by pattern would read is an error."""
+    """List unknown files; one that a reader by pattern would read is an error."""
     root = check.run.root
     journals = check.under(f"{root}/journals")
     if journals:
         check.notes.append(f"{root}/journals: {len(journals)} files of what is being played")
     check.known |= set(journals)
     server = tuple(f"{root}/{name}/" for name in _SERVER)
-    # What lacks its manifest, which is a problem already, is no stray file.
-    lost = {path.rpartition("/")[0] for path in check.problems if "/manifest" in path}
+    # A file without its manifest, which is a problem already, is no stray file.
+    folders_without_manifest = {
+        path.rpartition("/")[0] for path in check.problems if "/manifest" in path
+    }
     for path in sorted(check.present - check.known):
         if path.startswith(server):
             continue  # see `verify_servers`
@@ -142,7 +144,11 @@ def _unknown(check: Check) -> None:
         is_read = (
             in_commit and path.endswith(".parquet") and f"{folder}/{MANIFEST}" in check.present
         )
-        if is_read and folder not in lost and not path.startswith(f"{root}/superseded/"):
+        if (
+            is_read
+            and folder not in folders_without_manifest
+            and not path.startswith(f"{root}/superseded/")
+        ):
             check.add(
                 path,
                 "beside committed files, and no manifest names it",

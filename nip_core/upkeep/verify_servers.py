@@ -1,6 +1,6 @@
-"""The models and jobs of a run, compared with what the servers have that trained them.
+"""The models and jobs of a run, compared with the servers that trained them.
 
-check_servers  files: the state of the run's own server, or in a bucket what the run keeps of it;
+check_servers  files: the state of the run's own server, or in a bucket the kept models;
                and over the API: jobs and models at the servers that the settings name
 """
 
@@ -49,20 +49,21 @@ def _check_own_server(check: Check, parameters: HyperParameters, jobs: Jobs) -> 
     in_run = run.store.local_path(run.root) is not None
     server = StateDirectory(directory)
     state = server.examine()
-    shown = f"{run.root}/lm_server" if in_run else str(directory)
+    place_shown = f"{run.root}/lm_server" if in_run else str(directory)
     for damage in state.damages:
         relative = damage.path.relative_to(directory).as_posix()
         remedy = _NOT_AGAIN
         if damage.path.is_relative_to(server.files):
             remedy = "restore the file from a copy; only a job that is to train on it needs it"
-        check.add(f"{shown}/{relative}", damage.what, damage.expected, damage.got, remedy)
-    check.unknown += [f"{shown}/{path.relative_to(directory).as_posix()}" for path in state.unknown]
-    # Whatever machine has trained them, the models on record must be there or be kept.
+        check.add(f"{place_shown}/{relative}", damage.what, damage.expected, damage.got, remedy)
+    check.unknown += [
+        f"{place_shown}/{path.relative_to(directory).as_posix()}" for path in state.unknown
+    ]
+    # The models on record must be there or be kept, also those of another machine.
     digests = {**_kept_models(check), **state.models}
     own_groups = {group for group in parameters.groups if uses_own(parameters, group)}
-    folder = f"{shown}/{server.models.name}" if in_run else f"{run.root}/{ADAPTERS}"
+    folder = f"{place_shown}/{server.models.name}" if in_run else f"{run.root}/{ADAPTERS}"
     database = f"/{server.database.name}"
-    place = shown + database
     for path, group, model in _models_on_record(check):
         if group in own_groups and not any(p.endswith(database) for p in check.problems):
             name, content = model["model"], model.get("digest")
@@ -70,8 +71,9 @@ def _check_own_server(check: Check, parameters: HyperParameters, jobs: Jobs) -> 
             if name not in digests:
                 check.lacks(place, f"the model {name} that {path} names", _NOT_AGAIN)
             elif content is not None:
-                what = f"not the model that {path} names"
-                check.compare(place, what, content, digests[name], _NOT_AGAIN)
+                fault = f"not the model that {path} names"
+                check.compare(place, fault, content, digests[name], _NOT_AGAIN)
+    place = place_shown + database
     if in_run and place not in check.problems:
         for path, job in jobs:
             if job.group in own_groups and job.id is not None:
@@ -93,8 +95,8 @@ def _compare_job(check: Check, state: Examined, path: str, job: JobRecord, place
         return
     status, model = state.jobs[job.id]
     if job.succeeded and (status, model) != ("succeeded", job.model):
-        what = f"another end of job {job.id}"
-        check.add(place, what, job.model, f"{status}, {model}", _NOT_AGAIN)
+        fault = f"another end of job {job.id}"
+        check.add(place, fault, job.model, f"{status}, {model}", _NOT_AGAIN)
 
 
 def _kept_models(check: Check) -> dict[str, str]:
@@ -172,11 +174,11 @@ async def _ask(check: Check, backend: Backend, path: str, job: JobRecord) -> Non
     try:
         view = await backend.retrieve_job(job.id)
         if (view.status, view.fine_tuned_model) != (job.outcome, job.model):
-            got = f"{view.status}, {view.fine_tuned_model}"
+            answer = f"{view.status}, {view.fine_tuned_model}"
             expected = f"{job.outcome}, {job.model}"
-            check.add(path, f"job {job.id} at its server", expected, got, remedy)
+            check.add(path, f"job {job.id} at its server", expected, answer, remedy)
         elif job.model is not None:
             await backend.describe_model(job.model)
     except Refused as error:
-        what = f"job {job.id} and model {job.model} at their server"
-        check.add(path, what, "to be there", error, remedy)
+        fault = f"job {job.id} and model {job.model} at their server"
+        check.add(path, fault, "to be there", error, remedy)

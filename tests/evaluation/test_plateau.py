@@ -103,7 +103,7 @@ def test_few_changes_are_bounded_by_how_many_questions_fell():
     before, after = np.ones(200), np.ones(200)
     after[:3] = 0
     fallen = bound_fall(before, after, np.arange(200))
-    assert (fallen.fall, fallen.left) == (pytest.approx(0.015), pytest.approx(0.985))
+    assert (fallen.fall, fallen.soundness) == (pytest.approx(0.015), pytest.approx(0.985))
     assert fallen.at_most == pytest.approx(0.0382, abs=2e-4)
     # Several problems of one question are one question.
     of_one = bound_fall(before, before, np.repeat(np.arange(20), 10))

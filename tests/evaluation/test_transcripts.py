@@ -203,7 +203,9 @@ def test_what_went_wrong_is_shown_first_however_rare_it_is(episodes_of, generati
         {"episode": "e7", "invalid_reason": "empty"}, {"episode": "e7", "attempt": 1}
     )
     why = reasons(episodes, generations, {("p11", 0): 0, ("p12", 0): 1})
-    chosen = transcripts_from_tables(episodes, generations, 40, 0, worth_reading=why, most=300)
+    chosen = transcripts_from_tables(
+        episodes, generations, 40, 0, worth_reading=why, max_special=300
+    )
     first = {t.problem: t.chosen for t in chosen[:5]}
     assert list(first.values()) == ["failed", "wrong", "wrong", "invalid", "changed"]
     assert set(first) == {"p42", "p317", "p399", "p7", "p11"}
@@ -214,10 +216,15 @@ def test_what_went_wrong_is_shown_first_however_rare_it_is(episodes_of, generati
         k for k in plain if k not in {"e42", "e317", "e399", "e7", "e11"}
     ][:35]
     crowded = transcripts_from_tables(
-        episodes, generations, 8, 0, worth_reading=["wrong"] * 300 + ["sample"] * 100, most=250
+        episodes,
+        generations,
+        8,
+        0,
+        worth_reading=["wrong"] * 300 + ["sample"] * 100,
+        max_special=250,
     )
     assert [t.chosen for t in crowded] == ["wrong"] * 250 + ["sample"] * 2
-    few = transcripts_from_tables(episodes, generations, 0, 0, worth_reading=why, most=2)
+    few = transcripts_from_tables(episodes, generations, 0, 0, worth_reading=why, max_special=2)
     assert [t.chosen for t in few] == ["failed", "wrong"]
 
 

@@ -407,6 +407,7 @@ def test_every_command_that_takes_a_run_completes_its_name_and_its_path(tmp_path
             if argument.param_type_name == "argument" and argument.name in (
                 "run",
                 "runs",
+                "names",  # of compare: runs, or files
                 "a",
                 "b",
             ):

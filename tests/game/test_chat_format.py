@@ -86,7 +86,7 @@ def test_an_example_of_each_form():
         {"role": "user", "content": "Answer: not so.", "name": "Expert_2"},
         {"role": "system", "content": "Decide now."},
     ]
-    assert format_chat(chat, "named", asked=True) == chat
+    assert format_chat(chat, "named", is_request=True) == chat
     rest = [
         {"role": "user", "content": YOUR_TURN},
         {"role": "assistant", "content": "Question: why?"},
@@ -95,8 +95,8 @@ def test_an_example_of_each_form():
             "content": "Expert_1: Answer: so.\n\nExpert_2: Answer: not so.\n\nSystem: Decide now.",
         },
     ]
-    assert format_chat(chat, "alternating", asked=True) == [chat[0], *rest]
-    assert format_chat(chat, "alternating_no_system", asked=True) == [
+    assert format_chat(chat, "alternating", is_request=True) == [chat[0], *rest]
+    assert format_chat(chat, "alternating_no_system", is_request=True) == [
         {"role": "user", "content": "You are the verifier."},
         *rest[1:],
     ]
@@ -104,7 +104,7 @@ def test_an_example_of_each_form():
 
 @given(chat=chats, asked=st.booleans(), form=st.sampled_from(STRICT))
 def test_strict_templates_take_every_chat(chat, asked, form):
-    formed = format_chat(chat, form, asked=asked)
+    formed = format_chat(chat, form, is_request=asked)
     text = laid_out(form, formed, generation=asked)
     for message in formed:
         assert message["content"] in text and set(message) == {"role", "content"}
@@ -125,7 +125,7 @@ def test_the_strict_templates_of_these_tests_refuse_what_was_not_normalised(form
 @given(chat=chats, asked=st.booleans(), form=st.sampled_from(STRICT))
 def test_nothing_is_lost_and_nothing_is_added_but_a_turn_to_fill(chat, asked, form):
     """The user messages are what was said between two answers, whole, in order, by whom."""
-    formed = format_chat(chat, form, asked=asked)
+    formed = format_chat(chat, form, is_request=asked)
     spans: list[list[str]] = [[]]
     for message in chat[1:]:
         if message["role"] == "assistant":
@@ -147,8 +147,8 @@ def test_nothing_is_lost_and_nothing_is_added_but_a_turn_to_fill(chat, asked, fo
 
 @given(chat=chats, asked=st.booleans(), form=st.sampled_from(("named", *STRICT)))
 def test_a_normalised_chat_stays_as_it_is(chat, asked, form):
-    formed = format_chat(chat, form, asked=asked)
-    assert format_chat(formed, form, asked=asked) == formed
+    formed = format_chat(chat, form, is_request=asked)
+    assert format_chat(formed, form, is_request=asked) == formed
 
 
 @given(chat=chats, form=st.sampled_from(("named", *STRICT)), data=st.data())
@@ -158,7 +158,7 @@ def test_the_beginning_of_a_chat_has_the_beginning_of_its_form(chat, form, data)
     if not answers:
         return
     k = data.draw(st.integers(0, len(answers) - 1))
-    asked = format_chat(chat[: answers[k]], form, asked=True)
+    asked = format_chat(chat[: answers[k]], form, is_request=True)
     whole = format_chat(chat, form)
     places = [i for i, m in enumerate(whole) if m["role"] == "assistant"]
     assert whole[: places[k]] == asked
@@ -168,5 +168,5 @@ def test_the_beginning_of_a_chat_has_the_beginning_of_its_form(chat, form, data)
 def test_the_chat_that_was_given_is_not_changed(chat):
     before = [dict(message) for message in chat]
     for form in ("named", *STRICT):
-        format_chat(chat, form, asked=True)
+        format_chat(chat, form, is_request=True)
     assert chat == before

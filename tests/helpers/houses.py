@@ -1,5 +1,7 @@
 """The packages of this repository's distributions, and where each lies."""
 
+import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -33,3 +35,9 @@ def list_sources(*houses: str) -> list[Path]:
     """The Python files of these packages; of all, without a name."""
     folders = [HOUSES[name] for name in houses or HOUSES]
     return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+
+
+@cache
+def parse_source(path: Path) -> ast.Module:
+    """The tree of a source file; it is parsed once for all tests of the house."""
+    return ast.parse(path.read_text(encoding="utf-8"))

@@ -108,7 +108,7 @@ def test_digits_are_apart_as_the_file_says_and_the_template_and_the_licence_go_a
     assert (looked.path / "LICENSE").read_text() == LICENSE_TEXT
     document = looked.document
     assert (document.license, document.weights) == ("MIT", "bfloat16")
-    assert document.source.sha256 == looked.known.file_sha256
+    assert document.source.sha256 == looked.model.file_sha256
     assert document.parameters == sum(np.prod(s) for s in shapes(looked.path))
     assert {"gguf", "transformers"} <= document.made_by.keys()
 

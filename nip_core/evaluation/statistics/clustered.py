@@ -1,9 +1,9 @@
-"""Intervals of rates and means whose rows come by question.
+"""Intervals of rates and means of rows that come by question.
 
 clustered_rate   95 % interval of a rate: Wilson's, of as many trials as the rows are worth
 clustered_mean   a mean with its standard error and degrees of freedom
 difference_interval  95 % interval of a mean of differences
-Mean             what that is, and its intervals
+Mean             a mean with its error, and its intervals
 effective_trials how many independent trials the rows of some questions are worth
 totals_by        sums of rows by question
 
@@ -38,7 +38,7 @@ def clustered_rate(
     """Compute the 95 % interval of the share of `hits`, with rows by question in `clusters`.
 
     All arrays have one entry per row, `weights` above 0 (1 where left out). None without rows. One
-    question alone counts as one trial, whatever its rows.
+    question alone counts as one trial, with any number of rows.
 
     Wilson's interval of `effective_trials`. Raises ValueError for a weight that is not a number.
     """
@@ -165,15 +165,15 @@ def _mean_of(sums: Floats, sizes: Floats) -> Mean:
     share = sizes / whole
     inflation = 1 / (1 - share)
     residuals = sums - value * sizes
-    # What rounding leaves of equal means is no spread.
+    # A rest by rounding of equal means is no spread.
     residuals[np.abs(residuals) <= 1e-12 * (np.abs(sums) + np.abs(value) * sizes)] = 0.0
     variance = float((residuals**2 * inflation).sum()) / whole**2
     # Satterthwaite's degrees of freedom: of residuals of independent rows, the trace of their
     # scaled covariance squared, over that of its square.
-    within = share * (1 - share) * inflation
+    variances = share * (1 - share) * inflation
     cross = inflation * share**2
-    squares = float((within**2).sum() + cross.sum() ** 2 - (cross**2).sum())
-    return Mean(value, math.sqrt(variance), float(within.sum()) ** 2 / squares, questions)
+    squares = float((variances**2).sum() + cross.sum() ** 2 - (cross**2).sum())
+    return Mean(value, math.sqrt(variance), float(variances.sum()) ** 2 / squares, questions)
 
 
 def totals_by(
@@ -195,7 +195,7 @@ def totals_by(
             "statistics need finite numbers and weights above 0 (got NaN, an infinity, or a weight "
             "of 0 or less); leave such rows out"
         )
-    # Sums in one order, whatever the order of the rows.
+    # Sums in one order, for any order of the rows.
     order = np.lexsort((weights, numbers, clusters))
     clusters, numbers, weights = clusters[order], numbers[order], weights[order]
     sums: Floats = np.bincount(clusters, numbers * weights).astype(np.float64)

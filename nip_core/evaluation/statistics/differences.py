@@ -1,4 +1,4 @@
-"""Tests of differences, and what nothing seen in n trials says.
+"""Tests of differences, and the bound of a rate from no case in n trials.
 
 mcnemar       exact test of paired verdicts that changed one way and the other
 sign_flips    the same where several verdicts are of one question: whole questions are flipped
@@ -19,15 +19,15 @@ from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.distributions import beta_quantile, log_gamma, t_cdf
 
 
-def mcnemar(gained: int, lost: int) -> float:
-    """Compute the exact two-sided p-value of `gained` right verdicts against `lost` ones.
+def mcnemar(gained: int, losses: int) -> float:
+    """Compute the exact two-sided p-value of `gained` right verdicts against `losses` ones.
 
     After McNemar, "Note on the sampling error of the difference between correlated proportions or
     percentages", Psychometrika 12 (1947), by the binomial distribution. 1 where none changed.
     """
-    if gained < 0 or lost < 0:
-        raise ValueError(f"verdicts that changed can't be fewer than 0 (got {gained} and {lost})")
-    return sign_flips(np.repeat([1, -1], [gained, lost]))
+    if gained < 0 or losses < 0:
+        raise ValueError(f"verdicts that changed can't be fewer than 0 (got {gained} and {losses})")
+    return sign_flips(np.repeat([1, -1], [gained, losses]))
 
 
 def sign_flips(changes: Sequence[int] | NDArray[np.int64] | NDArray[np.float64]) -> float:
@@ -52,9 +52,9 @@ def sign_flips(changes: Sequence[int] | NDArray[np.int64] | NDArray[np.float64])
     # The distribution of the sum with signs drawn at random, from -total to total.
     distribution = np.ones(1)
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        drawn = np.zeros(2 * size * count + 1)
-        drawn[:: 2 * size] = _binomial(count)
-        distribution = np.convolve(distribution, drawn)
+        sums = np.zeros(2 * size * count + 1)
+        sums[:: 2 * size] = _binomial(count)
+        distribution = np.convolve(distribution, sums)
     middle = len(distribution) // 2
     return min(1.0, 2 * float(distribution[middle + reached :].sum()))
 
@@ -113,8 +113,8 @@ def equivalence(difference: Mean, margin: float, alpha: float = 0.05) -> Equival
         return None
     interval = difference.interval(1 - 2 * alpha)
     assert interval is not None  # it has an error
-    above, below = ((side * difference.value + margin) / difference.error for side in (1, -1))
-    p = max(1 - t_cdf(above, difference.df), 1 - t_cdf(below, difference.df))
+    upper, lower = ((side * difference.value + margin) / difference.error for side in (1, -1))
+    p = max(1 - t_cdf(upper, difference.df), 1 - t_cdf(lower, difference.df))
     return Equivalence(p, p <= alpha, interval, margin)
 
 

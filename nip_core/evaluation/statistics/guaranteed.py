@@ -24,9 +24,9 @@ def count_trials(rate: float, interval: Interval) -> float:
     low, high = 1e-3, _MOST
     for _ in range(200):
         middle = math.sqrt(low * high)
-        found = wilson_of_rate(rate, middle)
+        bounds = wilson_of_rate(rate, middle)
         # More trials make it narrower.
-        if found[1] - found[0] > width:
+        if bounds[1] - bounds[0] > width:
             low = middle
         else:
             high = middle

@@ -1,14 +1,14 @@
 """A paired change with its interval and p-value, which always agree.
 
 compare_pairs  both of them
-PairedChange   what it gives
+PairedChange   a change with both
 
 Two tests are asked whether there is a change: Student's t between questions, and the exact one in
 which whole questions change sides (`sign_flips`). There is one only if both say so, so the p-value
 is the larger of theirs: a test of the union of both hypotheses, whose level is that of each
 (Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 24, 1982). The
 interval is Student's, and reaches to 0 where the exact test does not exclude it. Either test alone
-would be wrong for somebody: with few changes the first is too sure, and with unequal questions the
+would be wrong in some cases: with few changes the first is too sure, and with unequal questions the
 second looks at signs where sizes scatter.
 """
 

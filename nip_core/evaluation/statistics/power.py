@@ -5,7 +5,7 @@ detectable_difference   between two batches that share no problem
 
 Both are asked before anything is played. They are the smallest true difference that a
 two-sided test at 5 % shows in 80 % of the cases. How much alike the rows of a question are, and how
-many verdicts change, nobody knows beforehand: both are assumptions, to be printed with the number.
+many verdicts change, is not known beforehand: both are assumptions, to be printed with the number.
 """
 
 import math
@@ -21,21 +21,22 @@ LIKENESS = 0.2
 
 
 def detectable_change(
-    sizes: Sequence[int], *, changed: float = CHANGED, likeness: float = LIKENESS
+    sizes: Sequence[int], *, change_rate: float = CHANGED, likeness: float = LIKENESS
 ) -> float | None:
     """Compute the smallest change of a rate, in (0, 1), to be seen on the same problems again.
 
     `sizes` has the number of problems of each question. With n rows, the design effect
     D = 1 + (m - 1) ρ of Kish (see `nip_core.evaluation.statistics.clustered`) and quantiles k of
     Student's t for a test and its power added up, the change δ solves
-    δ = k √((changed - δ²) D / n): the variance of McNemar's test. A change larger than `changed`
-    needs as many verdicts that change, all in its direction. None with fewer than two questions.
+    δ = k √((c - δ²) D / n): the variance of McNemar's test, c being `change_rate`. A change larger
+    than c needs as many verdicts that change, all in its direction. None with fewer than two
+    questions.
     """
     scaled = _scaled(sizes, likeness)
     if scaled is None:
         return None
-    change = math.sqrt(changed * scaled / (1 + scaled))
-    return change if change <= changed else scaled / (1 + scaled)
+    change = math.sqrt(change_rate * scaled / (1 + scaled))
+    return change if change <= change_rate else scaled / (1 + scaled)
 
 
 def detectable_difference(
@@ -43,9 +44,9 @@ def detectable_difference(
 ) -> float | None:
     """Compute the smallest difference to be seen between two batches without a shared question.
 
-    `sizes` are those of each batch, `rate` in [0, 1] is that of one; the other one's lies so much
-    nearer to 1/2 or, from 1/2, further from it. None with fewer than two questions, and where no
-    difference would be large enough.
+    `sizes` has the sizes of each batch, `rate` in [0, 1] is the rate of one; the other's lies so
+    much nearer to 1/2 or, from 1/2, further from it. None with fewer than two questions, and where
+    no difference would be large enough.
     """
     scaled = _scaled(sizes, likeness)
     if scaled is None:
@@ -55,8 +56,8 @@ def detectable_difference(
     low, high = 0.0, room
 
     def excess(difference: float) -> float:
-        other = rate + direction * difference
-        return difference**2 - scaled * (rate * (1 - rate) + other * (1 - other))
+        second = rate + direction * difference
+        return difference**2 - scaled * (rate * (1 - rate) + second * (1 - second))
 
     if excess(high) < 0:
         return None

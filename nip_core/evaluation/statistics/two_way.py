@@ -102,15 +102,15 @@ def two_way(
     if 1 in (seeds, questions):
         return TwoWay(value, None, 0.0, None, seeds, questions)
     compute_error = _compute_robust_error if spread == "robust" else _compute_calibrated_error
-    found = compute_error(sums - value * counts, counts)
-    error, df = found.error, found.df
-    both = (seeds, questions, found.seed_variance, found.widened, spread)
-    drawn = _draws(sums, counts, seed)
-    width = float(drawn.std())
+    estimate = compute_error(sums - value * counts, counts)
+    error, df = estimate.error, estimate.df
+    both = (seeds, questions, estimate.seed_variance, estimate.widened, spread)
+    draws = _draws(sums, counts, seed)
+    width = float(draws.std())
     if error <= NO_ERROR or width <= NO_ERROR:
         return TwoWay(value, error, df, None, *both)
     scale = error / width * t_quantile(0.975, df) / Z_95
-    low, high = (value + scale * (np.quantile(drawn, (0.025, 0.975)) - value)).tolist()
+    low, high = (value + scale * (np.quantile(draws, (0.025, 0.975)) - value)).tolist()
     interval = (min(low, value), max(high, value))
     return TwoWay(value, error, df, interval, *both)
 
@@ -120,7 +120,7 @@ def two_sided_p(mean: TwoWay) -> float | None:
     if mean.error is None:
         return None
     if mean.error <= NO_ERROR:
-        # All seeds and all questions say the same: what is left is how many of the fewer there are.
+        # All seeds and all questions say the same: the df is by how many of the fewer there are.
         return 1.0 if abs(mean.value) <= NO_ERROR else 2 * 0.5 ** min(mean.seeds, mean.questions)
     return min(1.0, 2 * t_cdf(-abs(mean.value) / mean.error, mean.df))
 
@@ -145,8 +145,8 @@ def _compute_robust_error(residuals: Floats, counts: Floats) -> _Error:
     variance = max(by_seed + by_question - noise, by_seed, by_question)
     freedom = by_seed**2 / (seeds - 1) + by_question**2 / (questions - 1)
     # The approximation can fall below what the shorter side has by itself.
-    least = float(min(seeds, questions) - 1)
-    df = max(variance**2 / freedom, least) if freedom else least
+    min_df = float(min(seeds, questions) - 1)
+    df = max(variance**2 / freedom, min_df) if freedom else min_df
     # The questions' own share stays however many seeds there are; the noise of cells does not.
     return _Error(math.sqrt(variance), df, variance - max(by_question - noise, 0.0))
 
@@ -161,16 +161,16 @@ def _compute_calibrated_error(residuals: Floats, counts: Floats) -> _Error:
     variance = max(sum(parts) - noise, _LEAST * max(*parts, noise))
     widened, freedom = 0.0, noise**2 / noise_df
     for part, df in sides:
-        # What this side shows beyond the noise of cells; some of it stays, as it may be chance.
-        seen = max(part - _NOISE_LEFT_OUT * noise, 0.0)
-        more, less = widen(seen, df)
+        # The variance of this side beyond the noise of cells; some noise stays: it may be chance.
+        excess = max(part - _NOISE_LEFT_OUT * noise, 0.0)
+        more, less = widen(excess, df)
         freedom += less
         widened += more
     whole = variance + widened
-    least = min(df for _, df in sides)
+    min_df = min(df for _, df in sides)
     return _Error(
         math.sqrt(whole),
-        max(whole**2 / freedom, least) if freedom else least,
+        max(whole**2 / freedom, min_df) if freedom else min_df,
         max(variance - max(by_question[0] - noise, 0.0), 0.0),
         widened,
     )
@@ -204,27 +204,27 @@ def _compute_variance(residuals: Floats, counts: Floats) -> tuple[float, float]:
 
 
 def _compute_noise(residuals: Floats, counts: Floats) -> tuple[float, float]:
-    """Compute the variance of a ratio by what neither seed nor question explains, and its df.
+    """Compute the variance of a ratio that neither seed nor question explains, and its df.
 
     Of a full table that is equally often counted it is the noise of its analysis of variance; of
     others nearly.
     """
     of_seeds = residuals.sum(axis=1, keepdims=True) / counts.sum(axis=1, keepdims=True)
     of_questions = residuals.sum(axis=0, keepdims=True) / counts.sum(axis=0, keepdims=True)
-    left = residuals - (of_seeds + of_questions) * counts
+    unexplained = residuals - (of_seeds + of_questions) * counts
     cells, (seeds, questions) = int((counts > 0).sum()), residuals.shape
     df = max(cells - seeds - questions + 1, 1)
-    return float((left**2).sum()) / float(counts.sum()) ** 2 * cells / df, float(df)
+    return float((unexplained**2).sum()) / float(counts.sum()) ** 2 * cells / df, float(df)
 
 
 def _draws(sums: Floats, counts: Floats, seed: int) -> Floats:
     """Compute the means of all resamples; where cells are missing, one without values is left."""
-    drawn: list[Floats] = []
+    draws: list[Floats] = []
     seeds, questions = sums.shape
     for rows, columns in _resample(seeds, questions, seed):
         numbers = ((rows @ counts) * columns).sum(axis=1)
-        drawn.append((((rows @ sums) * columns).sum(axis=1))[numbers > 0] / numbers[numbers > 0])
-    return np.concatenate(drawn)
+        draws.append((((rows @ sums) * columns).sum(axis=1))[numbers > 0] / numbers[numbers > 0])
+    return np.concatenate(draws)
 
 
 def _resample(seeds: int, questions: int, seed: int) -> Iterator[tuple[Counts, Counts]]:

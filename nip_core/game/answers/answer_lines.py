@@ -60,19 +60,19 @@ class AnswerLines:
 
     def __init__(self, text: str):
         self.raw = text.split("\n")
-        read = simplify(text)
-        self.read = read.split("\n")
-        self._lower = read.lower()
+        plain = simplify(text)
+        self.read = plain.split("\n")
+        self._lower = plain.lower()
         self.free = [True] * len(self.read)
         fences: dict[int, str] = {}
-        if "```" in read or "~~~" in read:
+        if "```" in plain or "~~~" in plain:
             fences = {i: mark for i, line in enumerate(self.read) if (mark := _fence(line))}
             inked = [i for i, line in enumerate(self.read) if line.strip()]
             if list(fences) in (inked[:1], [inked[0], inked[-1]]):
                 for i in fences:
                     self.raw[i] = self.read[i] = ""
                 fences = {}
-        if fences or ">" in read:
+        if fences or ">" in plain:
             self._mark_quotations(fences)
 
     def _mark_quotations(self, fences: Mapping[int, str]) -> None:
@@ -106,8 +106,8 @@ class AnswerLines:
 
     def filled_from(self, first: int) -> int | None:
         """The next line with more than markup, from `first` on."""
-        at = bisect_left(self.filled, first)
-        return self.filled[at] if at < len(self.filled) else None
+        index = bisect_left(self.filled, first)
+        return self.filled[index] if index < len(self.filled) else None
 
     def filled_above(self, first: int) -> Iterator[int]:
         """The lines before `first` with more than markup, the nearest one first."""
@@ -143,7 +143,7 @@ def begins_question(line: str) -> bool:
 
 @dataclass(frozen=True)
 class Start:
-    """A line that begins a part, and what else stands in it."""
+    """A line that begins a part, and the rest of it."""
 
     channel: str
     rest: str
@@ -200,17 +200,17 @@ def cut_parts(
 
     Raises MissingPart for a part that is not there or empty, and for two for the same channel.
     """
-    begun = {start.channel for start in starts.values()}
+    begun_channels = {start.channel for start in starts.values()}
     for channel in channels:
-        if channel not in begun:
+        if channel not in begun_channels:
             raise MissingPart(f"no part that begins with {headers[channel]!r}")
-    written: dict[str, str] = {}
+    parts: dict[str, str] = {}
     ends = [*list(starts)[1:], len(lines.raw)]
     for (i, start), end in zip(starts.items(), ends, strict=True):
         name = headers.get(start.channel, "Question: or Answer:")
-        if start.channel in written:
+        if start.channel in parts:
             raise MissingPart(f"two parts that begin with {name!r}")
         if is_blank("\n".join((start.rest, *lines.read[i + 1 : end]))):
             raise MissingPart(f"an empty part that begins with {name!r}")
-        written[start.channel] = "\n".join(lines.raw[i:end]).strip()
-    return {channel: written[channel] for channel in channels}
+        parts[start.channel] = "\n".join(lines.raw[i:end]).strip()
+    return {channel: parts[channel] for channel in channels}

@@ -32,7 +32,7 @@ class InvalidResponse(ValueError):
 
 
 class InvalidDecision(InvalidResponse):
-    """What should be a decision is none, or is two."""
+    """An answer that should be a decision is none, or is two."""
 
 
 class MissingPart(InvalidResponse):
@@ -106,7 +106,7 @@ _OPENING = f"*_`\"'([{{# {TICKS}{CROSSES}"  # may stand before a verdict, and
 _CLOSING = "*_`\"')]}# "  # behind it
 _MARKS = r"[*_`\"' ]{0,6}"
 _NEGATIONS = {"not", "never", "cannot", "cant", "wont", "dont", "no", "refuse", "decline", "unable"}
-_NEGATION_REACH = 3  # words between a negation and what it negates
+_NEGATION_REACH = 3  # words between a negation and the negated one
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _LETTER = r"[^\W_]"
 _CONFIDENT = r"with (?:[a-z]+ |[0-9]{1,3} ?% )?(?:confidence|certainty)\b"
@@ -173,7 +173,7 @@ _RETRACTING_LINE = any_case(
 )
 _SUPPOSED = any_case(r"\b(?:if|had|were|otherwise|unless)\b")
 _REPORTED = any_case(r"\b(?:that|if|whether|unless|until|before|why|when|had) $")
-# What goes on with the sentence of the line before.
+# Words that go on with the sentence of the line before.
 _CONTINUED = re.compile(r"\s*(?:is|was|isn't|would|will|should|could|may|might|says?|said|or|if)\b")
 _ASKED = re.compile(r"[^.!?]*\?")
 _OTHER_NUMBER = any_case(r"\b(?:or|maybe|perhaps|possibly|rather|actually)(?: even)? [*_`]*[0-9]")
@@ -185,10 +185,10 @@ _DOUBTED = re.compile("[❓❔⁉🤔🤷]")
 
 
 class Declaration(NamedTuple):
-    """What a sentence of the agent's own declares."""
+    """The verdict that a sentence of the agent's own declares."""
 
     answer: str
-    has_object: bool  # "the solution", or what else is judged
+    has_object: bool  # "the solution", or another object that is judged
 
 
 class VerdictReader:
@@ -255,8 +255,8 @@ class VerdictReader:
 
     def is_exactly(self, text: str) -> bool:
         """Tell whether the text is an answer and nothing else, marks aside."""
-        behind = self.behind(text)
-        return behind is not None and not behind.strip(_CLOSING + ".,;!")
+        remainder = self.behind(text)
+        return remainder is not None and not remainder.strip(_CLOSING + ".,;!")
 
     def read(self, text: str) -> str:
         """Read the answer at the beginning of the text.
@@ -326,10 +326,10 @@ class VerdictReader:
         # 1. "so I reject it", unless it is only supposed, or told of.
         for pattern in (self._own, self._concluded):
             for match in pattern.finditer(later):
-                before = later[max(0, match.start() - 20) : match.start()]
+                context = later[max(0, match.start() - 20) : match.start()]
                 line = later[later.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
                 supposed = "would" in match[0].lower() and _SUPPOSED.search(line)
-                reported = supposed or _REPORTED.search(before)
+                reported = supposed or _REPORTED.search(context)
                 if self._canonical(match["answer"]) != answer and not reported:
                     return True
         # 2. "I can't accept it".
@@ -373,23 +373,23 @@ class VerdictReader:
         letters = re.sub(r"[\W_]", "", text.lower()).replace("agreeordis", "agreenordis")
         return next(a for a in self._scale.values if a.replace(" ", "") == letters)
 
-    def _problem(self, answer: str, behind: str) -> str | None:
-        """Return what in the rest of the line forbids to take the answer, if anything."""
-        # 1. What may stand nowhere behind it.
+    def _problem(self, answer: str, remainder: str) -> str | None:
+        """Return what in the `remainder` of the line forbids to take the answer, if anything."""
+        # 1. Signs that may stand nowhere behind it.
         anywhere = (
-            ("a question mark", _ASKED.match(behind)),
-            ("a second answer", self._names_another(answer, behind)),
-            ("its contrary", self._is_contradicted(answer, behind)),
-            ("a negation", self._is_negated(_WORD.findall(behind.lower()), answer)),
-            ("a doubt", _DOUBTED.search(behind) or _HEDGE.search(behind)),
-            ("a compound", _COMPOUND.match(behind)),
-            ("a call", behind.startswith("(") and not self.is_numeric),
+            ("a question mark", _ASKED.match(remainder)),
+            ("a second answer", self._names_another(answer, remainder)),
+            ("its contrary", self._is_contradicted(answer, remainder)),
+            ("a negation", self._is_negated(_WORD.findall(remainder.lower()), answer)),
+            ("a doubt", _DOUBTED.search(remainder) or _HEDGE.search(remainder)),
+            ("a compound", _COMPOUND.match(remainder)),
+            ("a call", remainder.startswith("(") and not self.is_numeric),
         )
         for name, is_there in anywhere:
             if is_there:
                 return name
-        # 2. A reason for it may follow, and what is accepted.
-        tail = behind.lstrip(_CLOSING)
+        # 2. A reason for it may follow, and the object that is accepted.
+        tail = remainder.lstrip(_CLOSING)
         if about := self._object.match(tail):
             tail = tail[about.end() :].lstrip(_CLOSING)
         if not tail or self._reason_follows.match(tail):
@@ -406,19 +406,20 @@ class VerdictReader:
         )
         return next((name for name, is_there in at_start if is_there), None)
 
-    def _names_another(self, answer: str, behind: str) -> bool:
+    def _names_another(self, answer: str, remainder: str) -> bool:
         if self.is_numeric:
-            return _OTHER_NUMBER.search(behind) is not None
-        if not self.accepts and _DEGREES.search(behind):
+            return _OTHER_NUMBER.search(remainder) is not None
+        if not self.accepts and _DEGREES.search(remainder):
             return True
-        # What denies the other one says the same again.
-        may_deny = self.accepts and "?" not in behind
+        # A denial of the other one says the same again.
+        may_deny = self.accepts and "?" not in remainder
         return any(
             self._canonical(mention["answer"]) != answer
             and not (
-                may_deny and _DENIED.search(behind[max(0, mention.start() - 40) : mention.start()])
+                may_deny
+                and _DENIED.search(remainder[max(0, mention.start() - 40) : mention.start()])
             )
-            for mention in self._mention.finditer(behind)
+            for mention in self._mention.finditer(remainder)
         )
 
 

@@ -1,4 +1,4 @@
-"""Verdicts in other words than a decision line: what an answer claims besides.
+"""Verdicts in other words than a decision line: the claims of an answer.
 
 find_claims  all such places in an answer, each clear or not
 
@@ -9,8 +9,8 @@ find_claims  all such places in an answer, each clear or not
 5. The last fence, a box or a part for a channel with a verdict and nothing else: not clear.
 6. An answer that is a JSON object with a label among its keys.
 
-A claim is clear where nobody else may be speaking, nothing supposes, hedges or negates it, and no
-question follows. What is in quotation marks within a line claims nothing.
+A claim is clear where no other player may be speaking, nothing supposes, hedges or negates it, and
+no question follows. Words in quotation marks within a line claim nothing.
 """
 
 import json
@@ -46,7 +46,7 @@ _NUMBER = re.compile(rf"^[ *_]{{0,4}}{NUMBERING}(?=.)")
 _PART = any_case(r"[ *_#]{0,6}(?:question|answer|message|to)\b[^:]{0,30}:[ *_]*")
 _LISTED = any_case(r"[ *_]*(?:[-•+]|[0-9a-z]{1,2}[.)]) ")
 _BOX = re.compile(r"\\boxed ?\{(?: ?\\text[a-z]{0,2} ?\{)?([^{}]{1,60})\}")
-# Before a label: words that give it to somebody else, ask it, suppose it or speak about it.
+# Before a label: words that give it to another player, ask it, suppose it or speak about it.
 _NOT_SAID = any_case(
     r"\b(?:if|unless|suppose|supposing|imagine|assum(?:e|ing)|would|could|should|might|may|must"
     r"|example|e\.g|instruct\w*|format|forms?|writes?|written|wrote|says?|said|claim\w*|told"
@@ -113,7 +113,7 @@ def find_claims(answer: Answer) -> list[Claim]:
 
 
 def _judged(answer: Answer, claim: Claim) -> Claim:
-    """The claim, no longer clear where somebody else speaks, or to somebody else."""
+    """The claim, no longer clear where another player speaks, or is spoken to."""
     if claim.answer is None:
         return claim
     if claim.first in answer.lines.quoted or is_introduced(answer.lines, claim.first):
@@ -172,23 +172,23 @@ def _within_line(line: str, word: re.Match[str], reader: VerdictReader) -> Claim
         start = _IN_LINE.match(line, begin)
         if start is None or start.end("label") != word.end():
             continue
-        before = line[max(0, begin - _LOOKED_AT) : begin]
+        lead = line[max(0, begin - _LOOKED_AT) : begin]
         verdict = line[start.end() :][:_LONGEST].strip()
-        if _is_open(before):
+        if _is_open(lead):
             return None  # in quotation marks
         is_number = reader.is_numeric and not reader.is_exactly(verdict)
         if not reader.begins(verdict) or (is_number and not is_strong):
             break
-        edge = _EDGE.search(before)
-        mark = "" if edge is None or _NOT_SAID.search(before) else edge["sure"]
-        is_sure = mark and (mark in ".!;" or _NEGATION.search(before) is None)
+        edge = _EDGE.search(lead)
+        mark = "" if edge is None or _NOT_SAID.search(lead) else edge["sure"]
+        is_sure = mark and (mark in ".!;" or _NEGATION.search(lead) is None)
         return Claim(0, 0, reader.read_if_clear(verdict) if is_sure else None, verdict)
     # 2. Otherwise it is a claim only right before a verdict at the end of the line.
-    before = line[max(0, word.start() - _LOOKED_AT) : word.start()]
+    lead = line[max(0, word.start() - _LOOKED_AT) : word.start()]
     separated = _SEPARATED.match(line, word.end())
-    if separated is None or _is_open(before) or _TALK.search(before):
+    if separated is None or _is_open(lead) or _TALK.search(lead):
         return None
-    if not is_strong and not _MY.search(before) and not re.search(r"[:|→>-]", separated[0]):
+    if not is_strong and not _MY.search(lead) and not re.search(r"[:|→>-]", separated[0]):
         return None  # "in this state the result is accept"
     verdict = line[separated.end() :][:_LONGEST].strip(" |")
     return Claim(0, 0, None, verdict) if reader.is_exactly(verdict) else None
@@ -196,18 +196,18 @@ def _within_line(line: str, word: re.Match[str], reader: VerdictReader) -> Claim
 
 def _beginnings(line: str, label: int) -> Iterator[int]:
     """Tell where in the line the sentence with a label may begin: behind marks before it."""
-    near = max(0, label - 60)
-    for mark in re.finditer(r"[.!;)>→?:,|\"*_] ?|(?<= )- ", line[near:label]):
-        begin = near + mark.end()
+    start = max(0, label - 60)
+    for mark in re.finditer(r"[.!;)>→?:,|\"*_] ?|(?<= )- ", line[start:label]):
+        begin = start + mark.end()
         if _EDGE.search(line[max(0, begin - 8) : begin]):
             yield begin
 
 
-def _is_open(before: str) -> bool:
+def _is_open(lead: str) -> bool:
     """Tell whether a quotation is open at the end of the text."""
-    if "<!" in before:
+    if "<!" in lead:
         return True
-    marks = _APOSTROPHE.sub("", before)
+    marks = _APOSTROPHE.sub("", lead)
     return any(marks.count(mark) % 2 for mark in "\"`'")
 
 
@@ -230,26 +230,26 @@ def _bare(answer: Answer) -> Iterator[Claim]:
         is_apart = text.lstrip("*_ ")[:1] in set("\"'`([{<")
         if (is_apart and not is_whole) or (reader.is_numeric and not is_exact):
             continue
-        before = next(lines.filled_above(i), -1)
-        above = strip_decoration(lines.read[before]) if before >= answer.begin else ""
-        declared = reader.declared(text)
+        index = next(lines.filled_above(i), -1)
+        line_above = strip_decoration(lines.read[index]) if index >= answer.begin else ""
+        declaration = reader.declared(text)
         unclear = (
             (not is_exact and _TO_OTHERS.search(text))
             or (not is_whole and (reader.is_numeric or _LISTED.match(text)))
-            or above.endswith("?")
-            or reader.is_exactly(above)
+            or line_above.endswith("?")
+            or reader.is_exactly(line_above)
             # "I agree" may be meant for the expert.
-            or (declared and not declared.has_object and not (is_whole and reader.accepts))
+            or (declaration and not declaration.has_object and not (is_whole and reader.accepts))
         )
         yield Claim(i, i, None if unclear else value, text)
 
 
 def _stands_alone(reader: VerdictReader, text: str) -> bool:
     """Say whether a line begins with a verdict alone, no word of a sentence, or its negation."""
-    behind = reader.behind(text)
-    if behind is None:
+    remainder = reader.behind(text)
+    if remainder is None:
         return reader.begins(text) and len(text.split()) < 4
-    return not re.match(r"[-']?\w|[ *_]+(?!or\b)\w", behind)
+    return not re.match(r"[-']?\w|[ *_]+(?!or\b)\w", remainder)
 
 
 def _declared(answer: Answer) -> Iterator[Claim]:
@@ -261,22 +261,23 @@ def _declared(answer: Answer) -> Iterator[Claim]:
         line = strip_decoration(lines.read[last])[-_LOOKED_AT:].rstrip("*_ ")
         edges = list(re.finditer(r"[.!;:,?](?= )", line[:-1]))
         begin = edges[-1].end() if edges else 0
-        before, text = line[:begin], _CONNECTOR.sub("", line[begin:].strip(" *_"), count=1)
-        declared = reader.declared(text)
-        if declared is None:
+        lead, text = line[:begin], _CONNECTOR.sub("", line[begin:].strip(" *_"), count=1)
+        declaration = reader.declared(text)
+        if declaration is None:
             if "?" not in line and not _WHY.search(line):
-                at = max((match.start() for match in _I.finditer(line)), default=0)
-                inner = reader.declared(line[at:])
-                is_said = inner and inner.has_object and not _NOT_SAID.search(line[:at])
-                if is_said or (reader.is_about_solution(text) and not _NOT_SAID.search(before)):
+                start = max((match.start() for match in _I.finditer(line)), default=0)
+                inner = reader.declared(line[start:])
+                is_said = inner and inner.has_object and not _NOT_SAID.search(line[:start])
+                if is_said or (reader.is_about_solution(text) and not _NOT_SAID.search(lead)):
                     yield Claim(last, last)
             return
-        if not _is_open(before) and (before or not reader.is_exactly(text)):
-            is_clear = not before or (before[-1] not in ",:?" and not _NOT_SAID.search(before))
-            yield Claim(last, last, declared.answer if declared.has_object and is_clear else None)
+        if not _is_open(lead) and (lead or not reader.is_exactly(text)):
+            is_clear = not lead or (lead[-1] not in ",:?" and not _NOT_SAID.search(lead))
+            is_clear = is_clear and declaration.has_object
+            yield Claim(last, last, declaration.answer if is_clear else None)
 
 
-# 3. What is never clear.
+# 3. Places that are never clear.
 
 
 def _in_last_fence(answer: Answer) -> Iterator[Claim]:
@@ -298,7 +299,7 @@ def _in_last_fence(answer: Answer) -> Iterator[Claim]:
 
 
 def _boxed_or_part(answer: Answer) -> Iterator[Claim]:
-    """A verdict in a box at the end of a line, or as all of a message for somebody."""
+    """A verdict in a box at the end of a line, or as the whole part for a channel."""
     lines, reader = answer.lines, answer.reader
     for i, line in enumerate(lines.read):
         if i < answer.begin or not lines.free[i]:
@@ -321,7 +322,7 @@ def _at_end(answer: Answer) -> Iterator[Claim]:
     lines, reader = answer.lines, answer.reader
     for last in answer.filled[-1:]:
         line, is_whole = strip_decoration(lines.read[last]), answer.consists_of(last)
-        # 1. Where nothing is asked: a tag, a ticked box, what is almost JSON, a hedged number.
+        # 1. Where nothing is asked: a tag, a ticked box, almost JSON, a hedged number.
         if "?" not in answer.whole:
             tagged = _TAGGED.search(line)
             is_word = is_whole and " " not in line
@@ -337,12 +338,12 @@ def _at_end(answer: Answer) -> Iterator[Claim]:
         begin = reader.at_end(line) if lines.free[last] and len(line) < _LOOKED_AT else None
         if begin is None or last in answer.questions:
             return
-        before = line[:begin].rstrip("\"'`*_([{ ")
-        words = len(before.split())
+        lead = line[:begin].rstrip("\"'`*_([{ ")
+        words = len(lead.split())
         is_own = is_whole and "?" not in line and "=" not in line
-        is_own = is_own and (words < 3 or (words < 8 and _OWN.match(before) is not None))
-        is_open = _is_open(line[:begin]) or _TALK.search(before.rstrip(":,"))
-        if _I_SAY.search(before) or (not is_open and (is_own or _BEHIND.search(before))):
+        is_own = is_own and (words < 3 or (words < 8 and _OWN.match(lead) is not None))
+        is_open = _is_open(line[:begin]) or _TALK.search(lead.rstrip(":,"))
+        if _I_SAY.search(lead) or (not is_open and (is_own or _BEHIND.search(lead))):
             yield Claim(last, last)
 
 
@@ -395,8 +396,8 @@ def _in_json(answer: Answer) -> Iterator[Claim]:
             taken_back = reader.is_retracted(verdict, "\n".join(texts))
             is_clear &= not taken_back and reader.mentions(" ".join(texts)) <= {verdict}
         yield Claim(first, last, verdict if is_clear and not doubtful else None)
-    named = any(reader.begins(key) or reader.is_exactly(str(value)) for key, value in pairs)
-    if named and not asks and not is_clear:
+    has_verdict = any(reader.begins(key) or reader.is_exactly(str(value)) for key, value in pairs)
+    if has_verdict and not asks and not is_clear:
         yield Claim(first, last)
 
 
@@ -407,14 +408,14 @@ class _Pairs(list[tuple[str, Any]]):
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield keys, as letters alone, with plain values, at any depth.
 
-    What is within somebody else's key has this key before its own.
+    A key within another player's key has this key before its own.
     """
     for key, inner in value if isinstance(value, _Pairs) else ():
         letters = _KEY.sub("", key.lower())
         yield letters, None if isinstance(inner, _Pairs) else inner
         for item in inner if isinstance(inner, list) and not isinstance(inner, _Pairs) else [inner]:
             is_own = letters in _OWN_KEYS
-            for within, deeper in _pairs(item):
-                yield (within if is_own else f"{letters} {within}"), deeper
+            for path, deeper in _pairs(item):
+                yield (path if is_own else f"{letters} {path}"), deeper
             if isinstance(item, str) and item is not inner:
                 yield f"{letters} ", item

@@ -1,18 +1,18 @@
-"""From what a model wrote to a message or a decision. docs/answers.md has the rules with examples.
+"""From a model's text to a message or a decision. docs/answers.md has the rules with examples.
 
 Only a verifier decides. A decision has a line of its own, which begins with "Decision:" and goes
 on with an answer of the scale; a verdict in other words is taken for one where it is unmistakable.
-What may be somebody else's words is no decision: text behind ">", in a code fence, in quotation
-marks, within a sentence. What is unclear is invalid, so that the model is asked again, and never
+Words that may be another player's are no decision: text behind ">", in a code fence, in quotation
+marks, within a sentence. An unclear answer is invalid, so that the model is asked again, and never
 guessed.
 
-AnswerForm      what an answer must look like
+AnswerForm      the form that an answer must have
 parse_response  the move in a text
 lacks_decision  whether a move is a message where only a decision is of use
 
 The rules of each step have a module, in this order: `answer_lines` (lines, parts for channels),
 `verdict_labels` (lines that begin with a label), `decisions` (the verdict in a line) and
-`other_words` (verdicts elsewhere); what they leave unclear `plainer` puts in other words. All of it
+`other_words` (verdicts elsewhere); `plainer` rewords an answer that stays unclear. All of it
 takes linear time in the length of the text.
 """
 
@@ -46,7 +46,7 @@ from nip_core.game.answers.verdict_labels import (
 from nip_core.protocols import NO_DECISION, Move
 from nip_core.protocols.scales import DecisionScale, round_value
 
-# What asks or supposes something, so that a verdict in it may be meant otherwise.
+# Words that ask or suppose something, so that a verdict in it may be meant otherwise.
 _ASKING = any_case(
     r"\?|\b(?:why|whether|how|what|which|explain|show|tell|trace|describe|convince|prove|please"
     r"|if|unless|would|could|should|might|may)\b"
@@ -57,12 +57,12 @@ _TELLING = ("accept", "reject", *WORDS)  # words without which no answer decides
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What form an answer must have."""
+    """The form that an answer must have."""
 
     channels: tuple[str, ...]  # that it is for
-    headers: Mapping[str, str]  # by channel, what its part begins with; needed for several
+    headers: Mapping[str, str]  # by channel, the beginning of its part; needed for several
     scale: DecisionScale | None  # answers of a decision; None: the agent may not decide
-    has_reasoning: bool = False  # what stands before the message is the agent's own
+    has_reasoning: bool = False  # the text before the message is the agent's own
     must_decide: bool = False  # a message would be of no use, so that it is asked for again
     is_early: bool = False  # a decision would not be registered yet
 
@@ -70,8 +70,8 @@ class AnswerForm:
 def parse_response(text: str, form: AnswerForm) -> Move:
     """The move in `text`: a decision where it has one and the agent may decide, else messages.
 
-    What does not show clearly whether it decides is looked at once more, in plainer words. So what
-    was valid before there was a second look means what it meant.
+    An answer that does not show clearly whether it decides is read once more, in plainer words. So
+    answers that were valid before there was a second look keep their meaning.
 
     Raises InvalidResponse for an answer that is empty or not Unicode, MissingPart for one in which
     the part for a channel is missing, empty or there twice, and InvalidDecision for a decision
@@ -88,11 +88,11 @@ def parse_response(text: str, form: AnswerForm) -> Move:
 
 def _second_look(text: str, form: AnswerForm) -> Move | None:
     """Read the decision of an unclear answer in plainer words, if it has one."""
-    assert form.scale is not None  # nobody else makes an invalid decision
+    assert form.scale is not None  # no other form makes an invalid decision
     text = without_thinking(text)
     starts = find_part_starts(AnswerLines(text), form.channels, form.headers, form.has_reasoning)
     if starts or not _reader(form.scale).accepts:
-        return None  # it also has a message for somebody, or another scale
+        return None  # it also has a message for a player, or another scale
     plain_text = put_plainly(text)
     try:
         move = None if plain_text is None else _first_look(plain_text, form)
@@ -104,7 +104,7 @@ def _second_look(text: str, form: AnswerForm) -> Move | None:
 def _first_look(text: str, form: AnswerForm) -> Move:
     if _is_all_message(text, form):
         return Move(messages={form.channels[0]: text.strip()})
-    # 1. What the agent wrote for others to read.
+    # 1. The text that the agent wrote for others to read.
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -168,7 +168,7 @@ def _verdict(answer: Answer, *, last_counts: bool) -> str | None:
 
     With `last_counts` a decision in the last line makes what is before it reasoning.
     """
-    # 1. Decision lines decide, and what is wrong with one of them makes the answer invalid.
+    # 1. Decision lines decide, and a fault in one of them makes the answer invalid.
     decisions = _decision_lines(answer, last_counts=last_counts)
     verdicts = {_read(answer, line) for line in decisions}
     # 2. So do verdicts in other words, where they are clear; if not, only without a decision line.
@@ -250,8 +250,8 @@ def _concludes_within(answer: Answer) -> bool:
         return False
     for _, line in answer.free_with(*reader.stems):
         end = _SENTENCE.split(line)[-1].strip(" *_")
-        declared = reader.declared(end)
-        if reader.is_exactly(end) or (declared and declared.has_object):
+        declaration = reader.declared(end)
+        if reader.is_exactly(end) or (declaration and declaration.has_object):
             return True
     return False
 

@@ -11,10 +11,10 @@ It knows general forms, not sentences, and writes only what it is sure of as "De
    solution should be rejected").
 4. A last sentence, or one behind a label, that concludes: "I see no bug, so I accept."
 
-What is said besides and only seems to name the other verdict is left out: "accept, not reject",
-"I see no reason to reject", "the code rejects negative numbers". Whatever is left is read by the
-same rules as every answer, so that a question, a doubt, a condition or a retraction is none here
-either. Only scales of accept and reject are read so.
+Asides that only seem to name the other verdict are left out: "accept, not reject", "I see no reason
+to reject", "the code rejects negative numbers". The rest is read by the same rules as every answer,
+so that a question, a doubt, a condition or a retraction is no verdict here either. Only scales of
+accept and reject are read so.
 """
 
 import json
@@ -58,40 +58,40 @@ _NEGATION = any_case(r"\b(?:not|never|no|none|nor|cannot|without|refuse\w*|[a-z]
 def put_plainly(text: str) -> str | None:
     """The answer with its verdict in plain words; None where there is nothing to be made plainer.
 
-    `text` is without thoughts. What it decides is still to be read. There is nothing where it asks.
+    `text` is without thoughts. Its decision is still to be read. A text that asks gives nothing.
     """
     lines = AnswerLines(text)
     if "?" in text or any(begins_question(line) for _, line in lines.free_with("question")):
         return None
     whole = "\n".join(lines.read).strip()
     for as_line in (_from_json, _from_boxes, _from_table):
-        if found := as_line(whole):
-            return found
+        if plain_line := as_line(whole):
+            return plain_line
     result = list(lines.raw)
-    changed = False
+    is_changed = False
     for i, line in lines.free_with("decision", "verdict"):
         if _ANNOUNCED.fullmatch(line):
-            result[i], changed = "", True
+            result[i], is_changed = "", True
     for i, line in lines.free_with("accept", "reject"):
         if len(line) > _LONGEST:
             return None
-        before = next(lines.filled_above(i), None)
-        above = "" if before is None else strip_decoration(lines.read[before])
+        index = next(lines.filled_above(i), None)
+        line_above = "" if index is None else strip_decoration(lines.read[index])
         new = line
         for pattern, shorter in _SHORTER:
             new = pattern.sub(shorter, new)
         for rule in (_without_the_other, _introduced, _sentence_behind_label, _without_asides):
             new = rule(new)
-        if _HEADING.fullmatch(above):
+        if _HEADING.fullmatch(line_above):
             new = _verdict_of_sentence(new) or new
         elif i == lines.filled[-1] and (verdict := _conclusion(new)):
             new = f"Decision: {verdict}"
         if new != line:
-            result[i], changed = new, True
-    return "\n".join(result) if changed else None
+            result[i], is_changed = new, True
+    return "\n".join(result) if is_changed else None
 
 
-# Single lines. What is returned is the line, or the same in plainer words.
+# Single lines. Each function returns the line, or the same in plainer words.
 
 _HEADING = any_case(rf"{_BULLETS}(?:(?:my|the|our) )?(?:final )?{_LABEL}[ *_:]{{0,6}}")
 _SENTENCE = any_case(
@@ -146,22 +146,22 @@ _NOT_THE_OTHER = any_case(
 
 def _verdict_of(pattern: re.Pattern[str], line: str) -> str | None:
     """Read the verdict of a line of this form, unless it sounds unsure."""
-    found = pattern.fullmatch(line)
-    if found is None:
+    match = pattern.fullmatch(line)
+    if match is None:
         return None
-    groups = found.groupdict()
-    said = " ".join(groups.get(name) or "" for name in ("because", "reason"))
-    verdict = str(found["verdict"]).lower()
-    is_sure = not _UNSURE.search(said) and not _mentions(said) and _agrees(said, verdict)
+    groups = match.groupdict()
+    reason = " ".join(groups.get(name) or "" for name in ("because", "reason"))
+    verdict = str(match["verdict"]).lower()
+    is_sure = not _UNSURE.search(reason) and not _mentions(reason) and _agrees(reason, verdict)
     return verdict if is_sure else None
 
 
-def _agrees(said: str, verdict: str) -> bool:
-    """Tell whether what is said before a verdict speaks for it, as far as words show."""
-    is_denied = _NEGATION.search(said) is not None
-    if _BAD.search(said):
+def _agrees(reason: str, verdict: str) -> bool:
+    """Tell whether the `reason` before a verdict speaks for it, as far as words show."""
+    is_denied = _NEGATION.search(reason) is not None
+    if _BAD.search(reason):
         return (verdict == "reject") != is_denied
-    return _GOOD.search(said) is None or (verdict == "accept") != is_denied
+    return _GOOD.search(reason) is None or (verdict == "accept") != is_denied
 
 
 def _mentions(text: str) -> list[str]:
@@ -191,9 +191,9 @@ def _verdict_of_sentence(text: str) -> str | None:
 
 
 def _without_the_other(line: str) -> str:
-    def kept(found: re.Match[str]) -> str:
-        verdict, other = found["verdict"].lower(), found["other"].lower()
-        return found[0] if verdict == other else f"{found['verdict']}{found['marks']}"
+    def kept(match: re.Match[str]) -> str:
+        verdict, second = match["verdict"].lower(), match["other"].lower()
+        return match[0] if verdict == second else f"{match['verdict']}{match['marks']}"
 
     return _NOT_THE_OTHER.sub(kept, line)
 
@@ -228,9 +228,9 @@ def _without_asides(line: str) -> str:
     decided = _DECIDED.match(line)
     if decided is None:
         return line
-    verdict, behind = decided["verdict"].lower(), line[decided.end() :]
-    kept = [part for part in re.split(r"(?<=[.;!,]) ", behind) if not _is_aside(part, verdict)]
-    return line[: decided.end()] + " ".join(kept)
+    verdict, remainder = decided["verdict"].lower(), line[decided.end() :]
+    parts = [part for part in re.split(r"(?<=[.;!,]) ", remainder) if not _is_aside(part, verdict)]
+    return line[: decided.end()] + " ".join(parts)
 
 
 def _is_aside(sentence: str, verdict: str) -> bool:
@@ -247,7 +247,7 @@ def _is_aside(sentence: str, verdict: str) -> bool:
 _THUS = r"(?:so|therefore|thus|hence)"
 _LAST = any_case(
     rf"(?:(?P<before>[^:]{{1,400}}?)(?:, (?:and )?|[;.!] ){_THUS},? "
-    # "It is off by one. I accept it": what is accepted, without a "so", may be what was said.
+    # "It is off by one. I accept it": without a "so", it may accept the remark.
     r"|(?P<lead>(?:after|based on|considering|having|given (?:the|this|these|that|all))"
     rf" [^:;.!]{{1,200}}, )(?=I [a-z ]{{1,40}} {_SOLUTION}[ .!*_]{{0,6}}$)"
     r"|(?=I (?:decide|choose|vote)\b))"
@@ -271,10 +271,10 @@ def _conclusion(text: str) -> str | None:
     def left(denied: re.Match[str]) -> str:
         return "" if denied["other"].lower() != verdict else denied[0]
 
-    before = _DENIED.sub(left, sentence["before"] or sentence["lead"] or "")
-    if _UNSURE.search(before) or _mentions(before) or not _agrees(before, verdict):
+    reason = _DENIED.sub(left, sentence["before"] or sentence["lead"] or "")
+    if _UNSURE.search(reason) or _mentions(reason) or not _agrees(reason, verdict):
         return None
-    return None if sentence["lead"] and _NEGATION.search(before) else verdict
+    return None if sentence["lead"] and _NEGATION.search(reason) else verdict
 
 
 # Objects, boxes and tables.

@@ -1,10 +1,10 @@
-"""Why an answer is asked for again: a small set of kinds, from what is on record of it.
+"""Why an answer is asked for again: a small set of kinds, from its record.
 
-KINDS              the kinds, with what each means in a few words
+KINDS              the kinds, with the meaning of each in a few words
 sort_reason        the kind of an invalid answer
 is_about_decision  whether a kind says that a verdict could not be read
 
-A kind follows from what the tables have of an answer: the reason in words, why it ended, the text.
+A kind follows from an answer's columns in the tables: the reason in words, why it ended, the text.
 So it is no column of its own, and runs of earlier versions are counted by the same kinds.
 """
 
@@ -40,7 +40,7 @@ KINDS: dict[Kind, str] = {
     "missing_part": "a part for somebody is missing",
     "other": "other reasons",
 }
-"""What each kind means, in the order in which they are shown."""
+"""The meaning of each kind, in the order in which they are shown."""
 
 _OF_DECISIONS = frozenset(
     {"no_decision", "two_verdicts", "taken_back", "not_own", "json", "unclear"}
@@ -70,7 +70,7 @@ _PATTERNS = [(kind, re.compile(beginning)) for kind, beginning in _BY_BEGINNING]
 def sort_reason(reason: str, finish_reason: str = "stop", text: str = "") -> Kind:
     """Sort an invalid answer by its `invalid_reason` and its `finish_reason`.
 
-    What was cut off is called that, whatever was wrong with what there was of it.
+    An answer that was cut off has this kind, even with another fault before the cut.
     """
     if finish_reason == "length":
         return "cut_off"

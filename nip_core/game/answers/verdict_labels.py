@@ -1,10 +1,10 @@
-"""Lines that begin with "Decision:" or another label of a verdict, and whose words they are.
+"""Lines that begin with "Decision:" or another label of a verdict, and the speaker of each.
 
-Answer               what is read: lines, from where on they count, and for which scale
+Answer               the lines to read, the first that counts, and the scale
 find_labelled_lines  the lines of an answer that begin so and go on with a verdict
-is_introduced        whether the line before gives a line to somebody else
+is_introduced        whether the line before gives a line to another player
 
-What follows a label is read by `decisions`, lines come from `answer_lines`.
+`decisions` reads the words behind a label, lines come from `answer_lines`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ _DECISION = any_case(write_beginning(["decision"], _COLON + r"|[-=]>?|→|$"))
 _VERDICT = any_case(write_beginning(WORDS[1:], OTHER_SEPARATOR))
 
 _CROSS = set(CROSSES)
-_APART = set("`\"'([{")  # before a label they set the line apart, like somebody's words
+_APART = set("`\"'([{")  # before a label they set the line apart, like a quotation
 _MOST = 100  # lines that begin like a decision
 
 _INTRODUCTION = any_case(
@@ -80,7 +80,7 @@ _SUPPOSITION = any_case(
     r"|.*\b(?:examples?|options?)(?: (?:is|are))? ?:$"
     r"|.*\b(?:wants?|wanted|expects?|writes?|say|(?:sample|example|expected)(?: [a-z]+)?)$"
 )
-# What ends with a colon introduces the agent's own words only if it says so.
+# A line that ends with a colon introduces the agent's own words only if it says so.
 _HEADING = any_case(
     rf"[ *_#>-]{{0,9}}{NUMBERING}"
     r"(?:(?:the|my|our|final|overall|brief|short|step|verifier(?:'s)?|assistant)"
@@ -100,7 +100,7 @@ _LOOKED_AT = 400  # characters of the line before a decision
 
 
 class Answer:
-    """What is read for verdicts: an answer's lines from line `begin` on, and for which scale.
+    """The text that is read for verdicts: an answer's lines from line `begin` on, and the scale.
 
     whole      all of it, as it was written
     filled     the lines with more than markup
@@ -131,9 +131,9 @@ class LabelledLine:
     """A line with a label and, in it or in the next one, a verdict."""
 
     first: int  # its index
-    last: int  # and that of the line with its verdict
+    last: int  # and the line with its verdict
     label: str  # in lower case
-    rest: str  # what follows the label
+    rest: str  # the words behind the label
     is_apart: bool  # in quotation marks, brackets or backticks
 
 
@@ -145,23 +145,24 @@ def find_labelled_lines(answer: Answer, *, decisions: bool) -> list[LabelledLine
     lines, reader = answer.lines, answer.reader
     pattern = _DECISION if decisions else _VERDICT
     labelled: list[LabelledLine] = []
-    seen = 0
+    count = 0
     for i, line in answer.free_with(*(WORDS[:1] if decisions else WORDS[1:])):
         start = pattern.match(line)
         if start is None:
             continue
-        seen += 1
-        if seen > _MOST:
+        count += 1
+        if count > _MOST:
             raise InvalidDecision(f"more than {_MOST} lines that begin like a decision")
         # 1. The verdict may stand in the next line.
         last, remainder = i, line[start.end() :].strip()
-        if is_blank(remainder) and (below := lines.filled_from(i + 1)) is not None:
-            last, remainder = below, strip_decoration(lines.read[below])
-            if lines.free[below] and (again := pattern.match(remainder)) and again["colon"]:
+        if is_blank(remainder) and (next_line := lines.filled_from(i + 1)) is not None:
+            last, remainder = next_line, strip_decoration(lines.read[next_line])
+            second = pattern.match(remainder) if lines.free[next_line] else None
+            if second and second["colon"]:
                 continue  # a heading of the decision
         if start["colon"] is None and not reader.begins(remainder):
             continue  # "the decision is hard": talk
-        # 2. Signs before the label belong to the verdict, what sets them apart goes around both.
+        # 2. Signs before the label belong to the verdict; quotation marks go around both.
         if not _CROSS.isdisjoint(start["lead"]):
             remainder = f"❌ {remainder}"
         is_apart = not _APART.isdisjoint(start["lead"])
@@ -171,17 +172,17 @@ def find_labelled_lines(answer: Answer, *, decisions: bool) -> list[LabelledLine
 
 
 def is_introduced(lines: AnswerLines, first: int) -> bool:
-    """Say whether the line before `first` gives the decision to somebody else, or to nobody."""
-    above = (
+    """Say whether the line before `first` gives the decision to another player, or to none."""
+    lines_above = (
         strip_decoration(lines.read[i])[-_LOOKED_AT:].rstrip("*_` ")
         for i in lines.filled_above(first)
     )
-    before = next((line for line in above if not _OWN_ANSWER.match(line)), "")
-    if _SUPPOSITION.match(before) or _LABEL.match(before):
+    introduction = next((line for line in lines_above if not _OWN_ANSWER.match(line)), "")
+    if _SUPPOSITION.match(introduction) or _LABEL.match(introduction):
         return True
-    reported = _INTRODUCTION.search(before)
+    reported = _INTRODUCTION.search(introduction)
     if reported is not None and _SPEAKS_ITSELF.search(reported["speaker"]) is None:
         return True
-    if not before.endswith(":") or _HEADING.match(before):
+    if not introduction.endswith(":") or _HEADING.match(introduction):
         return False
-    return _OWN_WORDS.search(before) is None or _NOT_OWN.search(before) is not None
+    return _OWN_WORDS.search(introduction) is None or _NOT_OWN.search(introduction) is not None

@@ -1,4 +1,4 @@
-"""What all settings share: unknown keys are errors, values frozen, fields documented.
+"""The base of all settings: unknown keys are errors, values frozen, fields documented.
 
 Parameters            a group of settings, from and to dictionaries
 groups_in, group_for  which groups a field may hold, and which one a dictionary is for
@@ -34,12 +34,12 @@ class Parameters(BaseModel):
     earlier_names: ClassVar[Mapping[str, str]] = {}
     """Other names of fields, and the names they have now."""
     marks: ClassVar[frozenset[str]] = frozenset()
-    """What `to_dict` may add to the fields of an object, beside what it adds to all."""
+    """Keys that `to_dict` may add to the fields of an object, beside the keys that all have."""
 
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, values: Any) -> Any:
-        """Take what is no field, `_type`, other names, what means nothing for text; None as {}."""
+        """Take `_type`, other names of fields, settings without a meaning for text; None as {}."""
         if not isinstance(values, dict):
             return values
         values = dict(values)
@@ -58,7 +58,7 @@ class Parameters(BaseModel):
             # 3. A block in YAML of which every line is commented out is an empty one.
             if name in values and values[name] is None and _is_block(field):
                 del values[name]
-        # 4. What has no meaning for text may stand there with the value that changes nothing.
+        # 4. A setting without a meaning for text may have the value that changes nothing.
         for name, unused in NOT_FOR_TEXT.get(cls.__name__, {}).items():
             if name not in values:
                 continue
@@ -108,8 +108,10 @@ class Parameters(BaseModel):
         With `ignore_extra_keys`, keys that name no setting are left out, at any depth. Raises
         pydantic's ValidationError, a ValueError.
         """
-        known = change_groups(cls, params_dict, _only_known) if ignore_extra_keys else params_dict
-        return cls.model_validate(dict(known))
+        settings = (
+            change_groups(cls, params_dict, _only_known) if ignore_extra_keys else params_dict
+        )
+        return cls.model_validate(dict(settings))
 
     @classmethod
     def construct_test_params(cls) -> Self:
@@ -140,7 +142,7 @@ class Parameters(BaseModel):
         return {"_type": cls.__name__}
 
     def _marks(self) -> PlainDict:
-        """Return what it adds besides to those of this one."""
+        """Return the keys that it adds besides to the fields of this object."""
         return {}
 
 
@@ -165,9 +167,9 @@ def _as_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _as_plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        # Groups in a list have no `_type`: what is written there is of one kind.
+        # Groups in a list have no `_type`: all entries are of one kind.
         return [
-            {name: of for name, of in _as_plain(inner).items() if name not in inner._tags()}
+            {name: entry for name, entry in _as_plain(inner).items() if name not in inner._tags()}
             if isinstance(inner, Parameters)
             else _as_plain(inner)
             for inner in value
@@ -213,5 +215,5 @@ def change_groups(
 
 
 def _only_known(kind: type[Parameters], values: PlainMapping) -> PlainDict:
-    known = {*kind.model_fields, *kind.earlier_names, *kind._tags(), *kind.marks}
-    return {key: value for key, value in values.items() if key in known}
+    known_names = {*kind.model_fields, *kind.earlier_names, *kind._tags(), *kind.marks}
+    return {key: value for key, value in values.items() if key in known_names}

@@ -1,7 +1,7 @@
 """Settings of the ancestor of this system that mean nothing for language models.
 
 A configuration may name them with their defaults, which change nothing; with another value they
-are refused, so that nobody believes in an effect that is not there. Those that are no field of a
+are refused, so that no user believes in an effect that is not there. Names that are no field of a
 model here are never written out.
 """
 
@@ -149,7 +149,7 @@ OTHERWISE: Mapping[str, Mapping[str, str]] = {
     },
     "RlTrainerParameters": {"frames_per_batch": "rl.rollouts_per_iteration"},
 }
-"""Settings that work as in the ancestor, and what is set here in their place."""
+"""Settings that work as in the ancestor, and the settings in their place here."""
 
 
 def is_for_ancestor(kind: str, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Settings as they are written down: what YAML and JSON can say, before it is checked or after."""
+"""Settings as they are written down: values of YAML and JSON, before they are checked or after."""
 
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -8,4 +8,4 @@ Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | 
 PlainDict: TypeAlias = dict[str, Plain]
 """A group of settings by name; each may be a group again."""
 PlainMapping: TypeAlias = Mapping[str, Plain]
-"""The same, where nobody changes it."""
+"""The same, where no reader changes it."""

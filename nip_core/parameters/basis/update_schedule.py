@@ -5,7 +5,7 @@ ConstantUpdateSchedule               in every iteration
 ContiguousPeriodicUpdateSchedule     in one stretch of every period
 AlternatingPeriodicUpdateSchedule    one agent at the beginning of every period, another after it
 
-A group is trained on the rollouts of those of its agents whose schedule says so.
+A group is trained on the rollouts of its agents that are due by their schedules.
 """
 
 from abc import ABC, abstractmethod

@@ -31,7 +31,7 @@ _ADDRESS_DEFAULTS: PlainMapping = {
     "vllm_server_port": DEFAULT_ENGINE_PORT,
 }
 SET_ADDRESSES = "set_addresses"
-"""In a dictionary that `to_dict` made: which of these were set to what is their default."""
+"""In a dictionary that `to_dict` made: the addresses that were set to their default."""
 
 ALTERNATIVES = (
     frozenset({"temperature", "top_p"}),
@@ -41,7 +41,7 @@ ALTERNATIVES = (
 OWN_DPO_SETTINGS = ("dpo_sft_weight", "dpo_label_smoothing")
 """Settings of training by DPO that only an lm_server knows, by the same names. One that is not 0 is
 sent with the job."""
-LORA_ALPHA_MAX = 4096  # what an lm_server takes
+LORA_ALPHA_MAX = 4096  # the most that an lm_server takes
 
 
 def _check_provider(name: str) -> str:
@@ -68,7 +68,7 @@ class LrFactors(Parameters):
 
 
 class AgentParameters(Parameters):
-    """What the settings of every agent share."""
+    """The settings that every agent has."""
 
     is_random: ClassVar[bool] = False
     """Whether the agent has no model and acts at random. In a dictionary it may be given."""
@@ -115,7 +115,7 @@ class PureTextAgentParameters(AgentParameters):
             "published_adapter",
         }
     )
-    """What `load_from_wandb_config` leaves as it is."""
+    """Settings that `load_from_wandb_config` leaves as they are."""
     marks: ClassVar[frozenset[str]] = frozenset({SET_ADDRESSES})
 
     agent_lr_factor: LrFactors | None = None
@@ -179,7 +179,7 @@ class PureTextAgentParameters(AgentParameters):
     """Train each iteration from the base model (True) or from the last fine-tuned one (False).
     Trainer pure_text_grpo needs False."""
     freeze_agent: bool = False
-    """Do not train this agent's group, whatever its update schedule says."""
+    """Do not train this agent's group, with any update schedule."""
     quantization: Literal["bitsandbytes", "fp8", "none"] = "none"
     """How the base model's weights are held: "none", as they are; "fp8", in 8 bits by the
     engine and as they are while training; or "bitsandbytes", in 4 bits by both, which takes vLLM
@@ -196,7 +196,7 @@ class PureTextAgentParameters(AgentParameters):
     with the same model, False needs the run's own server, and an lm_server.engine other than
     vllm."""
     lora_rank: Annotated[int, Field(ge=1, le=256)] = 64
-    """Rank of the LoRA matrices, 1 to 256, whatever the method. SelfHosted and use_lora: true only,
+    """Rank of the LoRA matrices, 1 to 256, for every method. SelfHosted and use_lora: true only,
     as all of LoRA."""
     lora_alpha: Annotated[int, Field(ge=1, le=4096)] | None = None
     """LoRA scaling factor, 1 to 4096. None: lora_rank * lora_alpha_scale. Exactly one of this and
@@ -237,8 +237,8 @@ class PureTextAgentParameters(AgentParameters):
     train_hints: Literal["drop", "keep"] = "drop"
     """How expert iteration and MALT train an answer of this agent that was given after a hint:
     "drop", on the chat without the hint, as the next model is asked first; "keep", on the chat with
-    the hint, as it was given. Needs retry_hint. Trainer pure_text_grpo trains on what was sampled,
-    hints included, and takes "drop" only."""
+    the hint, as it was given. Needs retry_hint. Trainer pure_text_grpo trains on the sampled
+    answers, hints included, and takes "drop" only."""
     guided_decoding: bool = False
     """Whether the engine holds the agent's answers to their form, whatever the model would have
     written: a decision line or a question, reasoning before it where agents reason first, within
@@ -286,9 +286,9 @@ class PureTextAgentParameters(AgentParameters):
             return values
         values = dict(values)
         is_written = "_type" in values or SET_ADDRESSES in values
-        chosen = values.pop(SET_ADDRESSES, None) or ()
+        set_names = values.pop(SET_ADDRESSES, None) or ()
         for name, default in _ADDRESS_DEFAULTS.items():
-            if is_written and name not in chosen and values.get(name) == default:
+            if is_written and name not in set_names and values.get(name) == default:
                 del values[name]
         return values
 
@@ -328,9 +328,9 @@ class PureTextAgentParameters(AgentParameters):
     def load_from_wandb_config(self, wandb_config: PlainMapping) -> None:
         """Take over the settings of this agent in another run, in place.
 
-        `wandb_config` is what `to_dict` gave there. What LOAD_PRESERVED_PARAMETERS names stays as
-        it is, and so does what is not in it; what names no setting is left out. Settings are
-        otherwise never changed: do this before anybody else has the object.
+        `wandb_config` is the result of `to_dict` there. Settings in LOAD_PRESERVED_PARAMETERS stay
+        as they are, and so do settings that it lacks; keys that are no setting are left out.
+        Settings are otherwise never changed: do this before other code has the object.
 
         Raises pydantic's ValidationError, a ValueError, having changed nothing.
         """
@@ -340,17 +340,19 @@ class PureTextAgentParameters(AgentParameters):
         self.__pydantic_fields_set__.update(loaded.__pydantic_fields_set__)
 
     def loaded_from(self, config: PlainMapping) -> Self:
-        """Return what `load_from_wandb_config` makes of these settings, as an object of its own."""
-        taken = {
+        """Return a copy of these settings after `load_from_wandb_config`."""
+        values = {
             key: value
             for key, value in config.items()
             if key in type(self).model_fields and key not in self.LOAD_PRESERVED_PARAMETERS
         }
-        written = lay_over(self.to_dict(), taken)
-        if not taken.keys().isdisjoint(_ADDRESS_DEFAULTS):
-            plain: Plain = [] if "_type" in config else [*(taken.keys() & _ADDRESS_DEFAULTS.keys())]
-            written[SET_ADDRESSES] = config.get(SET_ADDRESSES, plain)
-        return self.from_dict(written)
+        settings = lay_over(self.to_dict(), values)
+        if not values.keys().isdisjoint(_ADDRESS_DEFAULTS):
+            plain: Plain = (
+                [] if "_type" in config else [*(values.keys() & _ADDRESS_DEFAULTS.keys())]
+            )
+            settings[SET_ADDRESSES] = config.get(SET_ADDRESSES, plain)
+        return self.from_dict(settings)
 
     @property
     def set_addresses(self) -> tuple[str, ...]:
@@ -413,7 +415,7 @@ def is_random(values: PlainMapping) -> bool:
 
 
 def _kind(values: Any) -> str:
-    """Say of a mapping, or an object, whose settings it holds: a model's or a random agent's."""
+    """Say whether a mapping, or an object, holds settings of a model or of a random agent."""
     if isinstance(values, Mapping):
         return "random" if is_random(values) else "model"
     return "random" if isinstance(values, RandomAgentParameters) else "model"

@@ -1,4 +1,4 @@
-"""Another run whose verifier this one attacks."""
+"""The settings of an attack on another run's verifier."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -30,7 +30,7 @@ class AttackParameters(Parameters):
     "script", a function writes the provers' messages. Or an attack of your own (docs/attack.md):
     "path/to/file.py:Class" or "package.module:Class"."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """For an attack of your own: what its class declares as its `Options`, such as `n`, the
+    """For an attack of your own: the `Options` that its class declares, such as `n`, the
     messages that the provers' models are asked for in a turn."""
     script: Annotated[str, Field(min_length=1)] | None = None
     """For script: the function that writes the provers' messages. One that comes with the scenario,
@@ -46,7 +46,7 @@ class AttackParameters(Parameters):
     """For best-of-n: how often the game is played on after each different message to estimate how
     likely it is to be accepted, 1 to 64."""
     score_by: Literal["log_probs", "verdicts"] = "log_probs"
-    """For best-of-n: what each of these continuations counts: "log_probs", the probability of
+    """For best-of-n: the count of each of these continuations: "log_probs", the probability of
     acceptance at the word that decides (by the verdict, where an answer has no log-probabilities,
     and always with the deterministic engine); "verdicts", 1 or 0 by the verdict."""
 
@@ -60,9 +60,9 @@ class AttackParameters(Parameters):
     more training takes no more soundness, or has nothing to learn from (docs/attack.md), and after
     so many at the latest, at least 30."""
     start_from: Annotated[str, Field(min_length=1)] | None = None
-    """For sneaky: what the provers imitate before they are trained, in a step of its own. A run in
-    the same `run_store` with the same scenario and protocol, of which it is the messages that
-    fooled a verifier; or a file of chats, "path/to/chats.jsonl" (docs/attack.md)."""
+    """For sneaky: the messages that the provers imitate before they are trained, in a step of its
+    own. A run in the same `run_store` with the same scenario and protocol, of which it is the
+    messages that fooled a verifier; or a file of chats, "path/to/chats.jsonl" (docs/attack.md)."""
     imitate: Annotated[int, Field(ge=10, le=100_000)] = 200
     """With `start_from`: at most so many messages, or chats, for each attacking prover, 10 to
     100000."""
@@ -107,10 +107,10 @@ class AttackParameters(Parameters):
                 raise ValueError(f"{name}: no effect without start_from; set both, or leave it out")
         if self.run is None:
             plain = type(self).model_construct()
-            changed = [n for n in type(self).model_fields if getattr(self, n) != getattr(plain, n)]
-            if changed:
+            changes = [n for n in type(self).model_fields if getattr(self, n) != getattr(plain, n)]
+            if changes:
                 raise ValueError(
-                    f"{', '.join(changed)}: no effect without run, the run whose verifier is "
+                    f"{', '.join(changes)}: no effect without run, the run whose verifier is "
                     "attacked; name it, or leave this out"
                 )
         return self
@@ -131,11 +131,11 @@ class AttackParameters(Parameters):
 
     def _refuse_settings_of_others(self, way: Attack) -> None:
         """Raise ValueError for a setting that only another attack reads."""
-        for other in ATTACKS:
-            for name in other.own_settings:
+        for attack in ATTACKS:
+            for name in attack.own_settings:
                 default = type(self).model_fields[name].default
                 if name not in way.own_settings and getattr(self, name) != default:
-                    trains = "it trains nobody" if other.trains else f"set by: {other.name}"
+                    trains = "it trains nobody" if attack.trains else f"set by: {attack.name}"
                     raise ValueError(
                         f"{name}: no effect with by: {self.by}; {trains}, or leave it out"
                     )
@@ -150,7 +150,7 @@ class AttackParameters(Parameters):
 
 
 class AttackQuestions:
-    """What code asks of a run's settings that need not know what an attack is."""
+    """Questions to a run's settings by code that need not know the attacks."""
 
     if TYPE_CHECKING:
         attack: AttackParameters

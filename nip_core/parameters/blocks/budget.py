@@ -10,7 +10,7 @@ from nip_core.parameters.basis.base import Parameters
 class BudgetParameters(Parameters):
     """Caps on what a run spends, over all its iterations and however often it is resumed.
 
-    No call, episode or job begins once a cap is reached; what is in flight ends and counts.
+    No call, episode or job begins once a cap is reached; the ones in flight end and count.
     """
 
     usd: Annotated[float, Field(gt=0)] | None = None

@@ -16,7 +16,7 @@ OF_REWARD_FUNCTION = ("reward_function", "reward_range")
 
 
 class CommonProtocolParameters(Parameters):
-    """What every protocol understands. Rewards are paid in the round in which they fall due."""
+    """The settings of every protocol. Rewards are paid in the round in which they fall due."""
 
     earlier_names: ClassVar[Mapping[str, str]] = {
         "verifier_decision_spectrum": "verifier_decision_scale"
@@ -41,7 +41,7 @@ class CommonProtocolParameters(Parameters):
     verifier_neither_accept_nor_reject_reward: float | None = None
     """For a verdict in the middle of the decision scale. None: halfway between right and wrong."""
     verifier_decision_scale: ScaleName = "accept_reject"
-    """What the verifier answers when it decides: "accept_reject", or how sure it is that the
+    """The verifier's answer when it decides: "accept_reject", or how sure it is that the
     solution is correct: "likert_scale_4" to "likert_scale_7" (as many phrases: likert_scale_5,
     likert_scale_6), "likert_int_scale_11" (0 to 10), "out_of_10" or "out_of_100". Its reward is
     linear between wrong, neither and right."""
@@ -71,10 +71,10 @@ class CommonProtocolParameters(Parameters):
             raise ValueError(
                 "reward_range: no effect without reward_function; set both, or leave it out"
             )
-        least, most = self.reward_range
-        if least >= most:
+        lowest, highest = self.reward_range
+        if lowest >= highest:
             raise ValueError(
-                f"reward_range: the least comes first, then the most (got {[least, most]})"
+                f"reward_range: the least comes first, then the most (got {[lowest, highest]})"
             )
         return self
 
@@ -134,8 +134,8 @@ class ZkProtocolParameters(Parameters):
     aux_prover_reward_coefficient: float = 1.0
     """How much of the simulator's reward each prover gets on top of its own."""
     similarity: Literal["text", "log_probs"] = "text"
-    """What counts as similar: "text", the texts, or "log_probs", the probabilities of the tokens
-    (for engines that give log-probabilities)."""
+    """The values that are compared: "text", the texts, or "log_probs", the probabilities of the
+    tokens (for engines that give log-probabilities)."""
     top_logprobs: Annotated[int, Field(ge=1, le=20)] = 20
     """With log_probs: how many of the likeliest tokens are asked for at each position, 1 to 20."""
 
@@ -157,7 +157,7 @@ class DatasetParameters(Parameters):
     reduce_shuffle_seed: int = 42
     """Seed of the stable shuffle that reduces."""
     on_too_long: Literal["leave_out", "stop"] = "leave_out"
-    """What becomes of problems whose prompt leaves a model no room for an answer: "leave_out", they
+    """The fate of problems whose prompt leaves a model no room for an answer: "leave_out", they
     are left out of the run, counted and on record; "stop", the run does not begin."""
     make_balanced: bool = True
     """Leave out problems of the more frequent label until both are equally frequent."""

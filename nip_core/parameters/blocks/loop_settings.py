@@ -58,7 +58,7 @@ class RlTrainerParameters(Parameters):
 
 
 class TextRlParameters(Parameters):
-    """What is trained on and when it is tested."""
+    """The rollouts that are trained on, and the iterations that are tested."""
 
     fine_tune_on_all_previous_rollouts: bool = False
     """Train on the rollouts of all iterations so far instead of the last one's. Not with trainer
@@ -120,9 +120,9 @@ class PureTextMaltParameters(Parameters):
     """The first iterations are played and trained by expert iteration instead, at least 0."""
     pair_selection_method: Literal["positive_negative", "interval"] = "interval"
     """Which two answers to one prompt make a pair. "positive_negative": one whose expected reward
-    reaches the middle, and one below; it lies between what a right and what a wrong verdict pay the
-    verifier, and for a prover between prover_reward and 0. "interval": any two whose expected
-    rewards lie far enough apart."""
+    reaches the middle, and one below. The middle lies between the verifier's pay for a right and
+    for a wrong verdict, and for a prover between prover_reward and 0. "interval": any two with
+    expected rewards that lie far enough apart."""
     interval_threshold_proportion: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """How far: more than this share of the distance from the agent's least to its most reward,
     above 0, below 1."""
@@ -144,8 +144,8 @@ class PureTextGrpoParameters(Parameters):
     must be a multiple of it. All in a group begin alike, down to who is drawn to speak. 1 only with
     baseline: role."""
     baseline: Literal["group", "leave_one_out", "role"] = "group"
-    """What is taken from an agent's reward. "group": its mean over the group's episodes;
-    "leave_one_out": that of the others; "role": its mean over the iteration's episodes in the same
+    """The baseline taken from an agent's reward. "group": its mean over the group's episodes;
+    "leave_one_out": the others' mean; "role": its mean over the iteration's episodes in the same
     role (agent and stance), for self-play. Where all rewards that are compared are equal, nothing
     is learned from them, and they are left out and counted, unless advantage_shift is set. Answers
     in an invalid form are not trained."""
@@ -154,7 +154,7 @@ class PureTextGrpoParameters(Parameters):
     as GRPO does. It gives more weight to problems that are nearly always or never solved."""
     advantage_shift: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Added to every advantage, 0 to 100: the baseline lies so far below the mean, after any
-    division. Above 0, what was rewarded is held on to more than what was not is given up, and
+    division. Above 0, rewarded answers are held on to more than the others are given up, and
     groups in which all rewards are equal are trained too, with this advantage: they keep a model
     that is nearly always right from forgetting how, at the price of more steps."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -183,7 +183,7 @@ class CurriculumParameters(Parameters):
     sort_ascending: bool = False
     """Begin with the lowest rewards instead."""
     random_subsample: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Of what is left, use this share drawn at random, above 0, at most 1. None: all. A single
+    """Of the problems left, use this share drawn at random, above 0, at most 1. None: all. A single
     problem is used in any case."""
 
 
@@ -193,8 +193,8 @@ class PromotionParameters(Parameters):
     enabled: bool = False
     """Whether to: old and new models play the validation problems after each training."""
     metric: Literal["accuracy", "verifier_reward"] = "accuracy"
-    """What is compared: "accuracy", the share of right decisions; "verifier_reward", the verifier's
-    mean reward."""
+    """The figure that is compared: "accuracy", the share of right decisions; "verifier_reward", the
+    verifier's mean reward."""
     margin: Annotated[float, Field(ge=0)] = 0.0
     """By how much the new models may be worse and still be taken, at least 0."""
     episodes: Count | None = None
@@ -202,7 +202,7 @@ class PromotionParameters(Parameters):
 
 
 class RolloutParameters(Parameters):
-    """How episodes are played, and what is recorded of them. None of this changes what is said."""
+    """How episodes are played, and which columns record them. None of this changes a message."""
 
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 64
     """Most calls in flight, 1 to 4096; fewer are where the server is not faster with more, or
@@ -220,7 +220,7 @@ class RolloutParameters(Parameters):
     record_p_accept: bool | None = None
     """Record with each verdict how likely "accept" was against "reject" (P(accept), docs/view.md).
     None: of agents that the run's own server answers, with an engine that has a model; true: of
-    those at other APIs too, which may refuse to tell; false: of nobody."""
+    those at other APIs too, which may refuse to tell; false: of no agent."""
     record_top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     """Record every token of every answer with its log-probability and so many of the likeliest in
     its place, 0 to 20, for engines that give them. 0: none. They are part of the tables' digest."""
@@ -244,15 +244,15 @@ class FineTuningParameters(Parameters):
     settle_s: Annotated[float, Field(ge=0)] = 10.0
     """How long the back-end's list of jobs may lag behind, in seconds, at least 0."""
     on_cancel: Literal["keep", "cancel"] = "keep"
-    """What becomes of running jobs when the flow run is cancelled in Prefect: "keep", they go on,
+    """The fate of running jobs when the flow run is cancelled in Prefect: "keep", they go on,
     and are found when the run goes on; "cancel", they are cancelled. The jobs of the run's own
     server stop with it and go on with it in any case."""
     on_failed: Ending = "stop"
-    """What follows when a job fails: "stop", the run, with an error; "keep_model", the group plays
+    """The step after a failed job: "stop", the run, with an error; "keep_model", the group plays
     on with the model that it has, which is on record; "try_again", a new job, and an error when
     max_attempts have failed."""
     on_cancelled: Ending = "stop"
-    """"stop", "keep_model" or "try_again" when somebody has cancelled it."""
+    """"stop", "keep_model" or "try_again" when a user has cancelled it."""
     on_not_found: Ending = "stop"
     """"stop", "keep_model" or "try_again" when the back-end no longer knows it."""
     on_deadline: Ending = "stop"

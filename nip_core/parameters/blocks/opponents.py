@@ -1,11 +1,11 @@
-"""Against whose models training episodes are played: those of today, of earlier iterations, of
+"""The models that training episodes are played against: of today, of earlier iterations, of
 other runs.
 
 OpponentsParameters  the settings
-OpponentRun          a run whose models, or whose script, play in a share of the episodes
-FoundOpponent        what was found of it when this run was created
+OpponentRun          a run with models, or a script, that play in a share of the episodes
+FoundOpponent        its record from when this run was created
 list_opponents       the agents that other models than the present ones may play
-check_opponents      refuses opponents that could not be, or would train nobody
+check_opponents      refuses opponents that could not be, or would train no agent
 asked_as_there       the settings by which the agents of another run are asked
 join_agents          several agents as one text, as the table of episodes has them; split_agents
 """
@@ -32,7 +32,7 @@ _OF_KIND = {"share": LEAGUE, "last": LEAGUE, "runs": RUNS}
 
 
 class FoundOpponent(Parameters):
-    """What was found of another run; it is read from here on, so that the other run may go."""
+    """The record of another run; it is read from here on, so that the other run may go."""
 
     iteration: Annotated[int, Field(ge=0)] | None
     """The iteration there whose models play, from 0; None for a script."""
@@ -61,7 +61,7 @@ class OpponentRun(Parameters):
     on: Literal["all", "wrong"] = "all"
     """On which problems it plays: all, or wrong ones alone, with that share of these."""
     found: FoundOpponent | None = None
-    """What was found of it when this run was created; filled in by nip."""
+    """Its record from when this run was created; filled in by nip."""
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class OpponentsParameters(Parameters):
     kind: Literal["present", "league", "runs"] = "present"
     """"present": all play with the models of the iteration. "league": in a share of the training
     episodes one agent plays with the model of an earlier iteration. "runs": in a share the provers
-    are those of other runs, such as attacks. Nobody is trained on what these said."""
+    are those of other runs, such as attacks. No agent is trained on their messages."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.2
     """For league: the share of the training episodes, above 0, at most 1, from the first iteration
     on that has an earlier model."""
@@ -143,7 +143,7 @@ def join_agents(agents: Iterable[str]) -> str:
 
 
 def split_agents(opponent: str | None) -> tuple[str, ...]:
-    """Read which agents others play in an episode; None: nobody."""
+    """Read which agents others play in an episode; None: no agent."""
     return () if opponent is None else tuple(opponent.split(_BETWEEN))
 
 
@@ -156,18 +156,22 @@ def list_opponents(parameters: "HyperParameters") -> tuple[str, ...]:
         return tuple(name for name in parameters.agents if name in settings.of)
     provers = make_protocol(parameters).provers
     if settings.kind == RUNS:
-        found = [entry.found for entry in settings.runs if entry.found is not None]
+        opponents = [entry.found for entry in settings.runs if entry.found is not None]
         # Before the runs are looked at, all provers may be.
-        return tuple(p for p in provers if not found or any(p in of.asked for of in found))
-    trained = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
-    return tuple(name for name in provers if name in trained)
+        return tuple(
+            p
+            for p in provers
+            if not opponents or any(p in opponent.asked for opponent in opponents)
+        )
+    trained_agents = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
+    return tuple(name for name in provers if name in trained_agents)
 
 
 def check_opponents(parameters: "HyperParameters") -> None:
-    """Refuse opponents that could not be, or of whom nobody would learn. Raises ValueError."""
+    """Refuse opponents that could not be, or from whom no agent would learn. Raises ValueError."""
     if parameters.opponents.kind == "present":
         return
-    # 1. The run trains somebody in several iterations.
+    # 1. The run trains an agent in several iterations.
     if parameters.target_run is not None:
         raise ValueError(
             "opponents: an attack trains the newest provers against one verifier, and tells the "
@@ -185,9 +189,9 @@ def check_opponents(parameters: "HyperParameters") -> None:
         )
     for name in parameters.opponents.of or ():
         if name not in parameters.agents:
-            there = ", ".join(parameters.agents)
+            agents = ", ".join(parameters.agents)
             raise ValueError(
-                f"opponents.of: protocol {protocol.name!r} has no agent {name!r}; it has {there}"
+                f"opponents.of: protocol {protocol.name!r} has no agent {name!r}; it has {agents}"
             )
     if parameters.opponents.kind == RUNS:
         _check_runs(parameters)
@@ -204,22 +208,22 @@ def _check_league(parameters: "HyperParameters") -> None:
             "opponents: the first iteration has no earlier models, so a league needs "
             f"rl.num_iterations of 2 or more (got {iterations})"
         )
-    # 2. Each of the agents has earlier models, and somebody else is trained against them.
+    # 2. Each of the agents has earlier models, and another agent is trained against them.
     protocol = make_protocol(parameters)
-    trained = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
-    chosen = list_opponents(parameters)
-    if not chosen:
+    trained_agents = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
+    opponents = list_opponents(parameters)
+    if not opponents:
         raise ValueError(
             f"opponents: no prover of protocol {protocol.name!r} is trained, so none has earlier "
             "models; train one (freeze_agent: false), or name other agents in opponents.of"
         )
-    for name in chosen:
-        if name not in trained:
+    for name in opponents:
+        if name not in trained_agents:
             raise ValueError(
                 f"opponents.of: agents.{name} is never trained, so it has no earlier models; leave "
                 "it out, or set its freeze_agent: false"
             )
-        if trained == {name}:
+        if trained_agents == {name}:
             raise ValueError(
                 f"opponents: nobody but agents.{name} is trained, so nobody would learn from "
                 "playing with its earlier models; train another agent too, or leave it out"
@@ -235,21 +239,21 @@ def _check_runs(parameters: "HyperParameters") -> None:
                 f"opponents.runs: {entry.run!r} is this run itself; name another run, or use kind: "
                 "league for its own earlier models"
             )
-    chosen = list_opponents(parameters)
-    for name in chosen:
+    opponents = list_opponents(parameters)
+    for name in opponents:
         if name not in parameters.model_agents:
             raise ValueError(
                 f"opponents.of: agents.{name} has no model here (is_random), so there is no server "
                 "for those of other runs; leave it out, or give it a model"
             )
-    trained = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
-    if trained <= {*chosen}:
-        who = f"nobody but {', '.join(sorted(trained))}" if trained else "nobody"
+    trained_agents = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
+    if trained_agents <= {*opponents}:
+        subject = f"nobody but {', '.join(sorted(trained_agents))}" if trained_agents else "nobody"
         raise ValueError(
-            f"opponents: {who} is trained, so nobody would learn from playing with other runs; "
+            f"opponents: {subject} is trained, so nobody would learn from playing with other runs; "
             "train another agent (freeze_agent: false), or leave it out"
         )
-    for name in chosen:
+    for name in opponents:
         _check_adapters(parameters, name)
 
 
@@ -265,9 +269,9 @@ def _check_adapters(parameters: "HyperParameters", name: str) -> None:
 
 
 def asked_as_there(parameters: "HyperParameters", opponent: FoundOpponent) -> "HyperParameters":
-    """Return these settings as the agents of another run are asked by them, and nobody trained.
+    """Return these settings as the agents of another run are asked by them, and no agent trained.
 
-    The game is the same; what agents are told, and how they are sampled, may differ.
+    The game is the same; the prompts of agents, and how they are sampled, may differ.
     """
     values = parameters.to_dict()
     for setting in ("opponents", "curriculum", "promotion", "base_run"):
@@ -275,7 +279,7 @@ def asked_as_there(parameters: "HyperParameters", opponent: FoundOpponent) -> "H
     for agent in values["agents"].values():
         if not agent.get("is_random"):
             agent["freeze_agent"] = True
-    for name, asked in opponent.asked.items():
-        values["agents"][name] |= asked
+    for name, settings in opponent.asked.items():
+        values["agents"][name] |= settings
     values["protocol_common"]["shared_reward"] = opponent.shared_reward
     return type(parameters).from_dict({**values, "trainer": "pure_text_ei"})

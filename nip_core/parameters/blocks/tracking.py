@@ -1,4 +1,4 @@
-"""Who is shown the metrics of a run: trackers, each with where it is and what it calls the run."""
+"""The trackers that show the metrics of a run, each with its place and its name of the run."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
@@ -62,8 +62,8 @@ class TrackerParameters(Parameters):
             value = getattr(self, name)
             is_default = value == type(self).model_fields[name].default
             if name not in _OPTIONS[self.kind] and not is_default:
-                known = ", ".join(sorted(_OPTIONS[self.kind]))
-                raise ValueError(f"{self.kind} has no option {name}; it has {known}")
+                options = ", ".join(sorted(_OPTIONS[self.kind]))
+                raise ValueError(f"{self.kind} has no option {name}; it has {options}")
         if self.uri is not None:
             self._check_address(self.uri)
         return self
@@ -100,8 +100,8 @@ def _as_list(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """A value for a message; one with an address in it may hold a password."""
-    shown = repr(value)
-    return "a value with an address in it" if "://" in shown or "@" in shown else shown[:200]
+    text = repr(value)
+    return "a value with an address in it" if "://" in text or "@" in text else text[:200]
 
 
 def _once(trackers: tuple[TrackerParameters, ...]) -> tuple[TrackerParameters, ...]:

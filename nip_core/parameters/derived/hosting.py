@@ -1,8 +1,8 @@
-"""Where an agent's model is served, and what there is room for, as the settings alone say it.
+"""Where an agent's model is served, and for which models there is room, by the settings alone.
 
-Host           what a server can do for an agent: one of three
+Host           the abilities of an agent's server: one of three
 find_host      the host of an agent
-list_loaded    the agents whose models' weights this run loads
+list_loaded    the agents with models that this run loads the weights of
 has_own_model  whether there is one
 takes_turns    whether an agent's base model and the one made of it can't answer at once
 """
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What the server of an agent's model can do. Of another one than the run's own nothing is
-    known here, so it is taken to do the least.
+    """The abilities of the server of an agent's model. Of another one than the run's own nothing
+    is known here, so it is taken to do the least.
     """
 
     is_launched: bool = False
     """The run starts it, with an address and a key of its own, and stops it."""
     loads_weights: bool = False
-    """The run has it load the model, so that one must be there, with what loading takes."""
+    """The run has it load the model, so that one must be there, with the packages for it."""
     takes_adapters: bool = False
     """Adapters of other runs and of the Hub can be laid into it."""
     gives_logprobs: bool = True
     """It may give log-probabilities."""
     takes_every_request: bool = False
-    """No request is refused for what it asks beside the answer."""
+    """No request is refused for the figures that it asks beside the answer."""
     serves_several_bases: bool = False
     """It has room for several base models at once."""
 
@@ -62,7 +62,7 @@ def _launch(engine: str, can: Capabilities) -> Host:
 
 
 def list_loaded(parameters: "HyperParameters") -> dict[str, PureTextAgentParameters]:
-    """List by name the agents whose models the run's own server loads."""
+    """List by name the agents with models that the run's own server loads."""
     return {
         name: agent
         for name, agent in parameters.model_agents.items()

@@ -1,4 +1,4 @@
-"""What settings alone say of the names of models.
+"""The names of models by the settings alone.
 
 base_name    the name under which an agent's base model answers
 dummy_name   the name of the deterministic engine that stands for a model

@@ -1,6 +1,6 @@
-"""What calls and training cost, by the prices in the settings.
+"""The costs of calls and training, by the prices in the settings.
 
-An agent's price stands under its `model_name`, whatever name its server answers with: a fine-tune
+An agent's price stands under its `model_name`, even if its server answers with another: a fine-tune
 of it, or a dated version, costs what its settings say. Own hardware costs nothing, unless the
 settings price its model.
 """
@@ -18,7 +18,7 @@ _FREE = Price()
 
 
 def is_paid(agent: PureTextAgentParameters) -> bool:
-    """Return whether somebody sends a bill for the agent's calls."""
+    """Return whether a provider sends a bill for the agent's calls."""
     return agent.provider.sends_bills
 
 
@@ -35,8 +35,8 @@ def write_price_lines(parameters: "HyperParameters") -> list[str]:
     """
     import yaml
 
-    missing, lines = find_missing_prices(parameters), []
-    for model in missing:
+    models, lines = find_missing_prices(parameters), []
+    for model in models:
         agents = [a for a in parameters.model_agents.values() if a.model_name == model]
         training = ", training_usd: T" if any(not agent.freeze_agent for agent in agents) else ""
         key = yaml.safe_dump(model).splitlines()[0]

@@ -1,4 +1,4 @@
-"""What is recorded of an answer's probabilities, as the settings alone say it.
+"""The probabilities of an answer that are recorded, by the settings alone.
 
 records_p_accept  whether an agent's verdicts come with P(accept)
 gives_logprobs    whether an agent's API may give log-probabilities
@@ -18,19 +18,19 @@ _TWO_ANSWERS = "accept_reject"
 
 
 def gives_logprobs(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
-    """Tell whether the agent's API may give log-probabilities; of many servers nobody knows."""
+    """Tell whether the agent's API may give log-probabilities; of many servers it is not known."""
     return find_host(parameters, agent).gives_logprobs and find_dialect(agent).takes_logprobs
 
 
 def records_p_accept(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
-    """Tell whether the agent is asked for what P(accept) is estimated by.
+    """Tell whether the agent is asked for the probabilities that P(accept) is estimated by.
 
     By itself only where the run's own server answers: another one may refuse the request.
     """
     if not gives_logprobs(parameters, agent):
         return False
-    asked = parameters.rollouts.record_p_accept
-    return find_host(parameters, agent).takes_every_request if asked is None else asked
+    setting = parameters.rollouts.record_p_accept
+    return find_host(parameters, agent).takes_every_request if setting is None else setting
 
 
 def check_recording(parameters: "HyperParameters") -> None:
@@ -42,11 +42,11 @@ def check_recording(parameters: "HyperParameters") -> None:
             f"only {_TWO_ANSWERS} has a P(accept); leave it out: decision_value says how sure a "
             "verdict is"
         )
-    asked = {
+    agents_by_setting = {
         "record_p_accept": ("verifier",) if rollouts.record_p_accept else (),
         "record_top_logprobs": (*parameters.model_agents,) if rollouts.record_top_logprobs else (),
     }
-    for setting, names in asked.items():
+    for setting, names in agents_by_setting.items():
         for name in names:
             agent = parameters.model_agents.get(name)
             if agent is None or agent.use_dummy_api:

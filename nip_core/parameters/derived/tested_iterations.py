@@ -21,12 +21,12 @@ def scheme_tests(
 ) -> bool:
     """`is_tested` by the test scheme, the number of iterations and the test interval.
 
-    Where the first iteration `has_imitated`, the interval is counted from what came of that.
+    Where the first iteration `has_imitated`, the interval is counted from its models.
     """
     match scheme:
         case "all":
-            trained = max(0, iteration - has_imitated)
-            return trained % interval == 0 or iteration == last
+            count = max(0, iteration - has_imitated)
+            return count % interval == 0 or iteration == last
         case "last":
             return iteration == last
         case "first_and_last":

@@ -1,11 +1,11 @@
-"""What APIs that speak OpenAI's protocol take otherwise than each other: a table of data.
+"""The differences between APIs that speak OpenAI's protocol: a table of data.
 
 Dialect       a row of it
 DIALECTS      the table, by the names that the setting `api_dialect` takes
 find_dialect  the row of an agent
 
 Sources, read in November 2026: the pages of all of them on chat completions and on compatibility
-with OpenAI; for what is refused although no page says it, reports of the very answer: Gemini and
+with OpenAI; for a refusal that no page names, reports of the very answer: Gemini and
 ``seed`` (Vali-98/ChatterUI#227), Mistral and ``max_completion_tokens``
 (editor-code-assistant/eca#231), Mistral and ``name`` (Gage-Technologies/mistral-go#2).
 """
@@ -25,7 +25,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 @dataclass(frozen=True)
 class Dialect:
-    """What an API takes. What it does not take is not sent to it, or refused before the run."""
+    """The fields that an API takes. Others are not sent to it, or refused before the run."""
 
     hosts: tuple[str, ...] = ()
     """Where it answers, for `base_url`."""
@@ -64,7 +64,7 @@ DIALECTS: dict[str, Dialect] = {
         least_limit=16,
         effort="reasoning_effort",
     ),
-    # What vLLM makes of an effort depends on the model's template: see chat_template_kwargs.
+    # The effect of an effort in vLLM depends on the model's template: see chat_template_kwargs.
     "self_hosted": Dialect(takes_grammars=True),
     "openrouter": Dialect(hosts=("openrouter.ai",), takes_n=False, effort="reasoning"),
     # Its logprobs is a number of tokens, and no word of names stands on its pages.
@@ -74,7 +74,7 @@ DIALECTS: dict[str, Dialect] = {
     "gemini": Dialect(
         hosts=("generativelanguage.googleapis.com",), seed=None, effort="reasoning_effort"
     ),
-    # Of what it does not take it drops most without a word; so nothing of that is sent.
+    # Most fields that it does not take it drops without a word; so none of them is sent.
     "anthropic": Dialect(
         hosts=("api.anthropic.com",),
         seed=None,
@@ -131,7 +131,7 @@ def check_dialect(place: str, agent: "PureTextAgentParameters") -> None:
             f"{', '.join(DIALECTS)} (got {name!r})"
         )
     dialect = find_dialect(agent)
-    # Named is what the user has set: the provider alone may have led to a dialect of its own.
+    # The error names the user's setting: the provider alone may have led to a dialect of its own.
     by_provider = agent.api_dialect == "auto" and agent.base_url is None
     api = f"model_provider {agent.model_provider}" if by_provider else f"api_dialect {name}"
     if agent.reasoning_effort is not None and dialect.effort is None:

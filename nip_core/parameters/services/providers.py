@@ -28,13 +28,13 @@ from nip_core.nearest import did_you_mean, nearest_first
 
 ProviderName = Literal["OpenAI", "SelfHosted", "OpenRouter", "Together"]
 
-# Without a job's number of passes nobody could say what it takes, so every service is told it.
+# Without a job's number of passes its cost could not be told, so every service is told it.
 _ALWAYS_SENT = "n_epochs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingService:
-    """Where and how a provider's models are trained: what it takes is refused or sent by this."""
+    """Where and how a provider's models are trained: fields are refused or sent by this."""
 
     backend: str | type[object] = "openai"
     """The calls to it: "openai", the protocol of OpenAI's fine-tuning API; "nip", the same with the
@@ -69,7 +69,7 @@ class Provider:
     address_variable: ClassVar[str | None] = None
     """The environment variable that gives another address."""
     dialect: ClassVar[str] = "openai"
-    """What its API takes, a name of `DIALECTS`."""
+    """The dialect of its API, a name of `DIALECTS`."""
     training: ClassVar[TrainingService | None] = None
     """Where its models are trained; None: they only play."""
     takes_repetition_penalty: ClassVar[bool] = True

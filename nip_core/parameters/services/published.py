@@ -31,7 +31,7 @@ class Reference:
 
         Raises ValueError with the rule that the text breaks.
         """
-        place, at, revision = text.removeprefix(_PREFIX).partition("@")
+        place, mark, revision = text.removeprefix(_PREFIX).partition("@")
         parts = place.split("/")
         if len(parts) == 3 and parts[0] in _KINDS:
             kind, parts = _KINDS[parts[0]], parts[1:]
@@ -46,7 +46,7 @@ class Reference:
                 f"{text!r} is no name of a repository: at most {_LONGEST} characters, no '--', no "
                 "'..' and no '.git' at the end"
             )
-        if at and (not _REVISION.fullmatch(revision) or ".." in revision):
+        if mark and (not _REVISION.fullmatch(revision) or ".." in revision):
             raise ValueError(
                 f"{text!r}: after '@' a revision is needed: a branch, a tag or a commit"
             )

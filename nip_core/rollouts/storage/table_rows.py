@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from nip_core.errors import CorruptionError
 from nip_core.game.answer_rows import RecordedToken
+
+if TYPE_CHECKING:
+    # A command that looks at runs reads rows of journals, and would wait for Arrow.
+    import pyarrow as pa
 
 R = TypeVar("R")
 Record = dict[str, Any]
@@ -144,7 +146,7 @@ def row_columns(kind: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.get_annotations(kind))
 
 
-def read_rows(table: pa.Table, kind: Callable[..., R]) -> Iterator[R]:
+def read_rows(table: "pa.Table", kind: Callable[..., R]) -> Iterator[R]:
     """Make a row of this kind from each row of a table.
 
     The table may have further columns.
@@ -158,7 +160,7 @@ def read_rows(table: pa.Table, kind: Callable[..., R]) -> Iterator[R]:
         yield kind(**dict(zip(names, values, strict=True)))
 
 
-def _read_column(table: pa.Table, name: str) -> list[Any]:
+def _read_column(table: "pa.Table", name: str) -> list[Any]:
     values: list[Any] = table[name].to_pylist()
     if name == "rewards":
         return [{entry["agent"]: entry["reward"] for entry in entries} for entries in values]

@@ -20,7 +20,7 @@ class CodeValidation(Scenario):
     settings_block = "code_validation"
     columns = (Column("question", "Problem"), Column("solution", "Solution", code="python"))
     bundled: ClassVar[Mapping[str, Path]] = {n: _DATA / n for n in ("problems", "families")}
-    # The bundled `tiny` is made for these words, whatever the prover argues for.
+    # The bundled `tiny` is made for these words, for both verdicts of the prover.
     template_directory: ClassVar[Path | None] = Path(__file__).with_name("templates")
     claims: ClassVar[Mapping[str, int]] = {"they match": 1, "they differ": 0}  # as `tiny` says it
     words = Words(

@@ -14,27 +14,27 @@ def pair_solutions(row: Row, name: str) -> Iterator[Row]:
 
     The two lists need not be equally long. A buggy solution is paired with the one of the same
     `original_solution_number`, if there is one, else with the next that is left. Texts that occur
-    twice are taken once; texts in both lists, whose label is unclear, not at all.
+    twice are taken once; texts in both lists, with an unclear label, not at all.
     """
     # 1. Solutions with one clear label.
     question = require_text(row, "question", name)
     correct = _nested(row, "solutions", name)
     buggy = _nested(row, "buggy_solutions", name)
     unclear = correct.keys() & buggy.keys()
-    left = {text: number for text, number in correct.items() if text not in unclear}
+    unpaired = {text: number for text, number in correct.items() if text not in unclear}
     # 2. Pair each buggy one with the correct one it was made from, else with any.
     pairs: list[tuple[str, str]] = []
-    alone: list[str] = []
+    single_texts: list[str] = []
     for text, number in buggy.items():
         if text in unclear:
             continue
-        twin = next((t for t, n in left.items() if n is not None and n == number), None)
+        twin = next((t for t, n in unpaired.items() if n is not None and n == number), None)
         if twin is None:
-            alone.append(text)
+            single_texts.append(text)
         else:
-            del left[twin]
+            del unpaired[twin]
             pairs.append((twin, text))
-    pairs.extend(zip(left, alone, strict=False))
+    pairs.extend(zip(unpaired, single_texts, strict=False))
     for pair in pairs:
         for text, y in zip(pair, (1, 0), strict=True):
             yield {

@@ -1,10 +1,10 @@
 """`solutions`: a prover writes a Python function, helpful or sneaky, and tests label it.
 
 The legibility game of Kirchner et al., "Prover-Verifier Games improve legibility of LLM outputs"
-(2024): what the verifier judges is written by the prover. With `randomize_prover_stance` half of
-the episodes have a sneaky prover (stance 0), which is to write a wrong solution that passes for a
-right one; else it is helpful (stance 1). Both argue for accept, and a verdict pays only who wrote
-what it was to write.
+(2024): the prover writes the solution that the verifier judges. With `randomize_prover_stance` half
+of the episodes have a sneaky prover (stance 0), which is to write a wrong solution that passes for
+a right one; else it is helpful (stance 1). Both argue for accept, and a verdict pays only a prover
+that wrote the kind it was to write.
 """
 
 import re
@@ -106,7 +106,7 @@ class Solutions(Scenario):
         labeller = Labeller(limits, self.settings.max_steps, allow)
         self._workers = Workers(labeller, self.settings.workers)
 
-    # Problems and what agents see of them.
+    # Problems and their texts for agents.
 
     def expand(self, row: Row, name: str) -> Iterator[Row]:
         """The row, after a look at its tests."""
@@ -131,7 +131,7 @@ class Solutions(Scenario):
         return "(the solution)" if message.strip() == solution else message
 
     def sentences(self, role: Role, stance: int | None) -> Mapping[str, str]:
-        """Tell the prover what it is to write, by its stance; the verifier isn't told."""
+        """Tell the prover the kind to write, by its stance; the verifier isn't told."""
         if role != PROVER:
             return {}
         stance = ACCEPT if stance is None else stance
@@ -162,7 +162,7 @@ class Solutions(Scenario):
         return solutions[-1]
 
     async def label_written(self, texts: Mapping[str, str]) -> Label:
-        """Let the tests say of the solution what it is, in the sandbox."""
+        """Let the tests label the solution, in the sandbox."""
         task = Task(texts["solution"], texts["entry_point"], texts["tests"])
         return await self._workers.label(task)
 
@@ -171,11 +171,11 @@ class Solutions(Scenario):
         return self.settings.workers
 
     def paid_verdict(self, y: int, stance: int | None) -> int | None:
-        """Accept, for who wrote what it was to write: a right solution, or a wrong one."""
+        """Accept, for a prover that wrote the kind it was to write, right or wrong."""
         aim = ACCEPT if stance is None else stance
         return ACCEPT if y == aim else NO_DECISION
 
-    # What can be played.
+    # Games that can be played.
 
     def check(self, protocol: Protocol) -> None:
         """Take protocols where one prover speaks first, and alone, for accept."""
@@ -208,13 +208,13 @@ class Solutions(Scenario):
 
     def check_system(self) -> None:
         """Run nothing where solutions can't be kept in, unless the settings say so."""
-        isolation, missing = examine()
-        if not missing or self.settings.allow_without_namespaces:
-            if missing and not (isolation.landlock or isolation.user or isolation.processes):
-                raise ValueError(f"{missing}, and nothing else keeps what provers write in")
+        isolation, reason = examine()
+        if not reason or self.settings.allow_without_namespaces:
+            if reason and not (isolation.landlock or isolation.user or isolation.processes):
+                raise ValueError(f"{reason}, and nothing else keeps what provers write in")
             return
         raise ValueError(
-            f"{missing}, so what provers write is not run here; allow user namespaces, or set "
+            f"{reason}, so what provers write is not run here; allow user namespaces, or set "
             "scenario_settings.allow_without_namespaces: true to do with what is left (`nip "
             "doctor` says what)"
         )

@@ -1,11 +1,11 @@
-"""The labels of solutions that nobody vouches for, by their tests.
+"""The labels of solutions from an unknown hand, by their tests.
 
 Labeller   labels tasks, several at a time, in the sandbox
 Workers    the same for callers that wait, so many at a time as there are workers
 
-`nip_sandbox.grading.judge` runs the tests, and says what is covered. One child interpreter
+`nip_sandbox.grading.judge` runs the tests, and says which faults are covered. One child interpreter
 runs several solutions one after the other, but never two of the same problem: in its memory code
-might find what an earlier solution was.
+might find an earlier solution.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class Workers:
         return label
 
     async def _work(self) -> None:
-        """Label what waits, several of different problems at a time, until nothing does."""
+        """Label the waiting tasks, several of different problems at a time, until none is left."""
         await asyncio.sleep(0)  # others may come at the same moment
         while batch := self._next_batch():
             tasks = [task for task, _ in batch]
@@ -88,14 +88,16 @@ class Workers:
             except asyncio.CancelledError:
                 stop.set()  # it ends with the solution that runs
                 await asyncio.wait({work})
-                work.exception()  # known, as nobody waits for it any more
+                work.exception()  # known, as no caller waits for it any more
                 raise
-            except Exception as error:  # whatever it is, who waits must learn of it
-                known = isinstance(error, SandboxError)
-                told = StageError(f"solutions can't be labelled: {error}") if known else error
+            except Exception as error:  # any error: callers that wait must learn of it
+                is_named = isinstance(error, SandboxError)
+                reported_error = (
+                    StageError(f"solutions can't be labelled: {error}") if is_named else error
+                )
                 for _, future in batch:
                     if not future.done():
-                        future.set_exception(told)
+                        future.set_exception(reported_error)
                 continue
             for (_, future), label in zip(batch, labels, strict=True):
                 if not future.done():

@@ -1,9 +1,9 @@
-"""Which episodes somebody asks for: filters and an order, over the columns of the index.
+"""Which episodes a user asks for: filters and an order, over the columns of the index.
 
 EpisodeFilters  the filters, checked; the same for a page's address and for a line of Python
 find_rows       the rows of the index that they ask for, in their order
 filter_rows, sort_rows  the two halves of it
-find_in_calls   the episodes in which a text stands, or somebody took a turn
+find_in_calls   the episodes in which a text stands, or an agent took a turn
 CHOICES         filters with a fixed set of values, and their words; SORTS, orders
 """
 
@@ -82,7 +82,7 @@ class EpisodeFilters:
     problem: str | None = None
     """A part of the problem's name; in quotation marks, all of it."""
     text: str | None = None
-    """What was written in a message or a thought; upper and lower case are the same."""
+    """A part of a message or a thought; upper and lower case are the same."""
     agent: str | None = None
     """Who wrote the text; without a text, who took a turn."""
     round: int | None = None
@@ -90,7 +90,7 @@ class EpisodeFilters:
     noted: str | None = None
     """``starred``, ``note`` (with one), or ``any`` of both."""
     note: str | None = None
-    """What stands in the note; upper and lower case are the same."""
+    """A part of the note; upper and lower case are the same."""
     order: str | None = None
     """One of `SORTS`; None: as played."""
 
@@ -102,10 +102,10 @@ class EpisodeFilters:
             "decision": DECISIONS,
             "order": SORTS,
         }
-        for name, known in choices.items():
+        for name, words in choices.items():
             value = getattr(self, name)
-            if value is not None and value not in known:
-                raise SettingsError(f"{name} {value!r}: use one of {', '.join(known)}")
+            if value is not None and value not in words:
+                raise SettingsError(f"{name} {value!r}: use one of {', '.join(words)}")
         if self.label not in (None, -1, 0, 1):
             raise SettingsError(f"label {self.label!r}: use 1 (right), 0 (wrong) or -1 (none)")
         lowest, highest = (0 if self.p_from is None else self.p_from), self.p_to
@@ -122,7 +122,7 @@ class EpisodeFilters:
 
     @property
     def asks_for_calls(self) -> bool:
-        """Say whether it takes what models wrote to answer, and not the index alone."""
+        """Say whether it takes the texts of models to answer, and not the index alone."""
         return self.text is not None or self.agent is not None or self.round is not None
 
     @property
@@ -163,7 +163,7 @@ def _check_kind(name: str, value: object) -> None:
 def find_rows(
     table: pa.Table, filters: EpisodeFilters, *among: pa.Array | None
 ) -> NDArray[np.int64]:
-    """Find the rows of the index that filters ask for, in their order, but for what was written.
+    """Find the rows of the index that filters ask for, in their order, but for filters on texts.
 
     `among` are keys of episodes that were found in other places; None: no others are.
     """
@@ -208,24 +208,24 @@ def _build_conditions(table: pa.Table, filters: EpisodeFilters) -> Iterable[Any]
     if filters.model is not None:
         yield _has_model(table["models"], filters.model)
     if filters.problem is not None:
-        names, asked = table["problem"], filters.problem
-        if len(asked) > 1 and asked[0] == asked[-1] == '"':
-            yield pc.equal(names, asked[1:-1])
+        names, wish = table["problem"], filters.problem
+        if len(wish) > 1 and wish[0] == wish[-1] == '"':
+            yield pc.equal(names, wish[1:-1])
         else:
-            yield pc.match_substring(names, asked, ignore_case=True)
+            yield pc.match_substring(names, wish, ignore_case=True)
 
 
 def _has_model(models: Any, name: str) -> Any:
     """Tell for each set of names whether it has this one. There are few different sets."""
     encoded = pc.dictionary_encode(models).combine_chunks()
-    having = [name in (of or "").split("\n") for of in encoded.dictionary.to_pylist()]
+    having = [name in (joined or "").split("\n") for joined in encoded.dictionary.to_pylist()]
     return pc.take(pa.array(having, pa.bool_()), encoded.indices)
 
 
 def list_models(table: pa.Table) -> list[str]:
     """List the names of all models in the index."""
     sets = pc.unique(table["models"]).to_pylist()
-    return sorted({name for of in sets if of for name in of.split("\n")})
+    return sorted({name for joined in sets if joined for name in joined.split("\n")})
 
 
 def sort_rows(table: pa.Table, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
@@ -272,12 +272,12 @@ def _rank_by_acceptance(table: pa.Table, wrong_first: bool) -> NDArray[np.float6
     return np.where(np.isnan(likely) | (columns["y"] < 0), np.inf, rank)
 
 
-def find_in_calls(stored: StoredRollouts, filters: EpisodeFilters) -> pa.Array:
+def find_in_calls(rollouts: StoredRollouts, filters: EpisodeFilters) -> pa.Array:
     """Find the keys of episodes with a text in a message or a thought, by reading all of them.
 
     The filters may say by whom, and in which round. Raises CorruptionError.
     """
-    generations = stored.generations(("episode", "branch_path", "agent", "round", *_SEARCHED))
+    generations = rollouts.generations(("episode", "branch_path", "agent", "round", *_SEARCHED))
     if filters.agent is not None:
         generations = generations.filter(pc.equal(generations["agent"], filters.agent))
     if filters.round is not None:
@@ -293,6 +293,6 @@ def find_in_calls(stored: StoredRollouts, filters: EpisodeFilters) -> pa.Array:
     matching = generations.select(["episode", "branch_path"])
     if not matching.num_rows:
         return pa.array([], pa.string())
-    episodes = stored.episodes(("key", "branch_path", *TREE_COLUMNS))
+    episodes = rollouts.episodes(("key", "branch_path", *TREE_COLUMNS))
     keys = for_each_episode(episodes, matching)["episode"]
     return pc.unique(keys).cast(pa.string())

@@ -1,11 +1,11 @@
 """The episodes of a run as columns in memory.
 
-RunIndex  reads each committed shard once, and names what it can't read
-COLUMNS   what the index has of each episode
+RunIndex  reads each committed shard once, and names those that it can't read
+COLUMNS   the columns of the index, for each episode
 
 A shard counts from when its own manifest is there, so a split that is still being played grows
-while one looks. Of questions the index has the beginning, what models wrote is kept by `KeptCalls`;
-the rest of what is long stays in the run's files.
+while one looks. Of questions the index has the beginning. `KeptCalls` keeps the texts of models;
+other long texts stay in the run's files.
 """
 
 import itertools
@@ -119,37 +119,40 @@ class Episodes:
 
     @property
     def damage(self) -> tuple[str, ...]:
-        """Say in words what can't be read."""
+        """List in words the files that can't be read."""
         return tuple(self.damaged.values())
 
     def find_damage(self, iteration: int | None, split: str | None) -> tuple[str, ...]:
-        """Say in words what can't be read of an iteration and a split; None: of all of them."""
+        """List in words the unreadable files of an iteration and a split; None: of all of them."""
         return tuple(
             words for place, words in self.damaged.items() if _is_of(place, iteration, split)
         )
 
     def is_unfinished(self, iteration: int | None, split: str | None) -> bool:
         """Say whether more of an iteration and a split is to come; None: of any of them."""
-        return any(_are_same(at, iteration) and _are_same(of, split) for at, of in self.unfinished)
+        return any(
+            _are_same(number, iteration) and _are_same(name, split)
+            for number, name in self.unfinished
+        )
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> list[IndexedEpisode]:
         """Read some rows, in this order."""
         return read_episodes(self.table.take(pa.array(rows, pa.int64())))
 
 
-def _are_same(one: int | str | None, other: int | str | None) -> bool:
+def _are_same(first: int | str | None, second: int | str | None) -> bool:
     """Compare two iterations or splits, of which None is any."""
-    return one is None or other is None or one == other
+    return first is None or second is None or first == second
 
 
 def _is_of(place: str, iteration: int | None, split: str | None) -> bool:
-    """Tell whether a place has a part in an iteration and a split, as what lies above them has."""
-    named = _PLACE.search(place)
-    return not named or (_are_same(int(named[1]), iteration) and _are_same(named[2], split))
+    """Tell whether a place has a part in an iteration and a split, as folders above them have."""
+    match = _PLACE.search(place)
+    return not match or (_are_same(int(match[1]), iteration) and _are_same(match[2], split))
 
 
 class RunIndex:
-    """The episodes of a run. `refresh` reads what has come since; `now` is what is known."""
+    """The episodes of a run. `refresh` reads new shards; `now` has those read so far."""
 
     def __init__(self, run: RunStore, clock: Callable[[], float] = time.monotonic) -> None:
         """Reads nothing yet."""
@@ -185,7 +188,9 @@ class RunIndex:
             except (NipError, OSError) as error:
                 self._damage[self._run.root] = str(error)
                 directories = {}
-            unfinished = {place for place, where in directories.items() if self._look(where)}
+            unfinished = {
+                place for place, directory in directories.items() if self._look(directory)
+            }
             fresh = [s for s in self._shards.values() if s.name not in self._read]
             with ThreadPoolExecutor(_AT_ONCE) as threads:
                 tables = [*threads.map(self._columns_of, fresh)]
@@ -194,7 +199,7 @@ class RunIndex:
                 self.calls.keep_soon(self.now.shards)
             return self.now
 
-    # What is there
+    # Looking
 
     def _start_again_if_rewound(self) -> None:
         """Forget all episodes if a part of the run was set aside, to be done again."""
@@ -243,9 +248,9 @@ class RunIndex:
             if MANIFEST not in self._run.store.list(directory):
                 return True
             split = read_manifest(self._run.store, directory)
-            missing = sorted({*shards_of(split)} - manifests.keys())
-            if missing:
-                self._damage[directory] = f"{directory}: shards {', '.join(missing)} are missing"
+            lacking = sorted({*shards_of(split)} - manifests.keys())
+            if lacking:
+                self._damage[directory] = f"{directory}: shards {', '.join(lacking)} are missing"
             else:
                 self._joined.add(directory)
         except (NipError, OSError) as error:
@@ -255,9 +260,9 @@ class RunIndex:
     # Reading
 
     def _columns_of(self, shard: Shard) -> pa.Table | None:
-        stored = StoredRollouts.of_shard(self._run.store, shard.manifest)
+        rollouts = StoredRollouts.of_shard(self._run.store, shard.manifest)
         try:
-            part = read_part(stored, self._with_calls)
+            part = read_part(rollouts, self._with_calls)
         except (NipError, OSError, pa.ArrowException, KeyError, ValueError) as error:
             self._damage[shard.name] = str(error)
             return None
@@ -272,22 +277,26 @@ class RunIndex:
         tables: list[pa.Table | None],
         unfinished: frozenset[tuple[int, str]],
     ) -> None:
-        shards, before = [*self.now.shards], self.now
+        shards, last_state = [*self.now.shards], self.now
         for shard, table in zip(fresh, tables, strict=True):
             if table is not None:
                 number = pa.array(np.full(table.num_rows, len(shards), np.int32))
                 self._tables.append(table.append_column("shard", number).select(COLUMNS))
                 shards.append(shard)
         damaged = {place: self._damage[place] for place in sorted(self._damage)}
-        if len(shards) == len(before.shards):
-            if (damaged, unfinished) != (before.damaged, before.unfinished):
-                version = before.version + 1
-                self.now = replace(before, version=version, damaged=damaged, unfinished=unfinished)
+        if len(shards) == len(last_state.shards):
+            if (damaged, unfinished) != (last_state.damaged, last_state.unfinished):
+                version = last_state.version + 1
+                self.now = replace(
+                    last_state, version=version, damaged=damaged, unfinished=unfinished
+                )
             return
         whole = pa.concat_tables(self._tables).combine_chunks()
         self._tables = [whole]
         agents = tuple(self._agents)
-        self.now = Episodes(whole, tuple(shards), before.version + 1, damaged, unfinished, agents)
+        self.now = Episodes(
+            whole, tuple(shards), last_state.version + 1, damaged, unfinished, agents
+        )
 
 
 def read_episodes(table: pa.Table) -> list[IndexedEpisode]:
@@ -308,21 +317,21 @@ def make_empty_index() -> pa.Table:
 
 @dataclass(frozen=True)
 class IndexedPart:
-    """What the index has of a shard."""
+    """The part of the index that comes from a shard."""
 
     columns: pa.Table
     agents: tuple[str, ...]
     calls: pa.Table | None
 
 
-def read_part(stored: StoredRollouts, with_calls: bool = False) -> IndexedPart:
-    """Read what the index has of a shard, and where asked for the texts of its calls."""
+def read_part(rollouts: StoredRollouts, with_calls: bool = False) -> IndexedPart:
+    """Read a shard's part of the index, and where asked for the texts of its calls."""
     of_columns = tuple(dict.fromkeys((*_COUNTED_OF, *GENERATIONS_OF_ACCEPTANCE)))
     names = (*of_columns, *(OF_GENERATIONS if with_calls else ()))
-    episodes = stored.episodes(_OF_EPISODES)
+    episodes = rollouts.episodes(_OF_EPISODES)
     if not pc.all(pc.not_equal(pc.utf8_trim_whitespace(episodes["question"]), "")).as_py():
-        episodes = stored.episodes((*_OF_EPISODES, "solution"))
-    generations = stored.generations(tuple(dict.fromkeys(names)))
+        episodes = rollouts.episodes((*_OF_EPISODES, "solution"))
+    generations = rollouts.generations(tuple(dict.fromkeys(names)))
     return IndexedPart(
         read_columns(episodes, generations.select(of_columns)),
         tuple(_list_agents(episodes["rewards"].combine_chunks())),
@@ -332,7 +341,7 @@ def read_part(stored: StoredRollouts, with_calls: bool = False) -> IndexedPart:
 
 def read_columns(episodes: pa.Table, generations: pa.Table) -> pa.Table:
     """Read the columns of the index, without `shard`, of a shard's episodes in their order."""
-    # 1. What stands in the table of episodes.
+    # 1. The columns of the table of episodes.
     table = episodes.select(_PLAIN).append_column("about", _cut_questions(episodes))
     failed = pc.equal(episodes["outcome"], FAILED)
     right = pc.and_not(pc.equal(episodes["decision"], episodes["y"]), failed)
@@ -340,10 +349,10 @@ def read_columns(episodes: pa.Table, generations: pa.Table) -> pa.Table:
     table = table.append_column("verdict", verdict)
     table = table.append_column("reward", _sum_rewards(episodes["rewards"].combine_chunks()))
     table = table.append_column("p_accept", find_acceptance(episodes, generations))
-    # 2. What its generations come to; those of a tree count for each leaf that has them.
+    # 2. Sums over its generations; those of a tree count for each leaf that has them.
     spoken = generations.select(_COUNTED_OF)
-    counted = _count_generations(episodes, for_each_episode(episodes, spoken))
-    for name, column in counted.items():
+    counts = _count_generations(episodes, for_each_episode(episodes, spoken))
+    for name, column in counts.items():
         table = table.append_column(name, column)
     return table.append_column("place", pa.array(np.arange(table.num_rows, dtype=np.int32)))
 
@@ -371,8 +380,8 @@ def _sum_rewards(rewards: Any) -> pa.Array:
 def _count_generations(episodes: pa.Table, generations: pa.Table) -> dict[str, pa.Array]:
     """Count calls, invalid answers and tokens by episode, and list its models."""
     keys = episodes["key"].combine_chunks()
-    known = pc.index_in(generations["episode"], value_set=keys)
-    owners = pc.fill_null(known, len(keys)).to_numpy()  # strangers count for nobody
+    indices = pc.index_in(generations["episode"], value_set=keys)
+    owners = pc.fill_null(indices, len(keys)).to_numpy()  # strangers count for no episode
     invalid = pc.is_valid(generations["invalid_reason"]).to_numpy()
 
     def count(weights: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -384,7 +393,7 @@ def _count_generations(episodes: pa.Table, generations: pa.Table) -> dict[str, p
     # There are few different sets of models.
     sets, numbers = np.unique(has[:-1], axis=0, return_inverse=True)
     every = names.dictionary.to_pylist()
-    joined = ["\n".join(sorted(itertools.compress(every, of))) or None for of in sets]
+    joined = ["\n".join(sorted(itertools.compress(every, flags))) or None for flags in sets]
     return {
         "calls": pa.array(count(), pa.int32()),
         "invalid": pa.array(count(invalid).astype(np.int32)),

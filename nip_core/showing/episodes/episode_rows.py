@@ -1,6 +1,6 @@
 """Episodes with all of their texts, one row each, to be taken elsewhere.
 
-ReadableEpisode  a row: the problem, what was said, the verdict, what was noted; a mapping, too
+ReadableEpisode  a row: the problem, the messages, the verdict, the note; a mapping, too
 ReadableMessage  an answer in it
 read_episode_rows  the rows of some episodes of a shard
 """
@@ -92,11 +92,11 @@ class ReadableEpisode(_Row):
     question: str
     solution: str
     columns: dict[str, str]
-    """The scenario's further texts, and what was drawn for the episode."""
+    """The scenario's further texts, and the values drawn for the episode."""
     messages: list[ReadableMessage]
     rewards: dict[str, float]
     asked: list[ChatMessage] | None
-    """The chat that the agent was sent whose answer decided; None: nobody's, or it can't be told
+    """The chat that the deciding agent was sent; None: no answer decided, or it can't be told
     here."""
     outcome: str
     error: str | None
@@ -133,44 +133,46 @@ class _Call(SpokenRow):
 
 
 def read_episode_rows(
-    stored: StoredRollouts,
+    rollouts: StoredRollouts,
     places: Sequence[int],
     notes: Mapping[str, EpisodeNote],
     game: Game | None,
 ) -> Iterator[ReadableEpisode]:
     """Read the episodes at these places of a shard, in the order of `places`.
 
-    With the run's game they have what was asked. Raises CorruptionError. One shard is in memory
+    With the run's game they have the chat. Raises CorruptionError. One shard is in memory
     meanwhile.
     """
     # 1. The rows of the episodes.
-    whole = stored.episodes(EPISODES.names)
-    chosen = whole.take(pa.array(places, pa.int64()))
+    whole = rollouts.episodes(EPISODES.names)
+    selection = whole.take(pa.array(places, pa.int64()))
     # 2. Their generations; those of a tree stand at the first leaf below.
-    wanted = [*row_columns(_Call)]
+    columns = [*row_columns(_Call)]
     if game is None or not any(map(game.top_logprobs, game.protocol.agent_names)):
-        wanted.remove("token_logprobs")  # which is long, and needed by some protocols alone
-    generations = stored.generations(("episode", "branch_path", *wanted))
-    calls = _read_calls(whole, chosen, generations)
+        columns.remove("token_logprobs")  # which is long, and needed by some protocols alone
+    generations = rollouts.generations(("episode", "branch_path", *columns))
+    calls = _read_calls(whole, selection, generations)
     likely = find_acceptance(whole, generations).take(pa.array(places, pa.int64())).to_pylist()
     # 3. Both together.
-    for episode, p_accept in zip(read_rows(chosen, Episode), likely, strict=True):
+    for episode, p_accept in zip(read_rows(selection, Episode), likely, strict=True):
         spoken = calls.get(episode.key, [])
-        asked = _render_asked(episode, spoken, game)
-        yield _make_row(episode, spoken, p_accept, notes.get(episode.key), asked)
+        chat = _render_asked(episode, spoken, game)
+        yield _make_row(episode, spoken, p_accept, notes.get(episode.key), chat)
 
 
-def _read_calls(whole: pa.Table, chosen: pa.Table, generations: pa.Table) -> dict[str, list[_Call]]:
+def _read_calls(
+    whole: pa.Table, selection: pa.Table, generations: pa.Table
+) -> dict[str, list[_Call]]:
     calls: dict[str, list[_Call]] = {}
     if not pc.any(pc.not_equal(whole["branch_path"], "")).as_py():
         mine = generations.filter(
-            pc.is_in(generations["episode"], value_set=chosen["key"].combine_chunks())
+            pc.is_in(generations["episode"], value_set=selection["key"].combine_chunks())
         )
         for key, call in zip(mine["episode"].to_pylist(), read_rows(mine, _Call), strict=True):
             calls.setdefault(key, []).append(call)
         return calls
     rows = [*read_rows(generations, _Call)]
-    keys = {*chosen["key"].to_pylist()}
+    keys = {*selection["key"].to_pylist()}
     leaves = read_rows(whole.select(row_columns(Leaf)), Leaf)
     for key, number in generation_numbers(leaves, generations):
         if key in keys:
@@ -183,7 +185,7 @@ def _make_row(
     calls: Sequence[_Call],
     p_accept: float | None,
     noted: EpisodeNote | None,
-    asked: list[ChatMessage] | None,
+    chat: list[ChatMessage] | None,
 ) -> ReadableEpisode:
     messages = [_make_message(call) for call in calls]
     decision, is_right = DECISION_WORDS[episode.decision], episode.decision == episode.y
@@ -207,7 +209,7 @@ def _make_row(
         columns={**parse_columns(episode.columns), **parse_columns(episode.drawn)},
         messages=messages,
         rewards=dict(episode.rewards),
-        asked=asked,
+        asked=chat,
         outcome=episode.outcome,
         error=episode.error,
         rounds=episode.rounds,

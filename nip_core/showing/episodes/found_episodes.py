@@ -23,7 +23,7 @@ from nip_core.showing.episodes.notes import RunNotes
 
 
 class FoundEpisodes:
-    """What filters find in committed splits. Damage raises CorruptionError."""
+    """The episodes that filters find in committed splits. Damage raises CorruptionError."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class FoundEpisodes:
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
-        noted, said = self._notes.find_keys(self._filters), None
+        noted, speaking = self._notes.find_keys(self._filters), None
         if self._filters.asks_for_calls:
-            said = pa.concat_arrays(
+            speaking = pa.concat_arrays(
                 [pa.array([], pa.string()), *(find_in_calls(p, self._filters) for p in self._parts)]
             )
-        return find_rows(self._index, self._filters, noted, said)
+        return find_rows(self._index, self._filters, noted, speaking)
 
     @cached_property
     def keys(self) -> pa.Array:
@@ -78,28 +78,30 @@ class FoundEpisodes:
         tables = [EPISODES.empty_table()]
         numbers: list[NDArray[np.int64]] = []
         for number, part in enumerate(self._parts):
-            at, places = self._in_shard(number)
-            if len(at):
+            positions, places = self._in_shard(number)
+            if len(positions):
                 tables.append(part.episodes(EPISODES.names).take(pa.array(places)))
-                numbers.append(at)
+                numbers.append(positions)
         whole = pa.concat_tables(tables)
         return whole.take(pa.array(np.argsort(_join(numbers))))
 
     def readable(self, game: Game | None) -> list[ReadableEpisode]:
-        """Read them with all of their texts; with the run's game, with what was asked."""
+        """Read them with all of their texts; with the run's game, with their chats."""
         notes, rows = self._notes.read(), dict[int, ReadableEpisode]()
         for number, part in enumerate(self._parts):
-            at, places = self._in_shard(number)
-            if len(at):
-                read = read_episode_rows(part, places.tolist(), notes, game)
-                rows.update(zip(at.tolist(), read, strict=True))
+            positions, places = self._in_shard(number)
+            if len(positions):
+                texts = read_episode_rows(part, places.tolist(), notes, game)
+                rows.update(zip(positions.tolist(), texts, strict=True))
         return [rows[number] for number in sorted(rows)]
 
     def _in_shard(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find those that are in a shard: their numbers, and their places there."""
         shards = np.asarray(self._index["shard"].to_numpy())[self._rows]
-        at = np.flatnonzero(shards == number)
-        return at, np.asarray(self._index["place"].to_numpy())[self._rows[at]].astype(np.int64)
+        positions = np.flatnonzero(shards == number)
+        return positions, np.asarray(self._index["place"].to_numpy())[self._rows[positions]].astype(
+            np.int64
+        )
 
 
 def _join(numbers: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

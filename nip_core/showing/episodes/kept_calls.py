@@ -1,10 +1,10 @@
-"""What models wrote, kept beside the index in a file without a name.
+"""The texts of models, kept beside the index in a file without a name.
 
 Shard       a committed shard
-CALLS       what is kept of each call
+CALLS       the columns kept of each call
 read_calls  makes it of the tables of a shard
 KeptCalls   keeps it shard by shard, and gives it back in pieces
-refuse_full_disk  what is written to such files leaves room for others
+refuse_full_disk  keeps such files from taking the last room on the disk
 
 A search reads every text of a run. In the run's own files they are packed, among other columns, and
 checked by digest each time, which takes seconds; here they are plain, and checked once. The file
@@ -12,10 +12,9 @@ lies in the system's temporary folder, and is gone with the process; the run's d
 written. Plain reads bring a piece into memory and let it go again, so that a run's texts may be
 larger than the memory.
 
-What is covered: a full disk. Then texts are read from the run's files as before, and
-`KeptCalls.trouble` says so. While texts are still being kept, who asks for others waits for these
-alone.
-What is not covered: a folder for temporary files that is in memory; there they take of it.
+Covered: a full disk. Then texts are read from the run's files as before, and `KeptCalls.trouble`
+says so. While texts are still being kept, a caller that asks for others waits for these alone.
+Not covered: a folder for temporary files that is in memory; there they take of it.
 """
 
 import errno
@@ -77,14 +76,14 @@ def read_calls(episodes: pa.Table, generations: pa.Table) -> pa.Table:
     numbers = pa.array(np.arange(generations.num_rows, dtype=np.int64))
     numbered = generations.select(["episode", "branch_path"]).append_column("number", numbers)
     pairs = for_each_episode(episodes, numbered)
-    at = pc.index_in(pairs["episode"], value_set=episodes["key"].combine_chunks())
-    known = pc.is_valid(at)
-    places = pc.filter(at, known).to_numpy()
-    owners = pc.filter(pairs["number"], known).to_numpy()
+    indices = pc.index_in(pairs["episode"], value_set=episodes["key"].combine_chunks())
+    is_row = pc.is_valid(indices)
+    places = pc.filter(indices, is_row).to_numpy()
+    owners = pc.filter(pairs["number"], is_row).to_numpy()
     order = np.argsort(owners, kind="stable")
     ends = np.cumsum(np.bincount(owners, minlength=generations.num_rows))
     offsets = pa.array(np.concatenate([[0], ends]).astype(np.int32))
-    # 2. What was said by whom.
+    # 2. The texts, and their agents.
     return pa.table(
         [
             pa.ListArray.from_arrays(offsets, pa.array(places[order].astype(np.int32))),
@@ -114,7 +113,7 @@ class _Piece:
 
 
 class KeptCalls:
-    """The calls of a run by shard. What is not kept is read from the run's files, and kept."""
+    """The calls of a run by shard. Others are read from the run's files, and then kept."""
 
     def __init__(self, store: Store) -> None:
         """Keeps nothing yet."""
@@ -180,9 +179,9 @@ class KeptCalls:
             number, piece = self._file.fileno(), _Piece(self._end, len(view))
             refuse_full_disk(number, len(view))
             self._end += len(view)
-        written = 0
-        while written < len(view):
-            written += os.pwrite(number, view[written:], piece.offset + written)
+        count = 0
+        while count < len(view):
+            count += os.pwrite(number, view[count:], piece.offset + count)
         return piece
 
     def read(self, shard: Shard) -> Iterator[pa.RecordBatch]:
@@ -198,5 +197,5 @@ class KeptCalls:
             yield pa.ipc.read_record_batch(pa.py_buffer(data), CALLS)
 
     def _read_from_run(self, shard: Shard) -> pa.Table:
-        stored = StoredRollouts.of_shard(self._store, shard.manifest)
-        return read_calls(stored.episodes(OF_EPISODES), stored.generations(OF_GENERATIONS))
+        rollouts = StoredRollouts.of_shard(self._store, shard.manifest)
+        return read_calls(rollouts.episodes(OF_EPISODES), rollouts.generations(OF_GENERATIONS))

@@ -1,16 +1,16 @@
-"""Notes and stars of episodes, beside what a run has committed.
+"""Notes and stars of episodes, beside the committed files of a run.
 
-RunNotes     those of a run: reads them, and writes one
-EpisodeNote  what is noted of an episode by now
+RunNotes     the notes of a run: reads them, and writes one
+EpisodeNote  the present note of an episode
 NoteLine     a line of the file
 
-The file is ``<run>/notes.jsonl``. Each line says what somebody changed, and of which play; nothing
+The file is ``<run>/notes.jsonl``. Each line says what a reader changed, and of which play; nothing
 is ever taken out of it. A line is added under a condition, that the file is as it was read, so of
-two people who write at once nobody's words are lost. No manifest names the file, no digest has a
+two people who write at once neither loses words. No manifest names the file, no digest has a
 part of it, and writing it takes no lease: neither `nip verify` nor a run that goes on sees it.
 
 An episode has the same key when it is played again. So its notes stay; `NotedPlay` tells whether
-they are about what was played then.
+they are about the present play.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from nip_core.showing.episodes.episode_index import IndexedEpisode
 
 MOST_CHARACTERS = 10_000
 """Of a note."""
-_TRIES = 50  # of adding a line, each lost to somebody who has added another
+_TRIES = 50  # of adding a line, each lost to another writer
 _COLUMNS = pa.schema(
     [
         pa.field("key", pa.string()),
@@ -49,7 +49,7 @@ _COLUMNS = pa.schema(
 
 
 class NotedPlay(BaseModel):
-    """What an episode was when something was noted of it."""
+    """The play of an episode that a note is about."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -69,7 +69,7 @@ class NotedPlay(BaseModel):
 
 
 class NoteLine(BaseModel):
-    """What somebody changed; None is what they left as it was."""
+    """A change by a reader; None: left as it was."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -84,7 +84,7 @@ class NoteLine(BaseModel):
 
 @dataclass(frozen=True)
 class EpisodeNote:
-    """What is noted of an episode by now."""
+    """The present note of an episode."""
 
     key: str
     star: bool
@@ -98,7 +98,7 @@ class EpisodeNote:
         return mark_of(self.note)
 
     def is_of(self, episode: IndexedEpisode) -> bool:
-        """Tell whether the episode is still what it was about, and not played again since."""
+        """Tell whether the note is about this play: the episode was not played again since."""
         return self.about == NotedPlay.of(episode)
 
 
@@ -118,7 +118,7 @@ class RunNotes:
         self._writable: Store | None = None
 
     def read(self) -> Mapping[str, EpisodeNote]:
-        """Read what is noted by now, by the key of the episode.
+        """Read the present notes, by the key of the episode.
 
         Raises CorruptionError with the line that is damaged.
         """
@@ -132,12 +132,12 @@ class RunNotes:
             return self._known
 
     def _parse(self, data: bytes) -> dict[str, EpisodeNote]:
-        known: dict[str, EpisodeNote] = {}
+        notes: dict[str, EpisodeNote] = {}
         for number, line in enumerate(data.split(b"\n"), 1):
             if not line.strip():
                 continue
             try:
-                read = NoteLine.model_validate_json(line)
+                change = NoteLine.model_validate_json(line)
             except ValidationError as error:
                 fault = error.errors()[0]
                 place = ".".join(map(str, fault["loc"]))
@@ -145,28 +145,34 @@ class RunNotes:
                     f"{self._path}, line {number}: no note ({f'{place}: ' if place else ''}"
                     f"{fault['msg']}); mend the line or delete it"
                 ) from error
-            known[read.key] = _apply(read, known.get(read.key))
-        return {key: of for key, of in known.items() if of.star or of.note}
+            notes[change.key] = _apply(change, notes.get(change.key))
+        return {key: note for key, note in notes.items() if note.star or note.note}
 
     def find_keys(self, filters: EpisodeFilters) -> pa.Array | None:
-        """Find the episodes whose notes filters ask for; None where they ask for none."""
+        """Find the episodes with notes that filters ask for; None where they ask for none."""
         if not filters.asks_for_notes:
             return None
         part = (filters.note or "").casefold()
         keys = [
-            of.key
-            for of in self.read().values()
-            if (filters.noted != "starred" or of.star)
-            and (filters.noted != "note" or of.note)
-            and part in of.note.casefold()
+            note.key
+            for note in self.read().values()
+            if (filters.noted != "starred" or note.star)
+            and (filters.noted != "note" or note.note)
+            and part in note.note.casefold()
         ]
         return pa.array(keys, pa.string())
 
     def table(self) -> pa.Table:
-        """Return what is noted by now as a table, a row per episode."""
+        """Return the present notes as a table, a row per episode."""
         rows = [
-            {"key": of.key, "star": of.star, "note": of.note, "at": of.at, **of.about.model_dump()}
-            for of in self.read().values()
+            {
+                "key": note.key,
+                "star": note.star,
+                "note": note.note,
+                "at": note.at,
+                **note.about.model_dump(),
+            }
+            for note in self.read().values()
         ]
         return pa.Table.from_pylist(
             [{name: row[name] for name in _COLUMNS.names} for row in rows], _COLUMNS
@@ -178,14 +184,14 @@ class RunNotes:
         *,
         star: bool | None = None,
         note: str | None = None,
-        seen: str | None = None,
+        read_mark: str | None = None,
         now: datetime | None = None,
     ) -> bool:
-        """Give an episode a star, or take it away; and write its note. None leaves what there is.
+        """Give an episode a star, or take it away; and write its note. None changes nothing.
 
-        `seen` is the mark of the note that the writer has read. If it is another by now, somebody
-        has written meanwhile: then both stay, and the result is True. Raises SettingsError for a
-        note that is too long, StoreError if the store takes nothing.
+        `read_mark` is the mark of the note that the writer has read. If it is another by now,
+        another user has written meanwhile: then both stay, and the result is True. Raises
+        SettingsError for a note that is too long, StoreError if the store takes nothing.
         """
         if note is not None:
             note = note.replace("\r\n", "\n").replace("\r", "\n").strip()
@@ -204,13 +210,13 @@ class RunNotes:
                 data, tag = store.get_with_etag(self._path)
             except MissingFileError:
                 data, tag = b"", ""
-            before = self._parse(data).get(episode.key)
-            added = _keep_both(line, before, seen)
-            if added is None:
+            earlier_note = self._parse(data).get(episode.key)
+            new_line = _keep_both(line, earlier_note, read_mark)
+            if new_line is None:
                 return False
-            is_joined = added.note not in (None, line.note)
+            is_joined = new_line.note not in (None, line.note)
             more = data + (b"" if data.endswith(b"\n") or not data else b"\n")
-            more += added.model_dump_json(exclude_none=True).encode() + b"\n"
+            more += new_line.model_dump_json(exclude_none=True).encode() + b"\n"
             if not data and not tag:
                 if store.put_if_absent(self._path, more):
                     return is_joined
@@ -237,21 +243,23 @@ class RunNotes:
             return self._writable
 
 
-def _apply(line: NoteLine, before: EpisodeNote | None) -> EpisodeNote:
-    if before is None:
+def _apply(line: NoteLine, earlier: EpisodeNote | None) -> EpisodeNote:
+    if earlier is None:
         return EpisodeNote(line.key, bool(line.star), line.note or "", line.at, line.about)
-    changed = replace(before, star=before.star if line.star is None else line.star)
-    if line.note is None and before.note:
-        return changed  # which is still about what it was written about
-    note = before.note if line.note is None else line.note
-    return replace(changed, note=note, at=line.at, about=line.about)
+    new_note = replace(earlier, star=earlier.star if line.star is None else line.star)
+    if line.note is None and earlier.note:
+        return new_note  # which is still about the same play
+    note = earlier.note if line.note is None else line.note
+    return replace(new_note, note=note, at=line.at, about=line.about)
 
 
-def _keep_both(line: NoteLine, before: EpisodeNote | None, seen: str | None) -> NoteLine | None:
+def _keep_both(
+    line: NoteLine, earlier: EpisodeNote | None, read_mark: str | None
+) -> NoteLine | None:
     """Put a note below one that its writer has not seen; None where nothing changes."""
-    star, note = (False, "") if before is None else (before.star, before.note)
+    star, note = (False, "") if earlier is None else (earlier.star, earlier.note)
     words = line.note
-    if words is not None and seen is not None and seen != mark_of(note) and note != words:
+    if words is not None and read_mark is not None and read_mark != mark_of(note) and note != words:
         words = f"{note}\n\n{words}".strip()
     changes = {
         "star": None if line.star == star else line.star,

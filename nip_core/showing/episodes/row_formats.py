@@ -4,14 +4,14 @@ encode_row     a row as a line of JSON, with exactly the texts that were recorde
 CsvColumns     which columns rows have, and their cells
 write_csv_lines lines of cells; as_cell: one of them; without_guards: the text of one
 
-A spreadsheet executes nothing of a CSV, whatever a model wrote, and wherever it splits the file. A
+A spreadsheet executes nothing of a CSV, for all texts of models, and wherever it splits the file. A
 program for German splits at semicolons, takes no quotation mark in the middle of a field for one,
 and so begins a new cell at each semicolon and at each line of a text. So in a text an apostrophe
 stands before every sign that would begin a formula after a comma, a semicolon, a tab, a line's end
 or at the beginning, and `without_guards` takes these apostrophes away again. An episode's key is
 left as it is, to be joined with: of one that begins with a hyphen a spreadsheet makes an unknown
-name. Control codes are shown as JSON escapes them, and each line end is one. What is a number here
-is a number there, and stands without quotation marks. The file begins with a byte order mark:
+name. Control codes are shown as JSON escapes them, and each line end is one. A number here is a
+number there, and stands without quotation marks. The file begins with a byte order mark:
 without it Excel reads UTF-8 as something else; pandas, Polars and DuckDB pass over it.
 """
 
@@ -29,15 +29,15 @@ from nip_core.showing.episodes.episode_rows import ReadableEpisode, ReadableMess
 
 CSV_BEGIN = "\ufeff"
 _SIGNS = "[=+\\-@\u2212\ufe62\ufe63\ufe66\ufe6b\uff0b\uff0d\uff1d\uff20]"
-"""What a spreadsheet may take for the beginning of a formula, full-width forms too."""
+"""Signs that a spreadsheet may take for the beginning of a formula, full-width forms too."""
 _CELL_BEGINS = r"(?:^|[,;\t\r\n])[\s\"]*"
-"""Where a cell begins in one reader or another, with what it may pass over."""
+"""Where a cell begins in one reader or another, with the signs that it may pass over."""
 _UNGUARDED = re.compile(f"({_CELL_BEGINS})('*{_SIGNS})")
 _GUARDED = re.compile(f"({_CELL_BEGINS})'('*{_SIGNS})")
 _SIGN = re.compile(_SIGNS)
 _KEY = re.compile(r"[A-Za-z0-9_-]{16}")
 _HIDDEN = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What readers may take for the end of a line, what turns letters around, halves of pairs."""
+"""Signs that readers may take for the end of a line, that turn letters around; halves of pairs."""
 _DELETE = b"\x7f"
 _NAMES = [field.name for field in fields(ReadableEpisode)]
 _NAMES_WITHOUT_ASKED = [name for name in _NAMES if name != "asked"]
@@ -57,11 +57,11 @@ def encode_row(row: ReadableEpisode, with_asked: bool = True) -> bytes:
         line = json.dumps({name: values[name] for name in names}, separators=(",", ":")).encode()
     if line.isascii() and _DELETE not in line:
         return line  # as most are
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line.decode()).encode()
+    return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", line.decode()).encode()
 
 
 def decode_row(line: bytes) -> ReadableEpisode:
-    """Read what `encode_row` has written."""
+    """Read a line of `encode_row`."""
     try:
         value = orjson.loads(line)
     except ValueError:  # half of a pair
@@ -95,8 +95,8 @@ def write_csv_lines(rows: Iterable[Sequence[str]]) -> Iterator[bytes]:
 
 def _guard(text: str) -> str:
     # Most texts are plain, and there are many.
-    shown = text if text.isprintable() else printable(text.replace("\r\n", "\n"))
-    return _UNGUARDED.sub(r"\1'\2", shown) if _SIGN.search(shown) else shown
+    clean = text if text.isprintable() else printable(text.replace("\r\n", "\n"))
+    return _UNGUARDED.sub(r"\1'\2", clean) if _SIGN.search(clean) else clean
 
 
 def _quote(text: str) -> str:
@@ -109,7 +109,7 @@ def _key_cell(key: str) -> str:
 
 
 class CsvColumns:
-    """The columns of some rows: those that every row has, and what these rows have beside them."""
+    """The columns of some rows: those that every row has, and further ones of these rows."""
 
     def __init__(self, with_asked: bool) -> None:
         """Knows no row yet."""
@@ -145,11 +145,11 @@ class CsvColumns:
     def cells(self, row: ReadableEpisode) -> list[str]:
         """Write a row, a cell for each of `names`."""
         # The last answer of a turn is the valid one, or there is none.
-        said = {(message.round, message.agent): message.text for message in row.messages}
+        texts = {(message.round, message.agent): message.text for message in row.messages}
         values: list[Cell] = [
             *(getattr(row, name) for name in _BEFORE_TEXTS),
             *map(row.columns.get, self._texts),
-            *map(said.get, self._turns_in_order),
+            *map(texts.get, self._turns_in_order),
             *(None if row.asked is None else _write_chat(row.asked) for _ in self._asked),
             *map(row.rewards.get, self._agents),
             *(getattr(row, name) for name in _AFTER_TEXTS),
@@ -160,7 +160,7 @@ class CsvColumns:
 
 
 def _write_chat(chat: Sequence[ChatMessage]) -> str:
-    """Write a chat as one text, with who says what."""
+    """Write a chat as one text, each message under its speaker."""
     return "\n\n".join(
         f"[{', '.join(filter(None, (message['role'], message.get('name'))))}]\n{message['content']}"
         for message in chat

@@ -2,7 +2,7 @@
 
 For each episode the verifier's coins choose one of the two graphs, rename its nodes at random, and
 show the result to the provers as a challenge. Who can tell the graphs apart says of which one it
-was made. Where they are isomorphic, the challenge is the same for both, and nobody can do better
+was made. Where they are isomorphic, the challenge is the same for both, and no prover can do better
 than guess: a false claim survives k challenges with a probability of 1/2^k.
 """
 
@@ -101,7 +101,7 @@ class Graphs(Scenario):
     def generate(self, dataset: str, split: str) -> Iterator[Row]:
         """Pairs of graphs whose classes are the split's; every second pair is isomorphic."""
         settings = self.settings
-        seen: set[str] = set()
+        seen_questions: set[str] = set()
         classes = _classes(settings.nodes, settings.degree)[split]
         if len(classes) < 2:
             raise DatasetError(
@@ -115,9 +115,9 @@ class Graphs(Scenario):
             pair = draw.sample(classes, 2) if different else [draw.choice(classes)] * 2
             # 2. Under other names, by which no two pairs are equal.
             question = ""
-            while not question or question in seen:
+            while not question or question in seen_questions:
                 question = write_question(*(rename_nodes(edges, draw) for edges in pair))
-            seen.add(question)
+            seen_questions.add(question)
             yield {
                 "question": question,
                 "solution": CLAIM,
@@ -242,9 +242,9 @@ def _classes(nodes: int, degree: int) -> dict[str, list[Edges]]:
         seed = derive_seed("regular graph", nodes, degree, number) % 2**32
         graph = networkx.random_regular_graph(degree, nodes, seed=seed)
         edges = tuple(sorted((min(edge), max(edge)) for edge in graph.edges))
-        known = alike.setdefault(_closed_walks(edges), [])
-        if not any(is_isomorphic(edges, other) for other in known):
-            known.append(edges)
+        group = alike.setdefault(_closed_walks(edges), [])
+        if not any(is_isomorphic(edges, graph) for graph in group):
+            group.append(edges)
     # Isomorphic graphs have equally many closed walks of each length, so the same split.
     splits: dict[str, list[Edges]] = {split: [] for split in TENTHS}
     for walks, graphs in alike.items():

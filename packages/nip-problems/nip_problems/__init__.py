@@ -7,15 +7,15 @@
     run_tests_batch   thousands of such suites
     run_python        a program in the sandbox: its output and how it ended
     run_python_batch  several, quickly
-    examine           what keeps code in on this system
+    examine           the means that keep code in on this system
 
-    Mutant, Rewrite, Suite, Limits, TestReport, SandboxResult, Isolation   what they take and give
+    Mutant, Rewrite, Suite, Limits, TestReport, SandboxResult, Isolation   arguments, results
     SandboxError      this system can't keep the code in
 
-A label is worth what the tests are: take a mutant for buggy only if a test fails, and a rewrite
-for correct only if all pass. What the sandbox protects from stands in `sandbox`, a way through all
-of it in docs/guide.md; the shipped problems are made so by `factory.problems.build`, datasets of
-problems with tests by `nip problems build`, of which `from_tests` is the part without models.
+A label is as good as the tests: take a mutant for buggy only if a test fails, and a rewrite
+for correct only if all pass. `sandbox` lists the dangers that the sandbox keeps off, docs/guide.md
+has a way through all of it; the shipped problems are made so by `factory.problems.build`, datasets
+of problems with tests by `nip problems build`, of which `from_tests` is the part without models.
 """
 
 from nip_problems.mutation.mutate import Mutant, mutants

@@ -1,8 +1,8 @@
-"""A language model that is asked outside of a run: where it answers and what it costs.
+"""A language model that is asked outside of a run: where it answers, and its prices.
 
     AskedModelOptions        which model, where, at what price
     make_settings            the settings of a run in which that model is the solo verifier
-    refuse_unpriced, usd_of  what its calls cost
+    refuse_unpriced, usd_of  the cost of its calls
     open_model               a client and the address, while its own server runs where it needs one
 
 A run's settings are used for all of it, so that a model is named, sampled, priced and reached here
@@ -85,11 +85,11 @@ def find_agent(parameters: HyperParameters) -> PureTextAgentParameters:
 
 
 def refuse_unpriced(parameters: HyperParameters, option: str) -> None:
-    """Raise SettingsError if calls are paid for and nobody has said how much."""
-    if missing := find_missing_prices(parameters):
+    """Raise SettingsError if calls are paid for and a price is missing."""
+    if missing_prices := find_missing_prices(parameters):
         raise SettingsError(
-            f"{option}: {missing[0]} is paid for, and its price is not known; give US dollars for "
-            f"a million prompt and a million generated tokens, as {option} 0.15,0.60"
+            f"{option}: {missing_prices[0]} is paid for, and its price is not known; give US "
+            f"dollars for a million prompt and a million generated tokens, as {option} 0.15,0.60"
         )
 
 
@@ -114,7 +114,7 @@ async def open_model(
     progress = Progress()
     await check_reachable(parameters, endpoints, progress)
     async with contextlib.AsyncExitStack() as stack:
-        endpoint = next((at.play for at in endpoints.values()), None)
+        endpoint = next((endpoint_of_play.play for endpoint_of_play in endpoints.values()), None)
         spec = make_server_spec(parameters)
         if endpoint is None:
             assert spec is not None  # or there would be an address

@@ -1,11 +1,11 @@
 """Builds a dataset from problems with tests: `nip problems build`.
 
-    BuildOptions   what decides about it
+    BuildOptions   the options of a build
     build          from a source to Parquet files and a datasheet
-    Built          what it has done
+    Built          the results of a build
 
 Everything that costs nothing is done first. Then an estimate is made, and only then is a model
-asked. What tests said and its answers are in journals in the directory that is built: a build that
+asked. The test reports and its answers are in journals in the directory that is built: a build that
 was stopped goes on where it stopped, and one that is repeated runs and asks for nothing.
 """
 
@@ -65,7 +65,7 @@ Rows = dict[str, list[Row]]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What decides about a dataset that is built."""
+    """The options that decide about a built dataset."""
 
     out: Path
     """The directory that becomes the dataset."""
@@ -93,13 +93,13 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         if unknown := [style for style in self.styles if style not in STYLES]:
-            known = ", ".join(STYLES)
-            raise SettingsError(f"--styles: {unknown[0]!r} is none of {known}")
+            style_names = ", ".join(STYLES)
+            raise SettingsError(f"--styles: {unknown[0]!r} is none of {style_names}")
 
 
 @dataclass(frozen=True)
 class BuildEstimate:
-    """Upper bounds of what is still to be asked of models."""
+    """Upper bounds of the requests that models have yet to answer."""
 
     calls: int
     prompt_tokens: int
@@ -109,7 +109,7 @@ class BuildEstimate:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build has done, or would do."""
+    """The results of a build, or of a dry run."""
 
     files: tuple[Path, ...]
     """Those of the dataset; none in a dry run."""
@@ -130,19 +130,21 @@ class Built:
 
 @dataclass
 class _Build:
-    """What is known so far."""
+    """The state of a build."""
 
     options: BuildOptions
     examined: Examined
     environment: Mapping[str, str]
     say: Say
     models: dict[str, ModelFacts] = field(default_factory=dict)
-    """What models did, for the datasheet."""
+    """The models' work, for the datasheet."""
 
     def rows(
-        self, written: Mapping[str, WrittenVariants], levels: Mapping[str, str] | None = None
+        self,
+        variants_by_problem: Mapping[str, WrittenVariants],
+        levels: Mapping[str, str] | None = None,
     ) -> tuple[Rows, list[LeftOut]]:
-        return make_rows(self.examined, self.options.variants, written, levels)
+        return make_rows(self.examined, self.options.variants, variants_by_problem, levels)
 
 
 def build(
@@ -159,28 +161,28 @@ def build(
         DatasetError: the source can't be read, or gives no dataset.
         StageError, ServerError: a model's server refuses or is silent; running again goes on.
     """
-    # 1. What can be known at once.
+    # 1. Check the arguments.
     _check_out(options.out)
     for model, option in ((options.writer, "--price"), (options.verifier, "--difficulty-price")):
         if model is not None:
             refuse_unpriced(make_settings(model, "problems-build"), option)
-    read = read_source(source)
-    say(f"{len(read.problems)} problems of {source}, {len(read.left_out)} left out")
-    for note in read.notes:
+    source_data = read_source(source)
+    say(f"{len(source_data.problems)} problems of {source}, {len(source_data.left_out)} left out")
+    for note in source_data.notes:
         say(note)
-    _check_made_of(options, read, source)
+    _check_made_of(options, source_data, source)
     with KnownReports(options.out / TESTS, is_kept=not options.dry_run) as reports:
-        return _build(read, options, reports, say, environment)
+        return _build(source_data, options, reports, say, environment)
 
 
 def _build(
-    read: Source,
+    source_data: Source,
     options: BuildOptions,
     reports: KnownReports,
     say: Say,
     environment: Mapping[str, str],
 ) -> Built:
-    # 2. What costs nothing.
+    # 2. Do the work that costs nothing.
     if reports.by_key:
         say(f"{len(reports.by_key)} reports of tests are known from a build before")
     runner = TestRunner(
@@ -193,18 +195,18 @@ def _build(
         keep=reports.keep,
     )
     try:
-        examined = examine_source(read, runner, options.variants)
+        examined = examine_source(source_data, runner, options.variants)
     except SandboxError as error:
         flag = "pass allow_without_namespaces=True"
         raise SettingsError(str(error).replace(flag, "give --allow-without-namespaces")) from error
-    made = _Build(options, examined, environment, say)
+    build = _Build(options, examined, environment, say)
     say(
         f"{examined.passed} of {examined.tried} solutions pass their tests; "
         f"{len(examined.reports)} mutants of them were run"
     )
-    # 3. What a model adds.
-    rows, left_out, estimate = asyncio.run(_with_models(made))
-    for note in name_moved_splits(read, rows):
+    # 3. Add the models' work.
+    rows, left_out, estimate = asyncio.run(_with_models(build))
+    for note in name_moved_splits(source_data, rows):
         say(note)
     if options.dry_run:
         return Built((), estimate, None)
@@ -212,10 +214,10 @@ def _build(
     sheet = collect_datasheet(
         examined,
         rows,
-        [*read.left_out, *examined.left_out, *left_out],
+        [*source_data.left_out, *examined.left_out, *left_out],
         licence=options.licence,
         options=_recorded(options),
-        models=made.models,
+        models=build.models,
     )
     files = write_built_dataset(options.out, rows, sheet)
     return Built(tuple(files), estimate, sheet)
@@ -225,72 +227,76 @@ def _check_out(out: Path) -> None:
     """Refuse a directory with anything else in it: files of the same names would be replaced."""
     if out.exists() and not out.is_dir():
         raise SettingsError(f"--out {out}: is a file; give a directory")
-    above = next((path for path in out.absolute().parents if path.exists()), out)
-    if not out.exists() and not above.is_dir():
-        raise SettingsError(f"--out {out}: can't be made, {above} is a file; give another")
+    parent = next((path for path in out.absolute().parents if path.exists()), out)
+    if not out.exists() and not parent.is_dir():
+        raise SettingsError(f"--out {out}: can't be made, {parent} is a file; give another")
     names = [path.name for path in out.iterdir() if path.name[0] != "."] if out.exists() else []
     if names and not {SHEET, TESTS, ANSWERS, VERDICTS} & set(names):
         raise SettingsError(f"--out {out}: is not empty and was not built by this; give another")
 
 
-def _check_made_of(options: BuildOptions, read: Source, source: Path) -> None:
+def _check_made_of(options: BuildOptions, source_data: Source, source: Path) -> None:
     """Refuse a directory with the dataset of another source, unless it is to be replaced."""
     if options.replace:
         return
     try:
         made_of = read_source_facts(options.out)
-        if made_of is None or (made_of.name, made_of.sha256) == (read.name, read.sha256):
+        if made_of is None or (made_of.name, made_of.sha256) == (
+            source_data.name,
+            source_data.sha256,
+        ):
             return
-        before = f"{made_of.name} (SHA-256 {made_of.sha256:.12})"
+        earlier_source = f"{made_of.name} (SHA-256 {made_of.sha256:.12})"
     except CorruptionError as error:
-        before = f"what can't be read ({type(error.__cause__).__name__} in {SHEET})"
+        earlier_source = f"what can't be read ({type(error.__cause__).__name__} in {SHEET})"
     raise SettingsError(
-        f"--out {options.out}: holds a dataset made of {before}, and {source} is not the same "
-        f"(SHA-256 {read.sha256:.12}); give another directory, or --replace to replace it"
+        f"--out {options.out}: holds a dataset made of {earlier_source}, and {source} is not "
+        f"the same (SHA-256 {source_data.sha256:.12}); "
+        "give another directory, or --replace to replace it"
     )
 
 
 def _recorded(options: BuildOptions) -> dict[str, Option]:
-    recorded: dict[str, Option] = {
+    recorded_options: dict[str, Option] = {
         "variants": options.variants,
         "max_steps": options.max_steps,
     }
     if options.writer is not None:
-        recorded |= {"styles": ", ".join(options.styles), "samples": options.samples}
-        recorded |= {"temperature": options.writer.temperature}
-    return recorded
+        recorded_options |= {"styles": ", ".join(options.styles), "samples": options.samples}
+        recorded_options |= {"temperature": options.writer.temperature}
+    return recorded_options
 
 
-async def _with_models(made: _Build) -> tuple[Rows, list[LeftOut], BuildEstimate]:
-    """Ask the models for what their journals lack. Returns the rows, and the estimate before."""
-    options, out = made.options, made.options.out
+async def _with_models(build: _Build) -> tuple[Rows, list[LeftOut], BuildEstimate]:
+    """Ask the models for the answers that their journals lack. Returns rows, and the estimate."""
+    options, out = build.options, build.options.out
     answers, verdicts = _read_journal(out / ANSWERS), _read_journal(out / VERDICTS)
-    # 1. What is to be asked, and what it may cost.
+    # 1. Find the pending requests, and their greatest cost.
     requests: list[written_bugs.Request] = []
     if options.writer is not None:
         parameters = make_settings(options.writer, "problems-build")
         name = base_name(parameters, find_agent(parameters))
         requests = written_bugs.make_requests(
-            made.examined, parameters, options.styles, options.samples, name
+            build.examined, parameters, options.styles, options.samples, name
         )
     pending = written_bugs.find_pending(requests, answers)
-    written: dict[str, WrittenVariants] = {}
+    variants_by_problem: dict[str, WrittenVariants] = {}
     if requests and not pending:
-        written = _sorted(made, requests, answers)
-    rows, left_out = made.rows(written)
-    estimate = _estimate(made, pending, rows, verdicts)
-    _agree(options, estimate, made.say)
+        variants_by_problem = _sorted(build, requests, answers)
+    rows, left_out = build.rows(variants_by_problem)
+    estimate = _estimate(build, pending, rows, verdicts)
+    _agree(options, estimate, build.say)
     if options.dry_run:
         return rows, left_out, estimate
     # 2. Bugs.
     if pending:
-        answers |= await _write_bugs(made, pending, is_first=not answers)
-        written = _sorted(made, requests, answers)
-        rows, left_out = made.rows(written)
+        answers |= await _write_bugs(build, pending, is_first=not answers)
+        variants_by_problem = _sorted(build, requests, answers)
+        rows, left_out = build.rows(variants_by_problem)
     # 3. Difficulty.
     if options.verifier is not None:
-        levels = await _measure_difficulty(made, options.verifier, rows)
-        rows, left_out = made.rows(written, levels)
+        levels = await _measure_difficulty(build, options.verifier, rows)
+        rows, left_out = build.rows(variants_by_problem, levels)
     return rows, left_out, estimate
 
 
@@ -307,13 +313,13 @@ def _read_journal(path: Path) -> dict[str, Record]:
 
 
 def _estimate(
-    made: _Build,
+    build: _Build,
     pending: Sequence[written_bugs.Request],
     rows: Rows,
     verdicts: Mapping[str, Record],
 ) -> BuildEstimate:
-    """Return upper bounds of what is still to be asked; asking again for an answer comes on top."""
-    options = made.options
+    """Return upper bounds of the pending requests; asking again for an answer comes on top."""
+    options = build.options
     calls, prompt, completion, usd = len(pending), 0, 0, 0.0
     if options.writer is not None:
         prompt = sum(request.prompt_tokens for request in pending)
@@ -329,18 +335,22 @@ def _estimate(
             if spec.generation_key(AnswerPlace(0, AGENT)) not in verdicts
         ]
         # Bugs that are still to be written may fill every place.
-        most = len(specs)
+        spec_count = len(specs)
         if pending:
-            most = max(most, options.variants * len(made.examined.candidates))
-        read = difficulty.estimate_prompt_tokens(specs) * most // max(len(specs), 1)
-        said = most * options.verifier.max_tokens
-        calls, prompt, completion = calls + most, prompt + read, completion + said
-        usd += price_tokens(game.parameters, read, said)
+            spec_count = max(spec_count, options.variants * len(build.examined.candidates))
+        prompt_tokens = difficulty.estimate_prompt_tokens(specs) * spec_count // max(len(specs), 1)
+        answer_tokens = spec_count * options.verifier.max_tokens
+        calls, prompt, completion = (
+            calls + spec_count,
+            prompt + prompt_tokens,
+            completion + answer_tokens,
+        )
+        usd += price_tokens(game.parameters, prompt_tokens, answer_tokens)
     return BuildEstimate(calls, prompt, completion, usd)
 
 
 def _agree(options: BuildOptions, estimate: BuildEstimate, say: Say) -> None:
-    """Say what may be paid, and refuse what is more than was allowed."""
+    """Say the greatest cost, and refuse more than was allowed."""
     if options.writer is None and options.verifier is None:
         return
     say(
@@ -355,20 +365,20 @@ def _agree(options: BuildOptions, estimate: BuildEstimate, say: Say) -> None:
 
 
 def _sorted(
-    made: _Build, requests: Sequence[written_bugs.Request], answers: Mapping[str, Record]
+    build: _Build, requests: Sequence[written_bugs.Request], answers: Mapping[str, Record]
 ) -> dict[str, WrittenVariants]:
-    """Run what was written, and note for the datasheet what became of it."""
-    assert made.options.writer is not None
-    written, outcomes = written_bugs.sort_answers(requests, answers, made.examined)
+    """Run the written variants, and note for the datasheet how they ended."""
+    assert build.options.writer is not None
+    variants_by_problem, outcomes = written_bugs.sort_answers(requests, answers, build.examined)
     used = [answers[request.key] for request in requests if request.key in answers]
     totals = (
         len(used),
         sum(record["prompt_tokens"] for record in used),
         sum(record["completion_tokens"] for record in used),
     )
-    parameters = make_settings(made.options.writer, "problems-build")
-    made.models["Bugs written by a language model"] = _spent(parameters, totals, outcomes)
-    return written
+    parameters = make_settings(build.options.writer, "problems-build")
+    build.models["Bugs written by a language model"] = _spent(parameters, totals, outcomes)
+    return variants_by_problem
 
 
 def _spent(
@@ -387,39 +397,39 @@ def _spent(
 
 
 async def _write_bugs(
-    made: _Build, pending: Sequence[written_bugs.Request], *, is_first: bool
+    build: _Build, pending: Sequence[written_bugs.Request], *, is_first: bool
 ) -> dict[str, Record]:
     """Ask for bugs; returns the new records by key."""
-    assert made.options.writer is not None
-    parameters = make_settings(made.options.writer, "problems-build")
+    assert build.options.writer is not None
+    parameters = make_settings(build.options.writer, "problems-build")
     async with (
-        open_model(parameters, made.environment) as model,
-        Journal(made.options.out / ANSWERS) as journal,
+        open_model(parameters, build.environment) as model,
+        Journal(build.options.out / ANSWERS) as journal,
     ):
-        records, refused = await written_bugs.ask_all(
-            pending, model, journal, made.say, is_first=is_first
+        records, refusals = await written_bugs.ask_all(
+            pending, model, journal, build.say, is_first=is_first
         )
-    made.say(f"{len(records)} answers, {len(refused)} requests refused")
+    build.say(f"{len(records)} answers, {len(refusals)} requests refused")
     return {record["key"]: record for record in records}
 
 
 async def _measure_difficulty(
-    made: _Build, options: AskedModelOptions, rows: Rows
+    build: _Build, options: AskedModelOptions, rows: Rows
 ) -> dict[str, str]:
     """Let the verifier decide about every bug; returns the difficulty by problem."""
     game = difficulty.make_game(options)
     specs = difficulty.plan_episodes_on_bugs(game, [row for part in rows.values() for row in part])
     async with (
-        open_model(game.parameters, made.environment) as model,
-        Journal(made.options.out / VERDICTS) as journal,
+        open_model(game.parameters, build.environment) as model,
+        Journal(build.options.out / VERDICTS) as journal,
     ):
         noticed, totals = await difficulty.ask_verifier(game, specs, model, journal)
     bugs = [was for each in noticed.values() for was in each]
     outcomes = {"bugs noticed": sum(bugs), "bugs not noticed": len(bugs) - sum(bugs)}
     outcomes["episodes that failed"] = len(specs) - len(bugs)
-    made.models["Difficulty, by a verifier that decides alone"] = _spent(
+    build.models["Difficulty, by a verifier that decides alone"] = _spent(
         game.parameters, totals, outcomes
     )
-    prefix = f"{made.examined.source.name}/"
+    prefix = f"{build.examined.source.name}/"
     levels = difficulty.rate_difficulty(noticed)
     return {name.removeprefix(prefix): level for name, level in levels.items()}

@@ -1,8 +1,8 @@
-"""What stands beside a dataset that was built: how it was made, and what is not in it.
+"""The datasheet of a built dataset: how it was made, and the rows that were left out.
 
-    Datasheet             what datasheet.json holds
+    Datasheet             the contents of datasheet.json
     collect_datasheet     the facts about a dataset that was built
-    read_source_facts     what an earlier build was made of
+    read_source_facts     the source of an earlier build
     format_page           the same for reading
     write_built_dataset   the Parquet files, datasheet.json and datasheet.md
 
@@ -38,13 +38,13 @@ Option = str | int | float | None
 
 
 class _Facts(BaseModel):
-    """What stands in datasheet.json; other versions may have written more."""
+    """The contents of datasheet.json; other versions may have written more."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class SourceFacts(_Facts):
-    """What the dataset was made of."""
+    """The source of the dataset."""
 
     name: str
     form: str
@@ -54,7 +54,7 @@ class SourceFacts(_Facts):
 
 
 class MadeWith(_Facts):
-    """What decided about the rows, beside the source."""
+    """The options that decided about the rows, beside the source."""
 
     nip: str
     python: str
@@ -77,7 +77,7 @@ class SolutionCounts(_Facts):
 
 
 class MutantCounts(_Facts):
-    """What the tests said of the mutants."""
+    """The outcomes of the mutants' tests."""
 
     tried: int
     passed_all: int
@@ -87,7 +87,7 @@ class MutantCounts(_Facts):
 
 
 class ModelFacts(_Facts):
-    """What a language model was asked for, and what became of its answers."""
+    """The requests to a language model, and how its answers ended."""
 
     model: str
     provider: str
@@ -99,7 +99,7 @@ class ModelFacts(_Facts):
 
 
 class SplitCounts(_Facts):
-    """What one split has."""
+    """The counts of one split."""
 
     problems: int
     rows: int
@@ -117,14 +117,14 @@ class Datasheet(_Facts):
     solutions: SolutionCounts
     mutants: MutantCounts
     models: dict[str, ModelFacts]
-    """By what they were asked for."""
+    """By the purpose of the requests."""
     splits: dict[str, SplitCounts]
     kinds: dict[str, int]
     """Buggy rows by the kind of their mistake, the most frequent first."""
     left_out: list[LeftOut]
     rows_sha256: str
     notes: list[str] = []
-    """What the author of the source may have meant otherwise; left out where there is none."""
+    """Points that the author of the source may have meant otherwise; left out if there is none."""
 
 
 def collect_datasheet(
@@ -143,8 +143,8 @@ def collect_datasheet(
         rows: the dataset, by split.
         left_out: all that is not in it.
         licence: as its user says.
-        options: what decided about the rows.
-        models: what language models did, by what for.
+        options: the options that decided about the rows.
+        models: the language models' work, by its purpose.
     """
     source, endings = examined.source, count_endings(examined.reports)
     kinds = Counter(row.mutation for part in rows.values() for row in part if row.mutation)
@@ -189,7 +189,7 @@ def _count_rows(rows: Sequence[Row]) -> SplitCounts:
 
 
 def read_source_facts(directory: Path) -> SourceFacts | None:
-    """Read what a dataset was made of; None where no datasheet lies.
+    """Read the facts of a dataset's source; None where no datasheet lies.
 
     Raises CorruptionError for one that is damaged. Only this part of it is looked at, as a later
     version may write the others otherwise.
@@ -209,8 +209,8 @@ class _Made(_Facts):
 
 def format_page(sheet: Datasheet) -> str:
     """Write the facts as a page of Markdown."""
-    source, made, mutants = sheet.source, sheet.made_with, sheet.mutants
-    options = ", ".join(f"{name} {value}" for name, value in made.options.items())
+    source, made_with, mutants = sheet.source, sheet.made_with, sheet.mutants
+    options = ", ".join(f"{name} {value}" for name, value in made_with.options.items())
     lines = [
         f"# Datasheet: {source.name}",
         "",
@@ -219,7 +219,7 @@ def format_page(sheet: Datasheet) -> str:
         "",
         f"- Source: {source.name} (form: {source.form}), SHA-256 `{source.sha256}`",
         f"- Licence: {source.licence or 'not given; ask whom the source is from'}",
-        f"- Made with nip {made.nip}, Python {made.python}, pyarrow {made.pyarrow}",
+        f"- Made with nip {made_with.nip}, Python {made_with.python}, pyarrow {made_with.pyarrow}",
         f"- Options: {options}",
         f"- SHA-256 of the rows: `{sheet.rows_sha256}`",
         "",
@@ -279,18 +279,18 @@ def _list_left_out(entries: Sequence[LeftOut]) -> list[str]:
     if not entries:
         return ["Nothing but the variants above."]
     reasons = Counter(entry.reason for entry in entries)
-    shown = [(entry.problem, entry.reason, entry.detail) for entry in entries[:_SHOWN]]
-    more = len(entries) - len(shown)
+    rows = [(entry.problem, entry.reason, entry.detail) for entry in entries[:_SHOWN]]
+    more = len(entries) - len(rows)
     return [
         *_table(("reason", "count"), sorted(reasons.items())),
-        *_table(("problem", "reason", "detail"), shown),
+        *_table(("problem", "reason", "detail"), rows),
         *([f"And {more} more, in {SHEET}."] if more > 0 else []),
     ]
 
 
 def _table(heading: Sequence[str], rows: Any) -> list[str]:
     def line(cells: Sequence[Any]) -> str:
-        # What comes from a source must not become a part of the table.
+        # Text from a source must not become a part of the table.
         texts = (" ".join(str(cell).split()).replace("|", "\\|")[:160] for cell in cells)
         return f"| {' | '.join(texts)} |"
 
@@ -300,7 +300,7 @@ def _table(heading: Sequence[str], rows: Any) -> list[str]:
 def write_built_dataset(
     directory: Path, rows: Mapping[str, Sequence[Row]], sheet: Datasheet
 ) -> list[Path]:
-    """Write the files of a dataset; returns them. No file is ever half of what it is to be."""
+    """Write the files of a dataset; returns them. No file is ever half written."""
     directory.mkdir(parents=True, exist_ok=True)
     facts = sheet.model_dump(exclude_unset=True)
     texts = {

@@ -2,7 +2,7 @@
 
 make_game              the settings under which it plays, whose name tells models apart
 plan_episodes_on_bugs  one episode for each buggy row
-ask_verifier           its decisions; what was answered before comes from the journal
+ask_verifier           its decisions; earlier answers come from the journal
 rate_difficulty        easy, medium or hard, by problem
 """
 
@@ -65,29 +65,29 @@ def estimate_prompt_tokens(specs: Sequence[EpisodeSpec]) -> int:
 async def ask_verifier(
     game: Game, specs: Sequence[EpisodeSpec], model: OpenModel, journal: GroupCommits
 ) -> tuple[dict[str, list[bool]], tuple[int, int, int]]:
-    """Let the verifier decide; say by question_id whether it noticed each bug, and what it read.
+    """Let the verifier decide; say by question_id whether it noticed each bug, and the tokens.
 
     Raises StageError if too many answers have no valid form, TransportError for a server that
     stays silent.
     """
     parameters: HyperParameters = game.parameters
-    recorded = recorded_calls(journal.replay(), journal.name)
+    recorded_answers = recorded_calls(journal.replay(), journal.name)
     context = ShardContext(
         game=game,
         players={AGENT: Player(AGENT, model.name, model.endpoint, find_agent(parameters))},
         client=model.client,
         log=journal,
-        recorded=recorded,
+        recorded=recorded_answers,
         progress=Progress(),
     )
-    played = await play_episodes(specs, context)
+    episodes = await play_episodes(specs, context)
     noticed: dict[str, list[bool]] = defaultdict(list)
-    for episode in played.episodes:
+    for episode in episodes.episodes:
         if episode.outcome != "failed":
             noticed[episode.question_id].append(episode.decision == _REJECT)
-    prompt = sum(g.prompt_tokens for g in played.generations)
-    completion = sum(g.completion_tokens for g in played.generations)
-    return dict(noticed), (len(played.generations), prompt, completion)
+    prompt = sum(g.prompt_tokens for g in episodes.generations)
+    completion = sum(g.completion_tokens for g in episodes.generations)
+    return dict(noticed), (len(episodes.generations), prompt, completion)
 
 
 def rate_difficulty(noticed: Mapping[str, Sequence[bool]]) -> dict[str, str]:

@@ -1,12 +1,12 @@
 """From problems with tests to rows: right solutions, and variants that their tests prove wrong.
 
     examine_source     which solutions pass their tests, and which mutants of them do not
-    Examined           what is known then
-    WrittenVariants    variants that somebody else wrote, such as a language model
+    Examined           the results
+    WrittenVariants    variants from elsewhere, such as a language model
     make_rows          as many right as buggy rows of each problem, by split
     name_moved_splits  which problems are in another split than their source says
 
-Labels are what the tests said, and nothing else. Solutions and variants are written alike, without
+Labels follow from the tests alone. Solutions and variants are written alike, without
 comments and docstrings, so that no style tells them apart. A variant that passes all tests is left
 out: it may be right.
 """
@@ -57,14 +57,14 @@ class WrittenVariants:
     """Variants of one problem that were written, with the kind of each; labels come from tests."""
 
     buggy: Mapping[str, str] = field(default_factory=dict)
-    """Kinds by text, of what failed a test."""
+    """Kinds by text, of the variants that failed a test."""
     right: tuple[str, ...] = ()
-    """What passed all tests, and was to."""
+    """The variants that passed all tests, as they should."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """What the tests of a source say."""
+    """The results of a source's tests."""
 
     source: Source
     candidates: tuple[Candidates, ...]
@@ -84,7 +84,7 @@ def examine_source(source: Source, runner: TestRunner, variants: int) -> Examine
 
     Args:
         source: the problems.
-        runner: what runs them; its limit of steps is that of right solutions.
+        runner: runs them; its limit of steps holds for right solutions.
         variants: as many right and as many buggy rows of a problem at most.
 
     Raises:
@@ -106,16 +106,16 @@ def examine_source(source: Source, runner: TestRunner, variants: int) -> Examine
         left_out += failures if passing else failures[:1]  # of a problem without any, one is enough
     tried = sum(map(len, texts.values()))
     if not right:
-        why = " ".join(f"{left_out[0].reason}: {left_out[0].detail}".split())
+        reason = " ".join(f"{left_out[0].reason}: {left_out[0].detail}".split())
         raise DatasetError(
-            f"{source.name}: no solution passes its own tests; of {left_out[0].problem}, {why}"
+            f"{source.name}: no solution passes its own tests; of {left_out[0].problem}, {reason}"
         )
     runner = runner.with_steps(steps_of)
-    chosen = find_passing_rewrites(right, runner, at_most=variants, tried=2 * variants, depth=2)
+    rewrites = find_passing_rewrites(right, runner, at_most=variants, tried=2 * variants, depth=2)
     candidates = tuple(
         find_candidates(problem, variants_, _MUTANTS_TRIED)
         for (problem, _), variants_ in report_progress(
-            list(zip(right, chosen, strict=True)), runner.say, "problems have mutants"
+            list(zip(right, rewrites, strict=True)), runner.say, "problems have mutants"
         )
     )
     return Examined(
@@ -136,32 +136,34 @@ def _plain_texts(
     texts: dict[str, tuple[str, ...]] = {}
     left_out: list[LeftOut] = []
     for problem in problems:
-        written: dict[str, None] = {}
+        own_texts: dict[str, None] = {}
         for solution in problem.solutions:
             if len(solution) > MOST_CHARACTERS:
                 size = f"{len(solution)} characters, at most {MOST_CHARACTERS} are read"
                 left_out.append(LeftOut(problem.name, "solution is too long", size))
                 continue
             try:
-                written[write_plainly(solution)] = None
+                own_texts[write_plainly(solution)] = None
             except (SyntaxError, ValueError, RecursionError) as error:
                 left_out.append(LeftOut(problem.name, "solution is not Python", str(error)))
-            if len(written) == at_most:
+            if len(own_texts) == at_most:
                 break
-        texts[problem.name] = tuple(written)
+        texts[problem.name] = tuple(own_texts)
     return texts, left_out
 
 
 def _run_right(
     problems: Sequence[Tested], texts: Mapping[str, tuple[str, ...]], runner: TestRunner
 ) -> tuple[dict[tuple[str, str], TestReport], dict[str, int]]:
-    """Run solutions with few steps at first, and give variants room by what was needed."""
+    """Run solutions with few steps at first, and give variants room by the steps needed."""
     reports: dict[tuple[str, str], TestReport] = {}
     steps_of: dict[str, int] = {}
     by_name = {problem.name: problem for problem in problems}
     waiting = [(problem, text) for problem in problems for text in texts[problem.name]]
-    most = runner.max_steps
-    for steps in sorted({max(most // part, min(_FEW_STEPS, most)) for part in (100, 10, 1)}):
+    step_limit = runner.max_steps
+    for steps in sorted(
+        {max(step_limit // part, min(_FEW_STEPS, step_limit)) for part in (100, 10, 1)}
+    ):
         rung = dict.fromkeys(by_name, steps)
         reports.update(runner.with_steps(rung).run(waiting))
         for problem, text in waiting:
@@ -187,7 +189,7 @@ def _failure(problem: Tested, report: TestReport) -> tuple[str, str]:
 def make_rows(
     examined: Examined,
     variants: int,
-    written: Mapping[str, WrittenVariants],
+    variants_by_problem: Mapping[str, WrittenVariants],
     difficulty: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, list[Row]], list[LeftOut]]:
     """Make the rows by split, and name the problems without any.
@@ -195,8 +197,8 @@ def make_rows(
     Args:
         examined: the problems, with mutants.
         variants: as many right and as many buggy rows of a problem at most.
-        written: by problem, variants that somebody else wrote.
-        difficulty: by problem, in the place of what the source says.
+        variants_by_problem: variants from elsewhere, such as a language model.
+        difficulty: by problem, in the place of the source's own.
 
     Raises:
         DatasetError: no variant fails a test, so that all labels would be equal, or fewer than
@@ -204,7 +206,7 @@ def make_rows(
     """
     labelled = {
         c.problem.name: _labelled(
-            c, examined, variants, written.get(c.problem.name, WrittenVariants())
+            c, examined, variants, variants_by_problem.get(c.problem.name, WrittenVariants())
         )
         for c in examined.candidates
     }
@@ -223,11 +225,11 @@ def make_rows(
     if len(usable) < MIN_PROBLEMS:
         out = [*examined.source.left_out, *examined.left_out, *left_out]
         number = len(examined.source.problems) + len(examined.source.left_out)
-        left = f"{name}: only {len(usable)} of {number} problems are left"
+        message = f"{name}: only {len(usable)} of {number} problems are left"
         if out:
-            why = " ".join(f"{out[0].reason}, {out[0].detail}".split())
-            left += f" ({out[0].problem} is not: {why})"
-        raise DatasetError(f"{left}, and three splits need {MIN_PROBLEMS}; add problems")
+            reason = " ".join(f"{out[0].reason}, {out[0].detail}".split())
+            message += f" ({out[0].problem} is not: {reason})"
+        raise DatasetError(f"{message}, and three splits need {MIN_PROBLEMS}; add problems")
     splits = choose_splits({problem.name: problem.split for problem in usable})
     rows: dict[str, list[Row]] = {split: [] for split in SPLITS}
     for problem in sorted(usable, key=lambda p: derive_key("problems: order", p.name)):
@@ -250,33 +252,35 @@ def make_rows(
 def name_moved_splits(source: Source, rows: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
     """Name the problems in another split than their source says, and why."""
     placed = {row.question_id: split for split, part in rows.items() for row in part}
-    named = {f"{source.name}/{p.name}": p for p in source.problems if p.split is not None}
+    problems_by_name = {
+        f"{source.name}/{p.name}": p for p in source.problems if p.split is not None
+    }
     return tuple(
         f"problem {problem.name} is in {placed[key]}, which would be empty, and not in "
         f"{problem.split} as the source says"
-        for key, problem in named.items()
+        for key, problem in problems_by_name.items()
         if placed.get(key, problem.split) != problem.split
     )
 
 
 def _labelled(
-    candidates: Candidates, examined: Examined, variants: int, written: WrittenVariants
+    candidates: Candidates, examined: Examined, variants: int, written_variants: WrittenVariants
 ) -> dict[str, str | None]:
     """Choose as many buggy as right texts of one problem; the kind of a right one is None.
 
-    What was written has half of the places, more where there are fewer mutants.
+    Written variants have half of the places, more where there are fewer mutants.
     """
     pairs = _pairs(candidates, examined)
     mutated = {mutant.source for _, mutant in pairs}
-    buggy = {text: kind for text, kind in written.buggy.items() if text not in mutated}
-    right = dict.fromkeys((*candidates.right, *written.right))
+    buggy = {text: kind for text, kind in written_variants.buggy.items() if text not in mutated}
+    right = dict.fromkeys((*candidates.right, *written_variants.right))
     size = min(variants, len(right), len(pairs) + len(buggy))
     places = min(len(buggy), max(size // 2, size - len(pairs)))
     pairs = pairs[: size - places]
     twins = [text for text, _ in pairs]
-    other = [*(t for t in written.right if t not in twins)]
-    other += [text for text in candidates.right if text not in (*twins, *other)]
-    labelled: dict[str, str | None] = dict.fromkeys((*twins, *other[:places]))
+    other_texts = [*(t for t in written_variants.right if t not in twins)]
+    other_texts += [text for text in candidates.right if text not in (*twins, *other_texts)]
+    labelled: dict[str, str | None] = dict.fromkeys((*twins, *other_texts[:places]))
     labelled |= {mutant.source: mutant.kind for _, mutant in pairs}
     labelled |= dict(list(buggy.items())[:places])
     return labelled

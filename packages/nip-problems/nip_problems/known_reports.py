@@ -1,4 +1,4 @@
-"""What tests said of solutions, in a journal: a build that goes on does not run them again.
+"""The test reports of solutions, in a journal: a resumed build does not run them again.
 
 KnownReports   the reports by key, those of builds before among them
 
@@ -27,7 +27,7 @@ class KnownReports:
     def __init__(self, path: Path, *, is_kept: bool = True) -> None:
         """Read the journal at `path`, if there is one, and hold it until the end.
 
-        Unless `is_kept` a copy is read, so that nothing is written and nobody is kept waiting.
+        Unless `is_kept` a copy is read, so that nothing is written and no other process waits.
         """
         self._path, self._is_new = path, not path.exists()
         self._journal: Journal | None = None
@@ -83,8 +83,8 @@ def _read(journal: Journal, path: Path) -> dict[str, TestReport]:
     try:
         records = journal.replay()
     except CorruptionError as error:
-        what = str(error).partition(";")[0].replace(journal.name, str(path))
-        raise CorruptionError(f"{what}; delete it, and the tests run again") from error
+        message = str(error).partition(";")[0].replace(journal.name, str(path))
+        raise CorruptionError(f"{message}; delete it, and the tests run again") from error
     return {record.pop("key"): _report_of(record) for record in records}
 
 

@@ -1,12 +1,12 @@
 """Tests in APPS' form: a program that is given standard input, or a function that is called.
 
-    PRELUDE     what such solutions expect to be imported
+    PRELUDE     the imports that such solutions expect
     RUN, CALL   source that runs between a solution and its tests
-    same_run    the source of a test: a program prints what is expected for an input
-    same_call   the source of a test: a function gives what is expected for arguments
+    same_run    the source of a test: a program prints the expected text for an input
+    same_call   the source of a test: a function gives the expected value for arguments
 
-What is printed is compared word by word; two numbers with a fraction may differ by a millionth.
-What is returned may be a tuple for a list, or what stands alone in a list.
+Printed texts are compared word by word; two numbers with a fraction may differ by a millionth.
+A returned value may be a tuple for a list, or the only item of a list.
 """
 
 from typing import Any
@@ -69,9 +69,9 @@ def _nip_lists(value):
 """
 
 
-def same_run(given: Any, expected: Any) -> str:
+def same_run(input_text: Any, expected: Any) -> str:
     """The source of a test of a program; several lines may be a list."""
-    return f"_nip_run({_lines(given)!r}, {_lines(expected)!r})"
+    return f"_nip_run({_lines(input_text)!r}, {_lines(expected)!r})"
 
 
 def same_call(function: str, arguments: Any, expected: Any) -> str:

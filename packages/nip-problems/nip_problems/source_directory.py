@@ -55,13 +55,13 @@ def read_directory(root: Path, files: Sequence[Path]) -> tuple[list[Tested], lis
 def _problem(name: str, file: Path) -> Tested | LeftOut:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     places = (file.with_name(f"test_{file.name}"), file.parent / "tests" / f"test_{file.name}")
-    beside = next((place for place in places if place.is_file()), None)
-    if beside is None:
+    test_file = next((place for place in places if place.is_file()), None)
+    if test_file is None:
         test_tree = ast.Module([n for n in tree.body if _is_test(n)], [])
         tree = ast.Module([n for n in tree.body if not _is_test(n)], [])
         text = ""  # it stands in the solution's own namespace
     else:
-        text = beside.read_text(encoding="utf-8")
+        text = test_file.read_text(encoding="utf-8")
         test_tree = ast.parse(text)
     calls = _calls(test_tree)
     if not calls:
@@ -70,10 +70,10 @@ def _problem(name: str, file: Path) -> Tested | LeftOut:
     if not question:
         return LeftOut(name, "no question", "no docstring says what it is to do")
     solution = ast.unparse(tree)
-    around = _AS_MODULE.format(name=file.stem) + text if beside else ast.unparse(test_tree)
+    test_source = _AS_MODULE.format(name=file.stem) + text if test_file else ast.unparse(test_tree)
     kinds = ast.FunctionDef | ast.ClassDef
-    names = [n.name for n in tree.body if isinstance(n, kinds) and n.name in around]
-    tests = tuple(f"{around}\n{call}\n" for call in calls)
+    names = [n.name for n in tree.body if isinstance(n, kinds) and n.name in test_source]
+    tests = tuple(f"{test_source}\n{call}\n" for call in calls)
     return Tested(name, question, (solution,), tests, names=tuple(names))
 
 

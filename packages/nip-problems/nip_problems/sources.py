@@ -3,8 +3,8 @@
     read_source   a file of HumanEval's, MBPP's or APPS' form, or a directory of Python files
     Source        the problems that it holds, and the rows that are none
 
-Nothing is run here: what fails its own tests is found later. Columns that no form names are left
-alone, but for `difficulty` and `split`.
+Nothing is run here: solutions that fail their own tests are found later. Columns that no form names
+are left alone, but for `difficulty` and `split`.
 """
 
 import ast
@@ -32,7 +32,7 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "MBPP": (("text", "prompt"), ("code",), ("test_list",)),
     "APPS": (("question",), ("solutions",), ("input_output",)),
 }
-"""By form what a row has to have: one of each."""
+"""By form the columns that a row needs: one of each."""
 _NAMES = ("task_id", "problem_id", "id")
 _FURTHER = ("test_imports", "test_setup_code", "difficulty", "split")
 
@@ -41,7 +41,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """What was read."""
+    """The problems of a source, and the rows that were left out."""
 
     name: str
     """Of the file or directory, without its ending."""
@@ -50,7 +50,7 @@ class Source:
     problems: tuple[Tested, ...]
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...] = ()
-    """What its author may have meant otherwise."""
+    """Points that its author may have meant otherwise."""
 
 
 class _Unusable(Exception):
@@ -89,18 +89,18 @@ def read_source(path: Path) -> Source:
         except _Unusable as error:
             left_out.append(LeftOut(name, "row is no problem", str(error)))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            what = f"can't be read as Python: {error}"
-            left_out.append(LeftOut(name, "row is no problem", what))
+            detail = f"can't be read as Python: {error}"
+            left_out.append(LeftOut(name, "row is no problem", detail))
     stem = path.name.removesuffix(suffix)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    read = _source(stem, form, digest, problems, left_out)
-    return replace(read, notes=_unknown_splits(rows))
+    source = _source(stem, form, digest, problems, left_out)
+    return replace(source, notes=_unknown_splits(rows))
 
 
 def _check_texts(row: Record, form: str) -> None:
     """Refuse a row with half a surrogate pair in a column of its form: no file can hold it."""
-    read = {*chain.from_iterable(_COLUMNS[form]), *_NAMES, *_FURTHER}
-    for column in sorted(read & row.keys()):
+    field_names = {*chain.from_iterable(_COLUMNS[form]), *_NAMES, *_FURTHER}
+    for column in sorted(field_names & row.keys()):
         value = row[column]
         if not isinstance(value, str):
             value = json.dumps(value, ensure_ascii=False, default=str)
@@ -109,8 +109,8 @@ def _check_texts(row: Record, form: str) -> None:
 
 
 def _unknown_splits(rows: Sequence[Record]) -> tuple[str, ...]:
-    named = [row["split"] for row in rows if row.get("split") is not None]
-    counts = Counter(f"{split!r:.60}" for split in named if split not in SPLITS)
+    splits = [row["split"] for row in rows if row.get("split") is not None]
+    counts = Counter(f"{split!r:.60}" for split in splits if split not in SPLITS)
     return tuple(
         f"split {split} (rows: {count}) is none of {', '.join(SPLITS)}, so that of the problem "
         "follows from its name; rename it in the source to keep it"
@@ -121,7 +121,7 @@ def _unknown_splits(rows: Sequence[Record]) -> tuple[str, ...]:
 def _source(
     name: str, form: str, sha256: str, problems: Sequence[Tested], left_out: Sequence[LeftOut]
 ) -> Source:
-    """Leave out what asks what another problem asks: a question must not stand in two splits."""
+    """Leave out the repetition of a question: it must not stand in two splits."""
     if not problems:
         first = f"{left_out[0].problem}, {left_out[0].reason}: {left_out[0].detail}"
         raise DatasetError(f"{name}: holds no problem with tests; the first: {first}")
@@ -240,16 +240,18 @@ def _single_checks(test: str, function: str) -> tuple[str, ...]:
     check = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "check"), 0)
     if not isinstance(check, ast.FunctionDef):
         raise _Unusable("test must define check(candidate)")
-    around = [node for node in tree.body if node is not check]
-    before: list[ast.stmt] = []
+    other_statements = [node for node in tree.body if node is not check]
+    earlier_statements: list[ast.stmt] = []
     single: list[str] = []
     for statement in check.body:
         asserted = [n for n in ast.walk(statement) if isinstance(n, ast.Assert)]
-        if not asserted:  # the assertions behind it may need what it does
-            before.append(statement)
+        if not asserted:  # the assertions behind it may need its effect
+            earlier_statements.append(statement)
         elif not all(isinstance(n.test, ast.Constant) for n in asserted):  # it may print for help
-            alone = ast.FunctionDef("check", check.args, [*before, statement], [], None)
-            module = ast.Module([*around, ast.fix_missing_locations(alone)], [])
+            lone_function = ast.FunctionDef(
+                "check", check.args, [*earlier_statements, statement], [], None
+            )
+            module = ast.Module([*other_statements, ast.fix_missing_locations(lone_function)], [])
             single.append(f"{ast.unparse(module)}\ncheck({function})\n")
     return (*dict.fromkeys(single), whole) if len(single) > 1 else (whole,)
 
@@ -300,9 +302,9 @@ def _apps(name: str, row: Record) -> Tested:
     function = cases.get("fn_name")
     question, pairs = _text(row, "question").strip(), list(zip(inputs, outputs, strict=True))
     if function is None:
-        tests = tuple(same_run(given, expected) for given, expected in pairs)
+        tests = tuple(same_run(argument, expected) for argument, expected in pairs)
         return Tested(name, question, tuple(solutions), tests, PRELUDE, RUN, is_program=True)
-    tests = tuple(same_call(str(function), given, expected) for given, expected in pairs)
+    tests = tuple(same_call(str(function), argument, expected) for argument, expected in pairs)
     return Tested(name, question, tuple(solutions), tests, PRELUDE, CALL)
 
 

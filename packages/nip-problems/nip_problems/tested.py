@@ -1,7 +1,7 @@
-"""Problems with tests, whatever they were read from, and the running of solutions on them.
+"""Problems with tests, from any source, and the running of solutions on them.
 
 Tested                  a question, its right solutions, and the tests that say so
-LeftOut                 what does not become part of a dataset, and why
+LeftOut                 a problem that is left out of a dataset, and why
 TestRunner              runs solutions on the tests of their problems, in the sandbox
 is_settled              whether running them again would say the same
 describe_first_failure  the first test that a solution did not pass
@@ -18,7 +18,7 @@ from nip_core.hashing import digest
 from nip_sandbox.sandbox import Limits, Suite, TestReport, run_tests_batch
 
 LIMITS = Limits(wall_s=60.0, cpu_s=60.0, test_cpu_s=20.0, memory_mb=512, processes=1)
-"""Generous in seconds, so that a busy machine changes nothing: a limit of steps ends what loops."""
+"""Generous in seconds, so that a busy machine changes nothing: a limit of steps ends loops."""
 _AT_ONCE = 400
 _TEST_CHARACTERS = 150  # shown of a test that failed
 
@@ -35,7 +35,7 @@ class Tested:
     name: str
     question: str
     solutions: tuple[str, ...]
-    """What the author says is right."""
+    """The solutions that the author says are right."""
     tests: tuple[str, ...]
     """Source that runs after the solution, in its namespace, and raises unless it passes."""
     prelude: str = ""
@@ -45,7 +45,7 @@ class Tested:
     is_program: bool = False
     """It reads standard input and prints: `suffix` runs it, from its text in `_nip_program`."""
     names: tuple[str, ...] = ()
-    """What a solution has to define."""
+    """The name that a solution has to define."""
     difficulty: str | None = None
     split: str | None = None
 
@@ -83,14 +83,14 @@ class TestRunner:
     say: Callable[[str], None] = lambda line: None
     """Is told how far a long run is."""
     known: MutableMapping[str, TestReport] = field(default_factory=dict)
-    """Reports by `key_of` of what was run before, and by now."""
+    """Reports by `key_of` of the runs so far, and of earlier ones."""
     keep: Callable[[Mapping[str, TestReport]], None] = lambda reports: None
-    """Is given what is new among them, some at a time."""
+    """Receives the new ones among them, some at a time."""
 
     def run(self, pairs: Iterable[tuple[Tested, str]]) -> dict[tuple[str, str], TestReport]:
         """Run solutions on the tests of their problems; returns the reports.
 
-        What is known is not run again.
+        A program with a known report is not run again.
 
         Raises:
             SandboxError: code can't be run here.
@@ -105,17 +105,17 @@ class TestRunner:
             keys = {name: self.key_of(suite, steps) for name, suite in suites.items()}
             reports |= {name: self.known[key] for name, key in keys.items() if key in self.known}
             names = [name for name in suites if name not in reports]
-            # Not all at once: an interrupt waits for what is under way.
+            # Not all at once: an interrupt waits for the tests under way.
             for first in range(0, len(names), _AT_ONCE):
                 part = names[first : first + _AT_ONCE]
-                done = run_tests_batch(
+                new_reports = run_tests_batch(
                     [suites[name] for name in part],
                     limits=self.limits,
                     max_steps=steps,
                     workers=self.workers,
                     allow_without_namespaces=self.allow_without_namespaces,
                 )
-                reports.update(zip(part, done, strict=True))
+                reports.update(zip(part, new_reports, strict=True))
                 new = {keys[name]: reports[name] for name in part if is_settled(reports[name])}
                 self.known.update(new)
                 self.keep(new)
@@ -135,20 +135,20 @@ class TestRunner:
 
 def is_settled(report: TestReport) -> bool:
     """Tell whether the report would be the same again: no clock and no busy machine ended it."""
-    ended = (*report.details, report.load_error)
-    return report.status == "ok" or (report.status == "timeout" and "_Stop: steps" in ended)
+    endings = (*report.details, report.load_error)
+    return report.status == "ok" or (report.status == "timeout" and "_Stop: steps" in endings)
 
 
 def describe_first_failure(tests: Sequence[str], report: TestReport) -> str:
-    """Say what became of the first test without a pass, and name it."""
+    """Say how the first test without a pass ended, and name it."""
     if report.load_error:
         return report.load_error
     for test, outcome, detail in zip(tests, report.outcomes, report.details, strict=True):
         if outcome != "passed":
-            told = detail if outcome == "error" and detail else f"{outcome} {detail}".strip()
-            # What a test is about stands at its end, after what it needs.
+            message = detail if outcome == "error" and detail else f"{outcome} {detail}".strip()
+            # The subject of a test stands at its end, after its preparations.
             place = test if len(test) <= _TEST_CHARACTERS else f"...{test[-_TEST_CHARACTERS:]}"
-            return f"{told} in {place}"
+            return f"{message} in {place}"
     return report.status
 
 

@@ -1,7 +1,7 @@
 """Right and buggy variants of solutions, told apart by the tests of their problems.
 
     find_passing_rewrites  a problem's right solutions, written in other ways as well
-    find_candidates        what may become rows: right variants, each with mutants of it
+    find_candidates        the candidates for rows: right variants, each with mutants of it
     try_mutants            run mutants, a few at a time, until each right variant has a buggy one
     pair_mutants           right variants, each with the mutant of it that says most
     is_buggy               the tests noticed a fault in part of it
@@ -27,7 +27,7 @@ _SAY_S = 10.0
 
 @dataclass(frozen=True)
 class Candidates:
-    """What may become rows of one problem: right variants, each with mutants of it."""
+    """The candidates for rows of one problem: right variants, each with mutants of it."""
 
     problem: Tested
     right: tuple[str, ...]
@@ -40,14 +40,14 @@ def sort_by_hash(texts: Iterable[str], purpose: str) -> list[str]:
 
 
 def report_progress(
-    items: Sequence[T], say: Callable[[str], None], what: str, every_s: float = _SAY_S
+    items: Sequence[T], say: Callable[[str], None], noun: str, every_s: float = _SAY_S
 ) -> Iterator[T]:
     """The items, one after another; how many are done is said every `every_s` seconds."""
     said_at = time.monotonic()
     for number, item in enumerate(items):
         if time.monotonic() - said_at >= every_s:
             said_at = time.monotonic()
-            say(f"{number} of {len(items)} {what}")
+            say(f"{number} of {len(items)} {noun}")
         yield item
 
 
@@ -64,11 +64,11 @@ def find_passing_rewrites(
     Of each problem, up to `tried` rewrites are run. With a `depth` of 2 the rewrites are written
     differently once more where a problem has too few of them, and so on.
     """
-    chosen = [texts[:at_most] for _, texts in right]
+    limited_texts = [texts[:at_most] for _, texts in right]
     latest = [texts for _, texts in right]
     for _ in range(depth):
         fresh: list[list[str]] = []
-        pairs = list(zip(chosen, latest, strict=True))
+        pairs = list(zip(limited_texts, latest, strict=True))
         for texts, sources in report_progress(
             pairs, runner.say, "problems are written in other ways"
         ):
@@ -85,8 +85,8 @@ def find_passing_rewrites(
             tuple(text for text in texts if reports[problem.name, text].all_passed)
             for problem, texts in zip(problems, fresh, strict=True)
         ]
-        chosen = [(*a, *b)[:at_most] for a, b in zip(chosen, latest, strict=True)]
-    return chosen
+        limited_texts = [(*a, *b)[:at_most] for a, b in zip(limited_texts, latest, strict=True)]
+    return limited_texts
 
 
 def find_candidates(problem: Tested, right: tuple[str, ...], tried: int) -> Candidates:
@@ -102,8 +102,8 @@ def try_mutants(
 ) -> dict[tuple[str, str], TestReport]:
     """Run mutants, a few of each right variant at a time, until each variant has a buggy one."""
     reports: dict[tuple[str, str], TestReport] = {}
-    most = max((len(group) for c in candidates for group in c.mutants), default=0)
-    for first in range(0, most, at_once):
+    longest = max((len(group) for c in candidates for group in c.mutants), default=0)
+    for first in range(0, longest, at_once):
         pairs = [
             (c.problem, mutant.source)
             for c in candidates
@@ -164,7 +164,7 @@ def pair_mutants(
 
 @dataclass
 class Endings:
-    """What tests said of variants, in numbers."""
+    """The endings of variants' tests, in numbers."""
 
     passed_all: int = 0
     failed_some: int = 0
@@ -173,7 +173,7 @@ class Endings:
 
 
 def count_endings(reports: Mapping[tuple[str, str], TestReport]) -> Endings:
-    """Count variants by what the tests said of them."""
+    """Count variants by the endings of their tests."""
     endings = Endings()
     for report in reports.values():
         if report.all_passed:

@@ -1,12 +1,12 @@
-"""Variants of right solutions that a language model writes, and what became of each answer.
+"""Variants of right solutions that a language model writes, and how each answer ended.
 
-    STYLES         what it is asked for
-    make_requests  what to ask about each problem
-    find_pending   what of it is not in the journal
+    STYLES         the kinds of bugs that it is asked for
+    make_requests  the requests about each problem
+    find_pending   the requests that are not in the journal
     ask_all        ask for that; an answer is in the journal before its place is another's
-    sort_answers   run what was written on the tests, and label it by what they say
+    sort_answers   run the written variants on the tests, and label them by the results
 
-A label never follows from what a model was asked for: what passes all tests is no bug, and a
+A label never follows from a model's task: a variant that passes all tests is no bug, and a
 rewrite that fails one is.
 """
 
@@ -97,9 +97,9 @@ def _asked(problem: Tested, solution: str, style: str) -> str:
     return f"Question:\n{problem.question}\n\nCode:\n```python\n{solution}```\n\n{STYLES[style]}"
 
 
-def find_pending(requests: Iterable[Request], recorded: Mapping[str, Record]) -> list[Request]:
+def find_pending(requests: Iterable[Request], records: Mapping[str, Record]) -> list[Request]:
     """List the requests without an answer so far."""
-    return [request for request in requests if request.key not in recorded]
+    return [request for request in requests if request.key not in records]
 
 
 async def ask_all(
@@ -117,7 +117,7 @@ async def ask_all(
     stand in the journal.
     """
     records: list[Record] = []
-    refused: dict[str, str] = {}
+    refusals: dict[str, str] = {}
 
     async def ask(request: Request) -> None:
         try:
@@ -126,18 +126,18 @@ async def ask_all(
                 record = _record(request, answers[0])
                 await journal.append(record)
         except RequestRefusedError as error:
-            refused[request.key] = str(error)
+            refusals[request.key] = str(error)
             return
         records.append(record)
         if len(records) % 100 == 0:
             say(f"{len(records)} of {len(requests)} answers")
 
     await gather_or_cancel(map(ask, requests))
-    if is_first and len(refused) == len(requests):
+    if is_first and len(refusals) == len(requests):
         raise StageError(
-            f"{model.endpoint.base_url} refuses every request: {next(iter(refused.values()))}"
+            f"{model.endpoint.base_url} refuses every request: {next(iter(refusals.values()))}"
         )
-    return records, refused
+    return records, refusals
 
 
 def _record(request: Request, answer: ChatAnswer) -> dict[str, Any]:
@@ -154,41 +154,43 @@ def _record(request: Request, answer: ChatAnswer) -> dict[str, Any]:
 
 
 def sort_answers(
-    requests: Sequence[Request], recorded: Mapping[str, Record], examined: Examined
+    requests: Sequence[Request], records: Mapping[str, Record], examined: Examined
 ) -> tuple[dict[str, WrittenVariants], dict[str, int]]:
-    """Return what the tests made of the answers by problem, and counts of what became of them."""
+    """Return the tested variants by problem, and counts of the answers by their ending."""
     counts: Counter[str] = Counter()
     problems = {c.problem.name: c for c in examined.candidates}
-    # 1. What is code, and new.
+    # 1. Find the answers that are code, and new.
     texts: dict[tuple[str, str], str] = {}
     for request in requests:
-        if request.key not in recorded:
+        if request.key not in records:
             counts[f"{request.style}: request refused"] += 1
             continue
         candidates = problems[request.problem]
-        text, trouble = _read(recorded[request.key]["text"], candidates.problem)
+        text, trouble = _read(records[request.key]["text"], candidates.problem)
         if text is not None and (text in candidates.right or (request.problem, text) in texts):
             trouble = "same text as another"
         if text is None or trouble:
             counts[f"{request.style}: {trouble}"] += 1
             continue
         texts[request.problem, text] = request.style
-    # 2. What the tests say.
+    # 2. Run the tests.
     reports = examined.runner.run((problems[name].problem, text) for name, text in texts)
-    written = {name: WrittenVariants() for name in problems}
+    variants_by_problem = {name: WrittenVariants() for name in problems}
     for (name, text), style in _in_order(texts, reports):
-        report, before = reports[name, text], written[name]
+        report, variants = reports[name, text], variants_by_problem[name]
         if report.all_passed and style == REWRITE:
             counts[f"{style}: passes all tests, correct"] += 1
-            written[name] = WrittenVariants(before.buggy, (*before.right, text))
+            variants_by_problem[name] = WrittenVariants(variants.buggy, (*variants.right, text))
         elif report.all_passed:
             counts[f"{style}: passes all tests, left out"] += 1
         elif is_killed(report):
             counts[f"{style}: fails a test, buggy"] += 1
-            written[name] = WrittenVariants({**before.buggy, text: f"{KIND}/{style}"}, before.right)
+            variants_by_problem[name] = WrittenVariants(
+                {**variants.buggy, text: f"{KIND}/{style}"}, variants.right
+            )
         else:
             counts[f"{style}: comes to no end, left out"] += 1
-    return written, dict(sorted(counts.items()))
+    return variants_by_problem, dict(sorted(counts.items()))
 
 
 def _in_order(
@@ -203,7 +205,7 @@ def _in_order(
 def _read(answer: str, problem: Tested) -> tuple[str | None, str]:
     """Return the code in an answer as rows have it, or why there is none.
 
-    It is the longest block. Without any, the answer itself may be the code, if it defines what is
+    It is the longest block. Without any, the answer itself may be the code, if it defines the name
     asked for: a word of regret is a program, too.
     """
     blocks = [block for block in _BLOCK.findall(answer) if block.strip()]

@@ -1,6 +1,6 @@
-"""What is on record of a sweep's runs, as the facts and the verdicts that its results are made of.
+"""The records of a sweep's runs, as the facts and the verdicts that its results are made of.
 
-collect_sweep  a sweep -> both, from what is in the store
+collect_sweep  a sweep -> both, from the store
 baseline_kind  which baseline a run is, by its settings
 digest_rules   which game it plays beside the names of scenario and protocol
 Collected      both, with the declaration where there is one
@@ -69,7 +69,7 @@ class Collected:
 def collect_sweep(
     store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None
 ) -> Collected:
-    """Collect what is on record of a sweep; `failures` says by run why it did not end.
+    """Collect the records of a sweep; `failures` says by run why it did not end.
 
     A run that has not begun has the status "not begun", one that can't be read "damaged".
     """
@@ -112,7 +112,7 @@ def baseline_kind(parameters: HyperParameters) -> Kind | None:
 
 
 def digest_rules(parameters: HyperParameters) -> str:
-    """Digest by SHA-256 what these settings say of the scenario and of protocols.
+    """Digest by SHA-256 these settings of the scenario and of protocols.
 
     Two runs with different digests play different games, though scenario, dataset and protocol have
     the same names: other rounds or rewards, other challenges, other problems. Settings of agents,
@@ -130,7 +130,7 @@ def digest_rules(parameters: HyperParameters) -> str:
 
 @dataclass(frozen=True)
 class _Read:
-    """What is known of a run, or of an attack."""
+    """The records of a run, or of an attack."""
 
     status: str
     failure: str | None
@@ -151,7 +151,7 @@ class _Reader:
 
     def read_run(self, run: SweptRun) -> RunFacts:
         """Read a run, its tests, and the attacks on it."""
-        read = self._read_records(run.name)
+        records = self._read_records(run.name)
         parameters = run.parameters
         return RunFacts(
             name=run.name,
@@ -167,47 +167,47 @@ class _Reader:
                 guaranteed=find_guarantee(parameters.to_dict()),
                 scripts=list_scripts(parameters.to_dict()),
             ),
-            status=read.status,
-            failure=read.failure,
-            tests=None if read.records is None else tuple(_read_tests(read.records)),
+            status=records.status,
+            failure=records.failure,
+            tests=None if records.records is None else tuple(_read_tests(records.records)),
             attacks=tuple(
                 self._read_attack(attack, parameters.test_dataset_split) for attack in run.attacks
             ),
         )
 
     def _read_attack(self, attack: SweptAttack, split: str) -> AttackFacts:
-        read = self._read_records(attack.name)
-        shown, tokens = None, None
-        if read.records is not None and read.status == FINISHED:
-            shown = read_shown_attack(read.records)
-        if shown is not None:
-            played = RunStore(self.store, attack.name)
+        records = self._read_records(attack.name)
+        figures, tokens = None, None
+        if records.records is not None and records.status == FINISHED:
+            figures = read_shown_attack(records.records)
+        if figures is not None:
+            attack_run = RunStore(self.store, attack.name)
             try:
-                tokens = count_verifier_tokens(played, shown.last_test, attack.n)
+                tokens = count_verifier_tokens(attack_run, figures.last_test, attack.n)
             except StoreError as error:  # as of its summary
-                read, shown = _Read(DAMAGED, str(error)), None
-        # What an earlier version has played knows of no loss to lying.
-        lying = None if shown is None else shown.lost_to_lying
+                records, figures = _Read(DAMAGED, str(error)), None
+        # Runs of an earlier version have no loss to lying.
+        lying = None if figures is None else figures.lost_to_lying
         script = attack.parameters.attack.script
         return AttackFacts(
             label=attack.label,
             name=attack.name,
-            status=read.status,
-            failure=read.failure,
-            iteration=attack.parameters.rl.num_iterations if shown is None else shown.last_test,
+            status=records.status,
+            failure=records.failure,
+            iteration=attack.parameters.rl.num_iterations if figures is None else figures.last_test,
             n=attack.n,
             attacked=attack.parameters.attack.iteration,
             is_lying_known=lying is not None and lying.difference is not None,
             is_script=not attack.parameters.attack.way.samples,
-            caution=None if shown is None else caution(shown),
-            verdict=None if shown is None or shown.course is None else shown.course.verdict,
+            caution=None if figures is None else caution(figures),
+            verdict=None if figures is None or figures.course is None else figures.course.verdict,
             verifier_tokens=tokens,
-            efforts=() if shown is None else tuple(list_efforts(shown)),
+            efforts=() if figures is None else tuple(list_efforts(figures)),
             is_apart=attack.parameters.test_dataset_split != split,
             way=digest_way(attack.settings),
             script=None if script is None or ":" in script else script,
-            sampled=None if shown is None or shown.reach is None else shown.reach.messages,
-            rarest_to_train=shown.reach.rarest_to_train if shown and shown.reach else None,
+            sampled=None if figures is None or figures.reach is None else figures.reach.messages,
+            rarest_to_train=figures.reach.rarest_to_train if figures and figures.reach else None,
         )
 
     def _read_records(self, name: str) -> _Read:
@@ -218,10 +218,10 @@ class _Reader:
         run = RunStore(self.store, name)
         records = Records(run)
         try:
-            # All that a user would be shown: what is damaged is better said than averaged.
+            # All figures on the page: a damaged one is better said than averaged.
             status = str(summarise_run(run, records, with_control=False)["status"])
         except StoreError as error:
-            # One damaged run keeps nobody from the results of the others.
+            # One damaged run does not keep back the results of the others.
             return _Read(DAMAGED, str(error))
         if name in self.left_out:
             return _Read(DAMAGED, self.left_out[name])
@@ -230,7 +230,7 @@ class _Reader:
 
 
 def _read_tests(records: Records) -> Iterator[SpentOnTest]:
-    """Read what the tests of a run took, in order."""
+    """Read the effort of a run's tests, in order."""
     for record in records.all():
         metrics = record.stored_metrics(TEST)
         if metrics:

@@ -64,34 +64,39 @@ def recompute_results(directory: Path) -> Recomputed:
     """
     collected = _read_collected(directory)
     results = compute_results(collected)
-    made = render_files(results)
-    declared = collected.declaration
-    is_declared_code = None if declared is None else declared.analysis_sha256 == analysis_digest()
-    for name, content in made.items():
-        written = _read(directory, name)
-        if written == content:
+    files = render_files(results)
+    declaration = collected.declaration
+    is_declared_code = (
+        None if declaration is None else declaration.analysis_sha256 == analysis_digest()
+    )
+    for name, content in files.items():
+        contents = _read(directory, name)
+        if contents == content:
             continue
         difference = (
-            _find_in_documents(parse_json(written), parse_json(content))
-            if name.endswith(".json") and _is_json(written)
-            else _find_in_lines(written, content)
+            _find_in_documents(parse_json(contents), parse_json(content))
+            if name.endswith(".json") and _is_json(contents)
+            else _find_in_lines(contents, content)
         )
-        why = "" if is_declared_code is not False else " (analysis code other than declared)"
-        raise CorruptionError(f"{directory / name}: {difference or 'written in another form'}{why}")
-    numbers = sum(1 for _ in _list_numbers(parse_json(made["results.json"])))
+        reason = "" if is_declared_code is not False else " (analysis code other than declared)"
+        raise CorruptionError(
+            f"{directory / name}: {difference or 'written in another form'}{reason}"
+        )
+    numbers = sum(1 for _ in _list_numbers(parse_json(files["results.json"])))
     return Recomputed(results, numbers, collected.verdicts.num_rows, is_declared_code)
 
 
 def _read_collected(directory: Path) -> Collected:
-    """Read what the results in a directory are made of."""
+    """Read the facts and verdicts of the results in a directory."""
     if not (directory / "results.json").is_file():
         raise SettingsError(
             f"--recompute {directory}: no results of a sweep (results.json is missing); name the "
             "directory that nip sweep wrote, as RUN_STORE/sweeps/NAME"
         )
-    if missing := [name for name in (CELLS, FACTS) if not (directory / name).is_file()]:
+    if missing_names := [name for name in (CELLS, FACTS) if not (directory / name).is_file()]:
         raise SettingsError(
-            f"--recompute {directory}: {' and '.join(missing)} missing, as in results of earlier "
+            f"--recompute {directory}: {' and '.join(missing_names)} missing, as in results "
+            "of earlier "
             "versions; write them anew from the runs: nip sweep FILE --collect --out DIR"
         )
     facts = _read_facts(directory / FACTS)
@@ -117,8 +122,8 @@ def _read_facts(path: Path) -> SweepFacts:
         return SweepFacts.model_validate(document)
     except ValidationError as error:
         [first, *_] = error.errors()
-        where = "".join(f"{part}." for part in first["loc"]).removesuffix(".") or "the whole"
-        raise CorruptionError(f"{path}: {where}: {first['msg']}") from None
+        place = "".join(f"{part}." for part in first["loc"]).removesuffix(".") or "the whole"
+        raise CorruptionError(f"{path}: {place}: {first['msg']}") from None
     except SettingsError:
         raise
     except ValueError as error:
@@ -132,8 +137,8 @@ def _read_verdicts(path: Path, facts: SweepFacts) -> pa.Table:
         table = pq.read_table(io.BytesIO(_read(path.parent, path.name)), columns=names)
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(f"{path}: can't be read ({' '.join(str(error).split())})") from None
-    if missing := [name for name in names if name not in table.column_names]:
-        raise CorruptionError(f"{path}: column {missing[0]} is missing")
+    if missing_columns := [name for name in names if name not in table.column_names]:
+        raise CorruptionError(f"{path}: column {missing_columns[0]} is missing")
     if strangers := {*table["run"].to_pylist()} - {run.name for run in facts.runs}:
         raise CorruptionError(f"{path}: run {min(strangers)!r} is not in {FACTS}")
     return table
@@ -183,27 +188,30 @@ def _is_json(content: bytes) -> bool:
     return True
 
 
-def _find_in_documents(written: Plain, made: Plain, place: str = "") -> str | None:
+def _find_in_documents(recorded_value: Plain, computed: Plain, place: str = "") -> str | None:
     """Describe the first difference of two JSON values, in the order of the computed one."""
-    if isinstance(written, dict) and isinstance(made, dict):
-        for key in [*made, *(key for key in written if key not in made)]:
-            here = f"{place}.{key}" if place else str(key)
-            if key not in written or key not in made:
-                where = "missing" if key not in written else "there, and not computed"
-                return f"{here} is {where}"
-            if (difference := _find_in_documents(written[key], made[key], here)) is not None:
+    if isinstance(recorded_value, dict) and isinstance(computed, dict):
+        for key in [*computed, *(key for key in recorded_value if key not in computed)]:
+            key_place = f"{place}.{key}" if place else str(key)
+            if key not in recorded_value or key not in computed:
+                state = "missing" if key not in recorded_value else "there, and not computed"
+                return f"{key_place} is {state}"
+            if (
+                difference := _find_in_documents(recorded_value[key], computed[key], key_place)
+            ) is not None:
                 return difference
         return None
-    if isinstance(written, list) and isinstance(made, list):
-        for i, (one, other) in enumerate(zip(written, made, strict=False)):
-            if (difference := _find_in_documents(one, other, f"{place}[{i}]")) is not None:
+    if isinstance(recorded_value, list) and isinstance(computed, list):
+        for i, (one, second) in enumerate(zip(recorded_value, computed, strict=False)):
+            if (difference := _find_in_documents(one, second, f"{place}[{i}]")) is not None:
                 return difference
-        if len(written) != len(made):
-            return f"{place} has {len(written)} entries, recomputed {len(made)}"
+        if len(recorded_value) != len(computed):
+            return f"{place} has {len(recorded_value)} entries, recomputed {len(computed)}"
         return None
-    if written == made and type(written) is type(made):
+    if recorded_value == computed and type(recorded_value) is type(computed):
         return None
-    return f"{place} is {_quote(written)}, recomputed {_quote(made)}{_rounding(written, made)}"
+    values = f"{place} is {_quote(recorded_value)}, recomputed {_quote(computed)}"
+    return values + _rounding(recorded_value, computed)
 
 
 def _quote(value: Plain) -> str:
@@ -211,17 +219,17 @@ def _quote(value: Plain) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _rounding(written: Plain, made: Plain) -> str:
-    """Add what a difference in the last digits means; "" for any other."""
-    if not (isinstance(written, float) and isinstance(made, float)):
+def _rounding(recorded_value: Plain, computed: Plain) -> str:
+    """Explain a difference in the last digits; "" for any other."""
+    if not (isinstance(recorded_value, float) and isinstance(computed, float)):
         return ""
-    is_close = math.isclose(written, made, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    is_close = math.isclose(recorded_value, computed, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
     return " (the last digits: another processor, or version of numpy)" if is_close else ""
 
 
-def _find_in_lines(written: bytes, made: bytes) -> str | None:
+def _find_in_lines(recorded_value: bytes, computed: bytes) -> str | None:
     """Describe the first word that differs in two texts."""
-    lines = [content.decode(errors="replace").split("\n") for content in (written, made)]
+    lines = [content.decode(errors="replace").split("\n") for content in (recorded_value, computed)]
     for number, pair in enumerate(zip(*lines, strict=False), 1):
         words = [re.split(r"\s+", line) for line in pair]
         for first, second in zip(*words, strict=False):

@@ -29,7 +29,7 @@ from nip_study.plan.swept_runs import Sweep
 _HERE = ("127.0.0.1", "localhost", "::1")
 SETTING = "--task-runner"
 _work: dict[str, Callable[[], None]] = {}
-"""By sweep, what its flow does."""
+"""By sweep, the work of its flow."""
 
 
 class Cluster:
@@ -61,12 +61,12 @@ class Cluster:
         _check_prefect(self._address)
         name = self._sweep.name
         _work[name] = lambda: self._in_threads(play, runs)
-        named = play_runs.with_options(
+        flow = play_runs.with_options(
             task_runner=self._runner, flow_run_name=name_flow_run("sweep", name)
         )
         try:
             with with_tags(f"sweep:{name}"):
-                named(name)
+                flow(name)
         finally:
             del _work[name]
 
@@ -115,7 +115,7 @@ class Cluster:
             self._under_way += change
 
     def stop(self) -> None:
-        """Let the cluster stop the runs, and wait until they have put away what they have."""
+        """Let the cluster stop the runs, and wait until they have saved their work."""
         self._is_stopped = True
         self._release()
         until_s = time.monotonic() + LEAVE_S

@@ -1,8 +1,8 @@
 """The results of a sweep's runs: one document, one table, one figure.
 
-collect_results  a sweep -> its results, from what is in the store
+collect_results  a sweep -> its results, from the store
 compute_results  the same from facts and verdicts that were collected
-write_results    them, what they are made of, a page and a figure into the store
+write_results    them, their facts and verdicts, a page and a figure into the store
 render_files     the last three as files
 """
 
@@ -56,12 +56,12 @@ DECLARATION, STAMP = "declaration.json", "declaration.tsr"
 def collect_results(
     store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None
 ) -> SweepResults:
-    """Collect what came of a sweep: see `collect_sweep` and `compute_results`."""
+    """Collect the results of a sweep: see `collect_sweep` and `compute_results`."""
     return compute_results(collect_sweep(store, sweep, failures))
 
 
 def compute_results(collected: Collected) -> SweepResults:
-    """Compute the results of a sweep: its runs with their tests, its arms and what these differ by.
+    """Compute the results of a sweep: its runs with their tests, its arms and their differences.
 
     An arm's figures are means over those of its runs that are finished, with the lowest and the
     highest of them; None without one; so are those of its attacks. Rates have a 95 % interval that
@@ -71,39 +71,39 @@ def compute_results(collected: Collected) -> SweepResults:
     runs = [_measure_run(verdicts, run) for run in facts.runs]
     by_name = {run.run: run for run in runs}
     tests = dict(_locate_last_tests(facts, by_name))
-    counted = Counted(verdicts, tests, facts.definitions)
+    counter = Counted(verdicts, tests, facts.definitions)
     arms = [
-        _sum_up_arm(verdicts, facts, counted, arm, [by_name[run.name] for run in of_arm], of_arm)
+        _sum_up_arm(verdicts, facts, counter, arm, [by_name[run.name] for run in of_arm], of_arm)
         for arm, of_arm in facts.arms.items()
     ]
     declaration = collected.declaration
     hypotheses = () if declaration is None else declaration.plan.hypotheses
-    differences = subtract_first_arm(counted, facts, hypotheses)
+    differences = subtract_first_arm(counter, facts, hypotheses)
     results = SweepResults(
         sweep=facts.name,
         axes=facts.axes,
         arms=tuple(arms),
         runs=tuple(runs),
-        baselines=_find_baselines(verdicts, facts, counted, tests, runs, arms, differences),
+        baselines=_find_baselines(verdicts, facts, counter, tests, runs, arms, differences),
         differences=differences,
         cells=CellsWritten(verdicts=collected.verdicts.num_rows, left_out=facts.left_out),
-        controls=collect_controls(counted, facts),
+        controls=collect_controls(counter, facts),
         intervals=facts.intervals,
     )
     if declaration is None:
         return results
-    declared = DeclaredResults(
+    declared_results = DeclaredResults(
         sha256=declaration.sha256,
         declared_at=declaration.declared_at,
         code_version=declaration.code_version,
         stopping=declaration.plan.stopping,
-        outcomes=tuple(judge_hypotheses(counted, facts, hypotheses)),
+        outcomes=tuple(judge_hypotheses(counter, facts, hypotheses)),
         departures=facts.departures,
         stamp=facts.stamp,
         definitions=facts.definitions,
         post_hoc=judge_post_hoc(collected.verdicts, tests, facts, hypotheses),
     )
-    return results.model_copy(update={"declared": declared})
+    return results.model_copy(update={"declared": declared_results})
 
 
 def _measure_run(verdicts: Verdicts, run: RunFacts) -> RunResult:
@@ -129,7 +129,7 @@ def _measure_run(verdicts: Verdicts, run: RunFacts) -> RunResult:
 def _find_baselines(
     verdicts: Verdicts,
     facts: SweepFacts,
-    counted: Counted,
+    counter: Counted,
     tests: Mapping[str, LastTest],
     runs: Sequence[RunResult],
     arms: Sequence[ArmResult],
@@ -145,14 +145,14 @@ def _find_baselines(
         and run.name in last_tests
         and last_tests[run.name].majority_accuracy is not None
     ]
-    pairs = asked_again_pairs(counted, facts)
+    pairs = asked_again_pairs(counter, facts)
     asked_again = compare_at_equal_tokens(arms, pairs)
     by_majority = ByMajority(verdicts, tests, voted, facts.definitions)
-    found = compare_with_baselines(
-        counted, by_majority, facts, last_tests, asked_again, differences
+    findings = compare_with_baselines(
+        counter, by_majority, facts, last_tests, asked_again, differences
     )
-    attacked = tuple(compare_attacked(arms, pairs))
-    return found.model_copy(update={"attacked": attacked}) if attacked else found
+    attacked_rates = tuple(compare_attacked(arms, pairs))
+    return findings.model_copy(update={"attacked": attacked_rates}) if attacked_rates else findings
 
 
 def _locate_last_tests(
@@ -170,16 +170,16 @@ def _locate_last_tests(
 def _sum_up_arm(
     verdicts: Verdicts,
     sweep: SweepFacts,
-    counted: Counted,
+    counter: Counted,
     arm: Sequence[str],
     runs: Sequence[RunResult],
     swept: Sequence[RunFacts],
 ) -> ArmResult:
-    """Average what an arm is judged by over the last tests of its finished runs."""
-    tested = [run for run in runs if run.last_test is not None]
-    last = [test for run in tested if (test := run.last_test) is not None]
+    """Average the figures of an arm over the last tests of its finished runs."""
+    tested_runs = [run for run in runs if run.last_test is not None]
+    last = [test for run in tested_runs if (test := run.last_test) is not None]
     of_arm = f"{sweep.name} {' '.join(arm)}"
-    plays = _Plays(counted, [run.run for run in tested], of_arm)
+    plays = _Plays(counter, [run.run for run in tested_runs], of_arm)
     return ArmResult(
         values=dict(zip([axis for axis in sweep.axes if axis != SEED], arm, strict=True)),
         runs=len(runs),
@@ -189,12 +189,12 @@ def _sum_up_arm(
         soundness=plays.average("soundness", [test.soundness for test in last]),
         always_fail_rate=sum_up(test.always_fail_rate for test in last),
         majority_accuracy=sum_up(test.majority_accuracy for test in last),
-        gain=sum_up(_find_gain(run.tests or ()) for run in tested),
+        gain=sum_up(_find_gain(run.tests or ()) for run in tested_runs),
         generated_tokens=sum_up(test.generated_tokens for test in last),
         prompt_tokens=sum_up(test.prompt_tokens for test in last),
-        any_of=summarize_asked_again(verdicts, tested, of_arm),
+        any_of=summarize_asked_again(verdicts, tested_runs, of_arm),
         attacks={
-            label: _sum_up_attack(verdicts, counted, label, runs, swept, of_arm)
+            label: _sum_up_attack(verdicts, counter, label, runs, swept, of_arm)
             for label in sweep.attacks
         },
     )
@@ -208,18 +208,18 @@ def _find_gain(tests: Sequence[SweptTest]) -> float | None:
 
 def _sum_up_attack(
     verdicts: Verdicts,
-    counted: Counted,
+    counter: Counted,
     label: str,
     runs: Sequence[RunResult],
     swept: Sequence[RunFacts],
     of_arm: str,
 ) -> ArmAttack:
-    """Average what an attack did to the runs of an arm."""
+    """Average the effects of an attack on the runs of an arm."""
     attacks = [run.attacks[label] for run in runs if label in run.attacks]
     finished = [attack for attack in attacks if attack.status == FINISHED]
-    plays = _Plays(counted, [attack.run for attack in finished], f"{of_arm} {label}")
-    facts = [of for run in swept for of in run.attacks if of.label == label]
-    known = [of for of in facts if of.status == FINISHED]
+    plays = _Plays(counter, [attack.run for attack in finished], f"{of_arm} {label}")
+    facts = [attack for run in swept for attack in run.attacks if attack.label == label]
+    finished_attacks = [attack for attack in facts if attack.status == FINISHED]
     return ArmAttack(
         runs=sum(run.name_after(label) is not None for run in swept),
         finished=len(finished),
@@ -229,7 +229,7 @@ def _sum_up_attack(
         lost_to_training=sum_up(attack.lost_to_training for attack in finished),
         lost_to_script=sum_up(attack.lost_to_script for attack in finished),
         verifier_tokens=sum_up(attack.verifier_tokens for attack in finished),
-        by_effort=average_curves(verdicts, known, f"{of_arm} {label}"),
+        by_effort=average_curves(verdicts, finished_attacks, f"{of_arm} {label}"),
         rarest=sum_up(attack.rarest for attack in finished),
         rarest_to_train=sum_up(attack.rarest_to_train for attack in finished),
     )
@@ -238,8 +238,8 @@ def _sum_up_attack(
 class _Plays:
     """The plays of some runs. Rates get their intervals over seeds and questions from them."""
 
-    def __init__(self, counted: Counted, runs: Sequence[str], name: str):
-        self._counted, self._runs, self._name = counted, runs, name
+    def __init__(self, counter: Counted, runs: Sequence[str], name: str):
+        self._counted, self._runs, self._name = counter, runs, name
 
     def average(self, figure: Figure, values: Iterable[float | None]) -> OverRuns | None:
         """Average the `values` of a rate, one of each run. The name seeds the interval."""
@@ -251,23 +251,23 @@ class _Plays:
 def write_results(
     store: Store, sweep: Sweep, collected: Collected, out: Store | None = None
 ) -> tuple[SweepResults, str]:
-    """Write the results of a sweep, and what they are made of; return them, and their place.
+    """Write the results of a sweep, with their facts and verdicts; return them, and their place.
 
     That is beside its runs, under sweeps/NAME; with `out` at the top of that store, where a
     declaration is copied to as well, with its time stamp.
     """
-    to, root = (store, f"sweeps/{sweep.name}/") if out is None else (out, "")
+    place, root = (store, f"sweeps/{sweep.name}/") if out is None else (out, "")
     results = compute_results(collected)
-    to.put(f"{root}{CELLS}", encode_parquet(collected.verdicts))
-    to.put(f"{root}{FACTS}", json.dumps(collected.facts.as_json(), indent=1).encode())
+    place.put(f"{root}{CELLS}", encode_parquet(collected.verdicts))
+    place.put(f"{root}{FACTS}", json.dumps(collected.facts.as_json(), indent=1).encode())
     if out is not None and collected.declaration is not None:
-        to.put(DECLARATION, store.get(declaration_path(sweep.name)))
+        place.put(DECLARATION, store.get(declaration_path(sweep.name)))
         if store.exists(stamp := timestamp_path(sweep.name)):
-            to.put(STAMP, store.get(stamp))
+            place.put(STAMP, store.get(stamp))
     for name, content in render_files(results).items():
-        to.put(f"{root}{name}", content)
-    local = to.local_path(f"{root}README.md")
-    return results, str(local) if local is not None else f"{to.url}/{root}README.md"
+        place.put(f"{root}{name}", content)
+    local = place.local_path(f"{root}README.md")
+    return results, str(local) if local is not None else f"{place.url}/{root}README.md"
 
 
 def render_files(results: SweepResults) -> dict[str, bytes]:
@@ -283,7 +283,7 @@ def render_files(results: SweepResults) -> dict[str, bytes]:
 
 
 def _marks(results: SweepResults) -> list[tuple[str, dict[str, Mark | None]]]:
-    """Return what the figure shows: by arm the mean, the lowest and the highest of each rate."""
+    """Return the points of the figure: by arm the mean, the lowest and the highest of each rate."""
     return [
         (
             " · ".join(arm.values.values()) or results.sweep,

@@ -1,18 +1,18 @@
 """A local page over the tables of runs: every episode, not a sample.
 
-queries       what an address asks for: filters, order, page
-text_search   finds episodes by what was written in them, and cuts texts at what was looked for
+queries       the query of an address: filters, order, page
+text_search   finds episodes by the texts in them, and cuts texts at the hits
 episode_list  the rows of a list with their texts
 matrix        problems by iterations, and episodes of two places in pairs
 measures      confusion and calibration
 charts        curves as points of an SVG
 episode_page  one episode with the chats that its agents saw
 runs          the runs that are shown, each with its index and its records
-pages         what each page shows
-overview      what the page of a run shows
-side_by_side  what pages show of two places, or two episodes
+pages         the contents of each page
+overview      the contents of a run's page
+side_by_side  the contents of pages about two places, or two episodes
 downloads     rows and pairs as files; asked_downloads: which ones an address asks for
-noting        notes and stars on pages, and what a form has sent
+noting        notes and stars on pages, and the fields of a sent form
 security      who may ask: host names, a token, headers
 app           routes
 
@@ -20,9 +20,9 @@ It reads runs, and writes nothing but notes, beside them (`nip_core.showing.epis
 
 The tables of a page and its style are those of the report (`nip_core.report.report`).
 
-What is covered: a damaged or half-written part of a run is named on the page, and the rest of the
+Covered: a damaged or half-written part of a run is named on the page, and the rest of the
 run is shown. No part of an address becomes a path in a store: runs, splits and episodes are looked
 up among those that are there.
-What is not covered: several users with different rights; whoever has the token sees every run of
+Not covered: several users with different rights; a user with the token sees every run of
 the store.
 """

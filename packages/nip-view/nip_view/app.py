@@ -1,4 +1,4 @@
-"""The routes of the viewer, and what stands around every page.
+"""The routes of the viewer, and the frame of every page.
 
 make_app   the ASGI application
 """
@@ -140,7 +140,7 @@ def _render_page(request: Request, name: str, code: int = 200, **values: Any) ->
             **{"run": run, "state": "", **values},
         )
     )
-    # Half a pair of code units can't be encoded; a browser shows what stands for it.
+    # Half a pair of code units can't be encoded; a browser shows a replacement.
     return HTMLResponse(text.encode("utf-8", "replace"), code)
 
 
@@ -175,11 +175,11 @@ class _Views:
         return _render_page(request, "runs", **pages.runs_page(self._runs))
 
     def run(self, request: Request) -> Response:
-        run, asked = self._run(request), request.query_params
-        unknown = {*asked} - {"split", "iteration"}
+        run, query = self._run(request), request.query_params
+        unknown = {*query} - {"split", "iteration"}
         if unknown:
             raise QueryError(f"{', '.join(sorted(unknown))}: a run has split and iteration")
-        values = run_page(run, **asked)  # no other names, see above
+        values = run_page(run, **query)  # no other names, see above
         return _render_page(request, "run", **self._live(run), **values)
 
     def state(self, request: Request) -> Response:
@@ -187,27 +187,27 @@ class _Views:
         return JSONResponse({"state": run.state(), "status": run.overview().status})
 
     def matrix(self, request: Request) -> Response:
-        run, asked = self._run(request), request.query_params
-        values = pages.matrix_page(run, asked, asked.multi_items())
+        run, query = self._run(request), request.query_params
+        values = pages.matrix_page(run, query, query.multi_items())
         return _render_page(request, "matrix", **self._live(run), **values)
 
     def episodes(self, request: Request) -> Response:
         run = self._run(request)
-        asked = request.query_params
-        values = pages.episodes_page(run, asked.multi_items())
-        desk = self._desk.of(run, asked.get(JOINED, ""))
+        query = request.query_params
+        values = pages.episodes_page(run, query.multi_items())
+        desk = self._desk.of(run, query.get(JOINED, ""))
         return _render_page(request, "episodes", **self._live(run), **values, desk=desk)
 
     def episode_rows(self, request: Request) -> Response:
         run, kind = self._run(request), read_format(request.path_params["kind"])
-        asked = request.query_params.multi_items()
-        return _send(request, find_episode_download(run, asked, kind))
+        query = request.query_params.multi_items()
+        return _send(request, find_episode_download(run, query, kind))
 
     def episode(self, request: Request) -> Response:
-        run, asked = self._run(request), request.query_params
+        run, query = self._run(request), request.query_params
         key = request.path_params["key"]
-        values = pages.episode_page(run, key, asked.get("tab", ""), asked.multi_items())
-        desk, status = self._desk.of(run, asked.get(JOINED, "")), run.overview().status
+        values = pages.episode_page(run, key, query.get("tab", ""), query.multi_items())
+        desk, status = self._desk.of(run, query.get(JOINED, "")), run.overview().status
         return _render_page(request, "episode", run=run, status=status, **values, desk=desk)
 
     async def note(self, request: Request) -> Response:
@@ -220,11 +220,13 @@ class _Views:
 
     def _write_note(self, request: Request, body: bytes) -> Response:
         run, key = self._run(request), request.path_params["key"]
-        sent = self._desk.read(body, is_of_program(request.scope))
+        note = self._desk.read(body, is_of_program(request.scope))
         episodes = run.episodes()
         episode = episodes.take([pages.find_episode(episodes, key)])[0]
         try:
-            is_joined = run.notes.write(episode, star=sent.star, note=sent.note, seen=sent.seen)
+            is_joined = run.notes.write(
+                episode, star=note.star, note=note.note, read_mark=note.seen
+            )
         except SettingsError as error:
             raise RefusedNoteError(f"{error}. Go back, and write less.") from error
         back = find_way_back(run, key, request.query_params.multi_items(), is_joined)

@@ -4,7 +4,7 @@ find_episode_download  the rows of a list, all pages of it
 find_pair_download     the pairs of a comparison
 read_format            the end of an address
 
-What can't be read is left out of a page, which names it. A file would not say what it lacks, so
+Unreadable files are left out of a page, which names them. A file would not say what it lacks, so
 there is none: as the line of Python has no rows then.
 """
 
@@ -41,10 +41,10 @@ def read_format(end: str) -> Format:
 
 
 def find_episode_download(
-    run: ShownRun, asked: Iterable[tuple[str, str]], kind: Format
+    run: ShownRun, parameters: Iterable[tuple[str, str]], kind: Format
 ) -> Download:
-    """Find the rows of a list, in its order; with `asked=yes` they have what was asked."""
-    pairs = [*asked]
+    """Find the rows of a list, in its order; with `asked=yes` they have the requests."""
+    pairs = [*parameters]
     with_asked = dict(pairs).get("asked", "")
     if with_asked not in ("", "yes"):
         raise QueryError(f"asked={with_asked}: use yes")
@@ -55,17 +55,17 @@ def find_episode_download(
     return download_episodes(run, episodes, rows, filters, kind, with_asked == "yes")
 
 
-def find_pair_download(runs: ShownRuns, asked: Mapping[str, str], kind: Format) -> Download:
+def find_pair_download(runs: ShownRuns, parameters: Mapping[str, str], kind: Format) -> Download:
     """Find the pairs of a comparison, in its order."""
-    query = Comparison.parse(asked, KINDS)
+    query = Comparison.parse(parameters, KINDS)
     if not (query.a and query.b):
         raise QueryError("a and b: a comparison is of two places, RUN@ITERATION")
     split = choose_compared_split(runs, query.split)
     places = (query.a, query.b)
-    found = [find_place(runs, place, split) for place in places]
-    for side in found:
+    found_places = [find_place(runs, place, split) for place in places]
+    for side in found_places:
         _refuse_damage(side.find_damage())
-    ordered = order_pairs(found[0].table, found[1].table, query.kind)
+    ordered = order_pairs(found_places[0].table, found_places[1].table, query.kind)
     pairs = ordered.take(0, len(ordered.rows))
     sides = []
     for place, keys in zip(
@@ -74,18 +74,18 @@ def find_pair_download(runs: ShownRuns, asked: Mapping[str, str], kind: Format) 
         run = runs.get(place.rpartition("@")[0])
         assert run is not None  # its episodes were read
         episodes = run.episodes()
-        at = pc.index_in(pa.array(keys, pa.string()), value_set=episodes.table["key"])
-        rows = np.asarray(at.to_numpy(zero_copy_only=False)).astype(np.int64)
+        row = pc.index_in(pa.array(keys, pa.string()), value_set=episodes.table["key"])
+        rows = np.asarray(row.to_numpy(zero_copy_only=False)).astype(np.int64)
         sides.append(ComparedSide(place, run, episodes, rows))
     return download_pairs((sides[0], sides[1]), [pair.kind for pair in pairs], kind)
 
 
 def _refuse_damage(damage: Sequence[str]) -> None:
-    """Raise CorruptionError if some of what is asked for can't be read."""
+    """Raise CorruptionError if a part of the wanted rows can't be read."""
     if damage:
         more = len(damage) - _MOST_NAMED
-        named = "; ".join(damage[:_MOST_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
+        message = "; ".join(damage[:_MOST_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
         raise CorruptionError(
-            f"{named}. A file of these rows would lack episodes and not say so. Choose an "
+            f"{message}. A file of these rows would lack episodes and not say so. Choose an "
             "iteration and a split that are whole; nip verify looks at every file"
         )

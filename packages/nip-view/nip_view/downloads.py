@@ -1,4 +1,4 @@
-"""What a list shows, as a file to take away: CSV or JSONL, with all texts.
+"""The rows of a list as a file to take away: CSV or JSONL, with all texts.
 
 Download        a file to be sent: its name, its kind, its parts
 download_episodes, download_pairs  the rows of a query, and the pairs of a comparison
@@ -6,7 +6,7 @@ write_line, write_store  the line of Python that gives the rows of a query, and 
 
 Rows come in the order of the list, and stand in the run by shards. So each shard is read once, its
 rows are put into a file without a name, and from there they are sent: memory holds one shard,
-however many rows there are. What can't be read is known before anything is sent: a file that was
+however many rows there are. Unreadable parts are found before anything is sent: a file that was
 cut short looks like a whole one.
 """
 
@@ -110,14 +110,14 @@ def _spool(
 ) -> SpooledRows:
     """Read some episodes shard by shard. Raises CorruptionError, or StoreError on a full disk."""
     game = run.game if with_asked else None
-    chosen = episodes.table.select(["shard", "place"]).take(pa.array(rows, pa.int64()))
-    shards, places = (np.asarray(chosen[name].to_numpy()) for name in ("shard", "place"))
+    table = episodes.table.select(["shard", "place"]).take(pa.array(rows, pa.int64()))
+    shards, places = (np.asarray(table[name].to_numpy()) for name in ("shard", "place"))
     notes, spooled = run.notes.read(), SpooledRows(len(rows), with_asked)
     for shard in np.unique(shards):
-        at = np.flatnonzero(shards == shard)
-        stored = StoredRollouts.of_shard(run.tree.store, episodes.shards[shard].manifest)
-        read = read_episode_rows(stored, places[at].tolist(), notes, game)
-        for number, row in zip(at.tolist(), read, strict=True):
+        indices = np.flatnonzero(shards == shard)
+        rollouts = StoredRollouts.of_shard(run.tree.store, episodes.shards[shard].manifest)
+        rows_read = read_episode_rows(rollouts, places[indices].tolist(), notes, game)
+        for number, row in zip(indices.tolist(), rows_read, strict=True):
             spooled.put(number, row)
     spooled.flush()
     return spooled
@@ -127,11 +127,11 @@ def download_episodes(
     run: ShownRun,
     episodes: Episodes,
     rows: NDArray[np.int64],
-    asked: EpisodeFilters,
+    filters: EpisodeFilters,
     kind: Format,
     with_asked: bool = False,
 ) -> Download:
-    """Make the file of some episodes, if wanted with what was asked."""
+    """Make the file of some episodes, if wanted with the requests."""
 
     def make_lines() -> Iterator[bytes]:
         spooled, numbers = _spool(run, episodes, rows, with_asked), range(len(rows))
@@ -141,8 +141,8 @@ def download_episodes(
         cells = (columns.cells(decode_row(spooled.get(number))) for number in numbers)
         return _write_csv(columns.names(), cells)
 
-    named = [str(v) for name, v in asked.given.items() if name != "order"]
-    names = [run.name, *(named or ["episodes"])]
+    values = [str(v) for name, v in filters.given.items() if name != "order"]
+    names = [run.name, *(values or ["episodes"])]
     return _make_download(names, kind, make_lines, "-asked" if with_asked else "")
 
 
@@ -159,7 +159,7 @@ class ComparedSide:
 def download_pairs(
     sides: tuple[ComparedSide, ComparedSide], changes: Sequence[str], kind: Format
 ) -> Download:
-    """Make the file of pairs of episodes: both, and what has changed between them."""
+    """Make the file of pairs of episodes: both, and the changes between them."""
 
     def make_lines() -> Iterator[bytes]:
         a, b = (_spool(side.run, side.episodes, side.rows, False) for side in sides)
@@ -168,7 +168,7 @@ def download_pairs(
             line = b'{"change":"%s","a":%s,"b":%s}\n'
             return (line % (change.encode(), a.get(k), b.get(k)) for k, change in numbered)
         both = {"a": a, "b": b}
-        names = [f"{side}_{name}" for side, of in both.items() for name in of.columns.names()]
+        names = [f"{side}_{name}" for side, half in both.items() for name in half.columns.names()]
         cells = (
             [
                 as_cell(change),
@@ -188,9 +188,12 @@ def _write_csv(names: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[
 
 
 def _make_download(
-    named: Sequence[str], kind: Format, make_lines: Callable[[], Iterator[bytes]], end: str = ""
+    name_parts: Sequence[str],
+    kind: Format,
+    make_lines: Callable[[], Iterator[bytes]],
+    end: str = "",
 ) -> Download:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(named)).strip("-.")[:_NAME_CHARACTERS]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(name_parts)).strip("-.")[:_NAME_CHARACTERS]
     return Download(f"{name}{end}.{kind}", FORMATS[kind], lambda: _join_parts(make_lines()))
 
 
@@ -213,8 +216,10 @@ def write_line(run: ShownRun, filters: EpisodeFilters) -> str:
     """Write the line of Python that gives the rows of filters. It can be run as it stands."""
     place = _name_store(run.tree.store.url)
     store = "" if place == _USUAL_STORE else f", {write_store(run)}"
-    given = ", ".join(f"{name}={_write_literal(value)}" for name, value in filters.given.items())
-    return f"run({_write_literal(run.tree.name)}{store}).where({given}).rows"
+    filters_text = ", ".join(
+        f"{name}={_write_literal(value)}" for name, value in filters.given.items()
+    )
+    return f"run({_write_literal(run.tree.name)}{store}).where({filters_text}).rows"
 
 
 def write_store(run: ShownRun) -> str:

@@ -1,6 +1,6 @@
 """The rows of a list of episodes with their texts.
 
-ListedEpisode   an episode with what it is about, what a prover said last, and what was found
+ListedEpisode   an episode with its problem, a prover's last message, and the hits
 list_episodes   reads the texts of some rows
 FoundTurn       a turn of an opened episode with its hits
 find_in_turns   marks them
@@ -47,7 +47,7 @@ class ListedEpisode:
     title: str
     """The first characters of the question; "" where there is none."""
     last: Snippet | None
-    """What a prover said last."""
+    """A prover's last message."""
     found: tuple[Snippet, ...]
     """The first hits with some words around them."""
     hits: int
@@ -72,27 +72,29 @@ def list_episodes(
     is_prover: Callable[[str], bool],
 ) -> list[ListedEpisode]:
     """Read some rows of the index with their texts, in this order."""
-    taken = episodes.take(rows)
+    table = episodes.take(rows)
     by_shard: dict[int, list[int]] = defaultdict(list)
-    for row in taken:
+    for row in table:
         by_shard[row.shard].append(row.place)
     by_row: dict[tuple[int, int], list[_Call]] = {}
     damage: dict[int, str] = {}
     for number, places in by_shard.items():
         try:
-            read = _read_said(calls.read(episodes.shards[number]), places)
+            calls_by_place = _read_said(calls.read(episodes.shards[number]), places)
         except (NipError, OSError) as error:
             damage[number] = str(error)
         else:
-            by_row |= {(number, place): of for place, of in read.items()}
+            by_row |= {
+                (number, place): calls_of_row for place, calls_of_row in calls_by_place.items()
+            }
     pattern = find_pattern(query.text) if query.text else None
     listed = []
-    for row in taken:
-        of = by_row.get((row.shard, row.place), [])
-        found, hits = _find_snippets(of, query, pattern)
-        last = _find_last(of, is_prover)
+    for row in table:
+        row_calls = by_row.get((row.shard, row.place), [])
+        snippets, hits = _find_snippets(row_calls, query, pattern)
+        last = _find_last(row_calls, is_prover)
         title = write_title(row.about)
-        listed.append(ListedEpisode(row, title, last, found, hits, damage.get(row.shard, "")))
+        listed.append(ListedEpisode(row, title, last, snippets, hits, damage.get(row.shard, "")))
     return listed
 
 
@@ -102,16 +104,16 @@ def _read_said(pieces: Iterable[pa.RecordBatch], places: Sequence[int]) -> dict[
     for piece in pieces:
         owners = piece["places"]
         flat = pc.list_flatten(owners).to_numpy()
-        wanted = np.isin(flat, places)
-        numbers = pc.list_parent_indices(owners).to_numpy()[wanted]
+        is_wanted = np.isin(flat, places)
+        numbers = pc.list_parent_indices(owners).to_numpy()[is_wanted]
         columns = [piece[name].take(pa.array(numbers)).to_pylist() for name in _Call._fields]
-        for place, *call in zip(flat[wanted], *columns, strict=True):
+        for place, *call in zip(flat[is_wanted], *columns, strict=True):
             by_place[int(place)].append(_Call(*call))
     return by_place
 
 
-def _find_last(said: Sequence[_Call], is_prover: Callable[[str], bool]) -> Snippet | None:
-    of_provers = [call for call in said if call.is_valid and is_prover(call.agent)]
+def _find_last(calls: Sequence[_Call], is_prover: Callable[[str], bool]) -> Snippet | None:
+    of_provers = [call for call in calls if call.is_valid and is_prover(call.agent)]
     if not of_provers:
         return None
     call = max(reversed(of_provers), key=lambda call: call.round)
@@ -120,12 +122,12 @@ def _find_last(said: Sequence[_Call], is_prover: Callable[[str], bool]) -> Snipp
 
 
 def _find_snippets(
-    said: Sequence[_Call], query: Query, pattern: re.Pattern[str] | None
+    calls: Sequence[_Call], query: Query, pattern: re.Pattern[str] | None
 ) -> tuple[tuple[Snippet, ...], int]:
     """Cut out the first hits, and count all."""
     snippets: list[Snippet] = []
     hits = 0
-    for call in said:
+    for call in calls:
         if pattern is None or not looks_at(query, call.agent, call.round):
             continue
         for text, in_thoughts in ((call.reasoning or "", True), (call.text, False)):
@@ -151,26 +153,26 @@ class FoundTurn:
 
 
 def find_in_turns(turns: Sequence[ShownTurn], query: Query) -> list[FoundTurn]:
-    """Cut all turns of an episode at what a query looks for; without a text, none has a hit."""
+    """Cut all turns of an episode at the hits of a query; without a text, none has a hit."""
     pattern = find_pattern(query.text) if query.text else None
-    cut, before = [], 0
+    cut, skipped = [], 0
     for turn in turns:
         thoughts, text = turn.row.reasoning or "", turn.message.text
         if pattern is None or not looks_at(query, turn.row.agent, turn.row.round):
             cut.append(FoundTurn(0, 0, False, (TextPart(thoughts),), (TextPart(text),)))
             continue
-        of_thoughts = split_text(thoughts, pattern, before)
+        of_thoughts = split_text(thoughts, pattern, skipped)
         in_thoughts = sum(1 for part in of_thoughts if part.hit)
-        of_text = split_text(text, pattern, before + in_thoughts)
+        of_text = split_text(text, pattern, skipped + in_thoughts)
         hits = in_thoughts + sum(1 for part in of_text if part.hit)
-        first = before + 1 if hits else 0
+        first = skipped + 1 if hits else 0
         cut.append(FoundTurn(first, hits, in_thoughts > 0, of_thoughts, of_text))
-        before += hits
+        skipped += hits
     return cut
 
 
 def looks_at(query: Query, agent: str, round_: int) -> bool:
-    """Tell whether a query looks at what an agent wrote in a round."""
+    """Tell whether a query looks at an agent's texts of a round."""
     return query.agent in ("", agent) and query.round in ("", str(round_))
 
 
@@ -196,13 +198,13 @@ def write_title(about: str) -> str:
     return shorten(about, MOST_OF_QUESTION)
 
 
-def shorten(text: str, most: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """Put the beginning of a text on one line of at most so many characters."""
-    line = one_line(text[: 4 * most]).strip()
-    if len(line) <= most and len(text) <= 4 * most:
+    line = one_line(text[: 4 * limit]).strip()
+    if len(line) <= limit and len(text) <= 4 * limit:
         return line
-    if len(line) > most:
-        cut = line[: most - 1]
-        space = cut.rfind(" ", most * 3 // 4)
+    if len(line) > limit:
+        cut = line[: limit - 1]
+        space = cut.rfind(" ", limit * 3 // 4)
         line = cut[:space] if space > 0 else cut
     return line.rstrip("\u200d ") + "…"

@@ -1,6 +1,6 @@
 """One episode, with the chats that its agents saw, from the files of its shard.
 
-EpisodePage   what is shown of it
+EpisodePage   the contents of its page
 read_episode  reads it
 """
 
@@ -29,7 +29,7 @@ _READ = tuple(name for name in GENERATIONS.names if name not in _LONG)
 
 @dataclass(frozen=True)
 class ShownTurn:
-    """A message with what the tables say of its call, and what was asked."""
+    """A message with the facts of its call in the tables, and the request."""
 
     message: Message
     row: Generation
@@ -52,38 +52,38 @@ class EpisodePage:
     transcript: Transcript
     turns: tuple[ShownTurn, ...]
     no_chats: str
-    """In words, why it can't be told what was asked; "" where it can."""
+    """In words, why the requests can't be told; "" where they can."""
 
 
 def read_episode(store: Store, shard: Shard, key: str, game: Game | None) -> EpisodePage:
     """Read an episode of a shard. Raises CorruptionError, or KeyError if it is not in it."""
-    stored = StoredRollouts.of_shard(store, shard.manifest)
-    episodes = stored.episodes(EPISODES.names)
-    generations = stored.generations(_READ)
+    rollouts = StoredRollouts.of_shard(store, shard.manifest)
+    episodes = rollouts.episodes(EPISODES.names)
+    generations = rollouts.generations(_READ)
     transcript, rows = transcript_of(key, episodes, generations, game)
     row = next(read_rows(episodes.filter(pc.equal(episodes["key"], key)), Episode))
-    timings = stored.timings()
-    keys = pa.array([of.key for of in rows], pa.string())
+    timings = rollouts.timings()
+    keys = pa.array([generation.key for generation in rows], pa.string())
     timed = read_rows(timings.filter(pc.is_in(timings["key"], value_set=keys)), Timing)
-    latency_s = {of.key: of.latency_s for of in timed}
+    latency_s = {generation.key: generation.latency_s for generation in timed}
     chats, why_not = _render_chats(row, rows, game)
-    turns, seen = [], dict[str, int]()
-    for message, of in zip(transcript.messages, rows, strict=True):
-        chat, length = chats.get(of.key, (None, 0))
-        before = seen.get(of.agent, 0)
+    turns, counts = [], dict[str, int]()
+    for message, call in zip(transcript.messages, rows, strict=True):
+        chat, length = chats.get(call.key, (None, 0))
+        earlier_count = counts.get(call.agent, 0)
         turns.append(
             ShownTurn(
                 message,
-                of,
-                latency_s.get(of.key),
+                call,
+                latency_s.get(call.key),
                 _find_readers(message, game),
                 chat,
-                lay_out_tokens(of.token_logprobs),
-                0 if chat is None else max(0, len(chat) - before),
+                lay_out_tokens(call.token_logprobs),
+                0 if chat is None else max(0, len(chat) - earlier_count),
             )
         )
         if chat is not None and message.invalid_reason is None:
-            seen[of.agent] = length + 1  # its own answer comes next
+            counts[call.agent] = length + 1  # its own answer comes next
     return EpisodePage(row, transcript, tuple(turns), why_not)
 
 
@@ -156,7 +156,7 @@ class UsedExample:
 
 
 def read_examples(run: RunStore, iteration: int, group: str, key: str) -> list[UsedExample]:
-    """Read what of a group's dataset was made of an episode. Raises CorruptionError."""
+    """Read the rows of a group's dataset made of an episode. Raises CorruptionError."""
     from nip_core.run_store.manifest import (
         MANIFEST,
         is_committed,

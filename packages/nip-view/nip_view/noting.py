@@ -1,9 +1,9 @@
-"""Notes and stars on pages: the forms that write them, and what a form has sent.
+"""Notes and stars on pages: the forms that write them, and the fields of a sent form.
 
-NoteDesk       whether notes are taken, and what the forms of pages need
+NoteDesk       whether notes are taken, and the values that the forms of pages need
 RefusedNoteError  a form that this viewer has not made
-SentNote       what a form has sent
-find_way_back  the page on which somebody has written
+SentNote       the fields of a sent form
+find_way_back  the page on which a user has written
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,12 +21,12 @@ _MOST_FIELDS = 8
 
 
 class RefusedNoteError(ValueError):
-    """A form is not of this viewer, or not what its forms send; the message says what to do."""
+    """A form is not of this viewer, or has other fields; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class RunDesk:
-    """What pages of a run need to show notes, and forms for new ones."""
+    """The values that a run's pages need to show notes, and forms for new ones."""
 
     form_token: str | None
     why_not: str
@@ -40,10 +40,10 @@ class RunDesk:
 
 
 class NoteDesk:
-    """Says whether this viewer takes notes, and checks what is sent."""
+    """Says whether this viewer takes notes, and checks sent forms."""
 
     def __init__(self, token: str | None, takes_notes: bool) -> None:
-        """Without a token nobody is asked who they are, and no notes are taken."""
+        """Without a token no user is asked for a name, and no notes are taken."""
         self._form_token = make_form_token(token) if token and takes_notes else None
         self._why_not = ""
         if not takes_notes:
@@ -71,7 +71,7 @@ class NoteDesk:
         if self._form_token is None:
             raise RefusedNoteError(f"No notes are taken: {self._why_not}.")
         try:
-            sent = dict(
+            fields = dict(
                 parse_qsl(
                     body.decode("utf-8", "replace"),
                     keep_blank_values=True,
@@ -80,20 +80,22 @@ class NoteDesk:
             )
         except ValueError as error:
             raise RefusedNoteError(f"This is no form of this viewer ({error}).") from error
-        if not is_of_program and not is_form_token(sent.get("form", ""), self._form_token):
+        if not is_of_program and not is_form_token(fields.get("form", ""), self._form_token):
             raise RefusedNoteError(
                 "This page was made before nip view was started anew. Go back, reload the page, "
                 "and write the note again."
             )
-        star = sent.get("star")
+        star = fields.get("star")
         if star not in (None, "0", "1"):
             raise RefusedNoteError("star: 1 or 0 was expected")
-        return SentNote(None if star is None else star == "1", sent.get("note"), sent.get("seen"))
+        return SentNote(
+            None if star is None else star == "1", fields.get("note"), fields.get("seen")
+        )
 
 
 @dataclass(frozen=True)
 class SentNote:
-    """What a form has sent; None is what it leaves as it was."""
+    """The fields of a sent form; None leaves a field as it was."""
 
     star: bool | None
     note: str | None
@@ -102,13 +104,13 @@ class SentNote:
 
 
 def find_way_back(
-    run: ShownRun, key: str, asked: Iterable[tuple[str, str]], is_joined: bool
+    run: ShownRun, key: str, parameters: Iterable[tuple[str, str]], is_joined: bool
 ) -> str:
-    """Find the page on which somebody has written: the episode, or the list with it.
+    """Find the page on which a user has written: the episode, or the list with it.
 
     If the note was joined with one that its writer had not seen, the page says so.
     """
-    pairs = [*asked]
+    pairs = [*parameters]
     is_list = ("to", "list") in pairs
     query = urlencode(
         [

@@ -1,4 +1,4 @@
-"""The page of a run: its curves, its tables, what its verdicts come to.
+"""The page of a run: its curves, its tables, the measures of its verdicts.
 
 run_page  values of the template
 """
@@ -27,9 +27,9 @@ from nip_view.runs import Overview, ShownRun
 
 _MOST_POINTS = 200
 _RATES: dict[str, Callable[[SplitMetrics], tuple[float | None, Interval95 | None]]] = {
-    "accuracy": lambda of: (of.accuracy, of.accuracy_ci95),
-    "completeness": lambda of: (of.completeness, of.completeness_ci95),
-    "soundness": lambda of: (of.soundness, of.soundness_ci95),
+    "accuracy": lambda measures: (measures.accuracy, measures.accuracy_ci95),
+    "completeness": lambda measures: (measures.completeness, measures.completeness_ci95),
+    "soundness": lambda measures: (measures.soundness, measures.soundness_ci95),
 }
 
 
@@ -40,22 +40,28 @@ def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
     if split and split not in splits:
         raise QueryError(f"split={split[:40]}: there are {', '.join(splits) or 'none'}")
     split = split or (splits[0] if splits else "")
-    played = episodes.table.filter(pc.equal(episodes.table["split"], split))
-    iterations = list_iterations(played)
+    tests = episodes.table.filter(pc.equal(episodes.table["split"], split))
+    iterations = list_iterations(tests)
     if iteration and iteration not in map(str, iterations):
         raise QueryError(f"iteration={iteration[:20]}: not among those of {split or 'the run'}")
-    chosen = int(iteration) if iteration else (iterations[-1] if iterations else None)
-    here = played.filter(pc.equal(played["iteration"], -1 if chosen is None else chosen))
-    scaled = measure_calibration(here)
-    calibrated = "P(accept)" if here["p_accept"].null_count < here.num_rows else "the scale"
+    chosen_iteration = int(iteration) if iteration else (iterations[-1] if iterations else None)
+    episodes_here = tests.filter(
+        pc.equal(tests["iteration"], -1 if chosen_iteration is None else chosen_iteration)
+    )
+    scaled = measure_calibration(episodes_here)
+    calibrated = (
+        "P(accept)"
+        if episodes_here["p_accept"].null_count < episodes_here.num_rows
+        else "the scale"
+    )
     return {
         "overview": overview,
         "episodes": episodes,
         "splits": splits,
         "split": split,
         "iterations": iterations,
-        "chosen": chosen,
-        "confusion": count_verdicts(here) if here.num_rows else None,
+        "chosen": chosen_iteration,
+        "confusion": count_verdicts(episodes_here) if episodes_here.num_rows else None,
         "calibration": scaled,
         "calibrated": calibrated,
         "calibration_chart": _draw_calibration(scaled, calibrated),
@@ -68,30 +74,35 @@ def run_page(run: ShownRun, split: str = "", iteration: str = "") -> Values:
 
 
 def _describe_tests(run: ShownRun, episodes: Episodes, overview: Overview) -> list[str]:
-    """Say what differs between the first test and the last."""
-    tested = [entry.iteration for entry in overview.values.get("tested", [])]
-    if len(tested) < 2:
+    """Say the differences between the first test and the last."""
+    tested_iterations = [entry.iteration for entry in overview.values.get("tested", [])]
+    if len(tested_iterations) < 2:
         return []
     rows = [
         find_rows(episodes.table, EpisodeFilters(iteration=iteration, split=TEST))
-        for iteration in (tested[0], tested[-1])
+        for iteration in (tested_iterations[0], tested_iterations[-1])
     ]
-    # Of more, reading what was said takes longer than the page; a comparison does it.
+    # Of more, reading the messages takes longer than the page; a comparison does it.
     is_read = max(map(len, rows)) <= MOST_READ
-    sides = [run.judged.read(episodes, of, run.game, is_read) for of in rows]
+    sides = [run.judged.read(episodes, row, run.game, is_read) for row in rows]
     if sides[0] is None or sides[1] is None:
         return []
     changes = measure_changes(sides[0], sides[1])
-    return [] if changes is None else say_changes(changes, tested[0], tested[-1])
+    return (
+        [] if changes is None else say_changes(changes, tested_iterations[0], tested_iterations[-1])
+    )
 
 
 def _draw_curve(overview: Overview) -> Chart | None:
     """Draw the rates of tests by iteration."""
-    tested = thin_out(overview.values.get("tested", []), _MOST_POINTS)
-    tests: list[tuple[int, SplitMetrics]] = [(e.iteration, e.test) for e in tested]
-    lines = [Line(name, name, [(i, *rate(of)) for i, of in tests]) for name, rate in _RATES.items()]
-    # What an obedient verifier would reach stands beside what this one did.
-    believed = [(i, of.believed_accuracy) for i, of in tests]
+    tested_entries = thin_out(overview.values.get("tested", []), _MOST_POINTS)
+    tests: list[tuple[int, SplitMetrics]] = [(e.iteration, e.test) for e in tested_entries]
+    lines = [
+        Line(name, name, [(i, *rate(measures)) for i, measures in tests])
+        for name, rate in _RATES.items()
+    ]
+    # An obedient verifier's accuracy stands beside this one's.
+    believed = [(i, measures.believed_accuracy) for i, measures in tests]
     if any(accuracy is not None for _, accuracy in believed):
         points = [(i, accuracy, None) for i, accuracy in believed]
         lines.append(Line("believing the prover", "believed", points))
@@ -101,7 +112,7 @@ def _draw_curve(overview: Overview) -> Chart | None:
 def _draw_calibration(scaled: Calibration | None, calibrated: str) -> Chart | None:
     if scaled is None:
         return None
-    points = [(of.said, of.seen, of.interval) for of in scaled.groups]
+    points = [(group.said, group.seen, group.interval) for group in scaled.groups]
     return lay_out_chart(
         f"What {calibrated} says, and what was so",
         [Line("solutions that were right", "accuracy", points, is_joined=False)],
@@ -123,25 +134,27 @@ def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
 
     def measures(agent: str) -> list[tuple[int, AgentMeasures]]:
         tests = [(e.iteration, e.test.agents) for e in entries if e.test]
-        return [(i, of[agent]) for i, of in tests if agent in of]
+        return [(i, values[agent]) for i, values in tests if agent in values]
 
     rewards, retries = [], []
     for k, agent in enumerate(agents):
-        known = measures(agent)
-        earned = [(i, of.mean_reward, of.mean_reward_ci95) for i, of in known]
+        agent_metrics = measures(agent)
+        earned = [
+            (i, metrics.mean_reward, metrics.mean_reward_ci95) for i, metrics in agent_metrics
+        ]
         rewards.append(Line(agent, f"s{k}", earned))
-        retried = [(i, of.retry_rate, of.retry_rate_ci95) for i, of in known]
+        retried = [(i, metrics.retry_rate, metrics.retry_rate_ci95) for i, metrics in agent_metrics]
         retries.append(Line(agent, f"s{k}", retried))
 
     def losses(group: str) -> list[tuple[float, float | None, None]]:
-        known = [(e.iteration, e.groups[group].loss) for e in entries if group in e.groups]
-        return [(i, loss[-1][1] if loss else None, None) for i, loss in known]
+        losses = [(e.iteration, e.groups[group].loss) for e in entries if group in e.groups]
+        return [(i, loss[-1][1] if loss else None, None) for i, loss in losses]
 
-    spent = _list_spent(overview)
-    shown = {i for i, _ in spent}
+    amounts = _list_spent(overview)
+    iterations = {i for i, _ in amounts}
     costs = _cost_by_iteration(run).items()
-    usd = [(i, value, None) for i, value in costs if value and i in shown]
-    made = [
+    usd = [(i, value, None) for i, value in costs if value and i in iterations]
+    charts = [
         lay_out_chart("Reward of a test episode", rewards, sizes=(SMALL, SMALL)),
         lay_out_chart(
             "Loss at the end of training",
@@ -152,24 +165,36 @@ def _draw_charts(overview: Overview, run: ShownRun) -> list[Chart]:
         lay_out_chart(
             "Tokens",
             [
-                Line("prompt tokens", "s0", [(i, of.prompt_tokens, None) for i, of in spent]),
-                Line("generated tokens", "s1", [(i, of.generated_tokens, None) for i, of in spent]),
-                Line("trained tokens", "s2", [(i, of.trained_tokens, None) for i, of in spent]),
+                Line(
+                    "prompt tokens",
+                    "s0",
+                    [(i, amount.prompt_tokens, None) for i, amount in amounts],
+                ),
+                Line(
+                    "generated tokens",
+                    "s1",
+                    [(i, amount.generated_tokens, None) for i, amount in amounts],
+                ),
+                Line(
+                    "trained tokens",
+                    "s2",
+                    [(i, amount.trained_tokens, None) for i, amount in amounts],
+                ),
             ],
             sizes=(SMALL, SMALL),
         ),
         lay_out_chart("Cost, US dollars", [Line("US dollars", "s0", usd)], sizes=(SMALL, SMALL)),
     ]
-    return [of for of in made if of is not None]
+    return [chart for chart in charts if chart is not None]
 
 
 def _list_spent(overview: Overview) -> list[tuple[float, IterationSpending]]:
     rows = overview.values.get("spending", [])
-    played = [(i, spent, entry) for i, spent, entry in rows if entry is not None]
+    finished = [(i, amount, entry) for i, amount, entry in rows if entry is not None]
     # Of the last iteration there is mostly a test alone: beside whole ones it seems cheap.
-    if len(played) > 1 and played[-1][2].train is None:
-        played = played[:-1]
-    return [(i, spent) for i, spent, _ in played]
+    if len(finished) > 1 and finished[-1][2].train is None:
+        finished = finished[:-1]
+    return [(i, amount) for i, amount, _ in finished]
 
 
 def _cost_by_iteration(run: ShownRun) -> dict[int, float | None]:

@@ -1,8 +1,8 @@
-"""What each page shows: values for the templates.
+"""The contents of each page: values for the templates.
 
 runs_page, run_page, matrix_page, episodes_page, episode_page, jobs_page, compare_page, pair_page
 
-Each takes a run and what its address asks for, and gives the values of the template of its name.
+Each takes a run and the query of its address, and gives the values of the template of its name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,13 +49,13 @@ _MOST_CHOICES = 200  # entries of a menu
 
 
 class NotThereError(LookupError):
-    """An address names something that is not there; the message says what."""
+    """An address names something that is not there; the message names it."""
 
 
 def list_splits(table: pa.Table) -> list[str]:
     """List the splits in the index, tests first."""
-    known = pc.unique(table["split"]).to_pylist()
-    return sorted(known, key=lambda name: SPLITS.index(name) if name in SPLITS else len(SPLITS))
+    splits = pc.unique(table["split"]).to_pylist()
+    return sorted(splits, key=lambda name: SPLITS.index(name) if name in SPLITS else len(SPLITS))
 
 
 def list_iterations(table: pa.Table) -> list[int]:
@@ -101,9 +101,9 @@ def list_choices(run: ShownRun, episodes: Episodes) -> Values:
     rounds = pc.max(table["rounds"]).as_py() or 0
 
     def values(name: str) -> list[tuple[str, str]]:
-        known = [value for value in pc.unique(table[name]).to_pylist() if value is not None]
+        values = [value for value in pc.unique(table[name]).to_pylist() if value is not None]
         more = [("none", "none")] if table[name].null_count else []
-        return [*((str(v), str(v)) for v in sorted(known)[:_MOST_CHOICES]), *more]
+        return [*((str(v), str(v)) for v in sorted(values)[:_MOST_CHOICES]), *more]
 
     return {
         "iteration": [(str(i), str(i)) for i in list_iterations(table)][-_MOST_CHOICES:],
@@ -133,25 +133,29 @@ class RunRow:
 
 def runs_page(runs: ShownRuns) -> Values:
     """Show all runs, the newest first."""
-    shown = [(run, run.overview()) for run in runs.all()]
-    shown.sort(key=lambda of: str(of[1].report.created_at if of[1].report else ""), reverse=True)
+    pairs = [(run, run.overview()) for run in runs.all()]
+    pairs.sort(
+        key=lambda pair: str(pair[1].report.created_at if pair[1].report else ""), reverse=True
+    )
     rows = []
-    for run, overview in shown:
-        tested = overview.values.get("tested", [])
-        last = tested[-1] if tested else None
-        accuracies = [(e.iteration, e.test.accuracy) for e in tested]
+    for run, overview in pairs:
+        tested_entries = overview.values.get("tested", [])
+        last = tested_entries[-1] if tested_entries else None
+        accuracies = [(e.iteration, e.test.accuracy) for e in tested_entries]
         curve = [(i, value) for i, value in accuracies if value is not None]
         rows.append(RunRow(run, overview, last, curve, run.tree.store.url))
     return {"rows": rows}
 
 
-def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, str]]) -> Values:
+def matrix_page(
+    run: ShownRun, query_parameters: Mapping[str, str], pairs: list[tuple[str, str]]
+) -> Values:
     """Show problems by iterations."""
     episodes = run.episodes()
     query = Query.parse(pairs, ("sort", "until"))
     if query.iteration or query.asks_for_calls:
         raise QueryError("the matrix shows all iterations; look for texts among the episodes")
-    sort = asked.get("sort") or "failures"
+    sort = query_parameters.get("sort") or "failures"
     if sort not in MATRIX_SORTS:
         raise QueryError(f"sort={sort}: use one of {', '.join(MATRIX_SORTS)}")
     splits = list_splits(episodes.table)
@@ -162,19 +166,19 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
     rows = find_rows(episodes.table, filters, run.notes.find_keys(filters))
     table = episodes.table.take(pa.array(rows))
     every = list_iterations(table)
-    until = read_number(asked.get("until"), every[-1] if every else 0)
+    until = read_number(query_parameters.get("until"), every[-1] if every else 0)
     columns = [i for i in every if i <= until][-MOST_COLUMNS:]
     count = pc.count_distinct(table["problem"]).as_py() if table.num_rows else 0
     paged = paginate(count, query.page)
-    shown = count_matrix(table, columns, paged.first, PER_PAGE, sort) if columns else None
+    matrix = count_matrix(table, columns, paged.first, PER_PAGE, sort) if columns else None
     earlier = [i for i in every if columns and i < columns[0]]
     later = [i for i in every if columns and i > columns[-1]]
-    kept = {**query.filters, **({"sort": sort} if sort != "failures" else {})}
+    kept_parameters = {**query.filters, **({"sort": sort} if sort != "failures" else {})}
 
     def address(**changes: Any) -> str:
-        named = {**kept, **({"until": until} if later else {}), **changes}
-        named = {name: value for name, value in named.items() if value not in ("", None)}
-        return f"?{urlencode(named)}" if named else ""
+        parameters = {**kept_parameters, **({"until": until} if later else {}), **changes}
+        parameters = {name: value for name, value in parameters.items() if value not in ("", None)}
+        return f"?{urlencode(parameters)}" if parameters else ""
 
     return {
         "query": query,
@@ -182,7 +186,7 @@ def matrix_page(run: ShownRun, asked: Mapping[str, str], pairs: list[tuple[str, 
         "sort": sort,
         "sorts": MATRIX_SORTS,
         "menus": list_choices(run, episodes),
-        "matrix": shown,
+        "matrix": matrix,
         "paging": paged,
         "address": address,
         "earlier": earlier[-1] if earlier else None,
@@ -197,7 +201,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
     episodes, query = run.episodes(), Query.parse(pairs, (JOINED,))
     rows = find_asked_rows(run, episodes, query)
     paged = paginate(len(rows), query.page)
-    chosen = rows[paged.first : paged.last]
+    page_rows = rows[paged.first : paged.last]
     verdicts = _count_verdicts(episodes.table, rows)
     filters = query.to_filters()
     return {
@@ -205,7 +209,7 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
         "episodes": episodes,
         "menus": list_choices(run, episodes),
         "sorts": SORTS,
-        "rows": list_episodes(run.index.calls, episodes, chosen, query, run.is_prover),
+        "rows": list_episodes(run.index.calls, episodes, page_rows, query, run.is_prover),
         "paging": paged,
         "trouble": run.index.calls.trouble,
         "verdicts": verdicts,
@@ -218,8 +222,8 @@ def episodes_page(run: ShownRun, pairs: list[tuple[str, str]]) -> Values:
 
 
 def _count_verdicts(table: pa.Table, rows: Any) -> dict[str, int]:
-    counted = pc.value_counts(table["verdict"].take(pa.array(rows, pa.int64())))
-    return dict(zip(*(column.to_pylist() for column in counted.flatten()), strict=True))
+    verdict_counts = pc.value_counts(table["verdict"].take(pa.array(rows, pa.int64())))
+    return dict(zip(*(column.to_pylist() for column in verdict_counts.flatten()), strict=True))
 
 
 def find_episode(episodes: Episodes, key: str) -> int:
@@ -241,10 +245,10 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
     if tab not in ("", "asked", "facts"):
         raise QueryError(f"tab={tab}: use asked or facts")
     episodes, query = run.episodes(), Query.parse(pairs, ("tab", JOINED))
-    at = find_episode(episodes, key)
+    index = find_episode(episodes, key)
     rows = find_asked_rows(run, episodes, query)
-    same, about = _find_same_problem(episodes, at), episodes.take([at])[0]
-    places = np.flatnonzero(rows == at)
+    same, about = _find_same_problem(episodes, index), episodes.take([index])[0]
+    places = np.flatnonzero(rows == index)
     place = int(places[0]) if len(places) else None
 
     def neighbour(step: int) -> str | None:
@@ -269,7 +273,7 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
         "damage": "",
     }
     try:
-        values["page"] = page = open_episode(run, episodes, at)
+        values["page"] = page = open_episode(run, episodes, index)
         values["timeline"] = lay_out_timeline(page, run.game) if tab == "" else None
         values["found"] = find_in_turns(page.turns, query)
         values["lineage"] = _trace_lineage(run, page) if tab == "facts" else None
@@ -278,11 +282,11 @@ def episode_page(run: ShownRun, key: str, tab: str, pairs: list[tuple[str, str]]
     return values
 
 
-def _find_same_problem(episodes: Episodes, at: int) -> list[IndexedEpisode]:
+def _find_same_problem(episodes: Episodes, index: int) -> list[IndexedEpisode]:
     """Find the plays of the same problem and sample in all iterations, with trees by branch."""
     table, mask = episodes.table, None
     for name in ("problem", "split", "sample", "branch_path"):
-        equal = pc.equal(table[name], table[name][at])
+        equal = pc.equal(table[name], table[name][index])
         mask = equal if mask is None else pc.and_(mask, equal)
     return read_episodes(table.filter(mask).sort_by("iteration"))[-_MOST_CHOICES:]
 
@@ -295,13 +299,15 @@ def _choose_beside(
     The other one is the nearest that was right where this one was not, or the other way round;
     without one it is the newest.
     """
-    others = [row for row in same if row.key != about.key]
-    if not others:
+    other_rows = [row for row in same if row.key != about.key]
+    if not other_rows:
         return None
     is_right = about.verdict == RIGHT
-    changed = [row for row in others if (row.verdict == RIGHT) != is_right]
-    other = min(changed, key=lambda row: abs(row.iteration - about.iteration), default=others[-1])
-    first, second = sorted((other, about), key=lambda row: row.iteration)
+    changed_rows = [row for row in other_rows if (row.verdict == RIGHT) != is_right]
+    other_row = min(
+        changed_rows, key=lambda row: abs(row.iteration - about.iteration), default=other_rows[-1]
+    )
+    first, second = sorted((other_row, about), key=lambda row: row.iteration)
     return first, second
 
 
@@ -316,7 +322,7 @@ class MadeModel:
 
 @dataclass(frozen=True)
 class EpisodeLineage:
-    """Which models answered in an episode, and what was learned from it."""
+    """The models that answered in an episode, and the models trained on it."""
 
     agents: list[tuple[str, str]]
     """Names of models, each with the agent that it answered for."""
@@ -328,14 +334,14 @@ class EpisodeLineage:
 def _trace_lineage(run: ShownRun, page: EpisodePage) -> EpisodeLineage:
     """Find the jobs that made the models of an episode, and the examples made of it."""
     agents = {(turn.message.model, turn.message.agent) for turn in page.turns}
-    served = {name for name, _ in agents}
+    names = {name for name, _ in agents}
     models: dict[str, MadeModel] = {}
     with run.lock:
         for record in run.records.all():
             for group, model in ({} if record.swap is None else record.swap.groups).items():
-                if model.model in served:
-                    made = MadeModel(group, model.job_id, model.trained_in)
-                    models.setdefault(model.model, made)
+                if model.model in names:
+                    made_model = MadeModel(group, model.job_id, model.trained_in)
+                    models.setdefault(model.model, made_model)
         groups = list(run.records.shown.first_models)
     used = [
         example

@@ -50,7 +50,7 @@ class PairSide:
 
 @dataclass(frozen=True)
 class MarkedTurn:
-    """A message, and what of it differs from the one beside it."""
+    """A message, with marks on its differences from the one beside it."""
 
     turn: ShownTurn
     pieces: tuple[Piece, ...]
@@ -60,16 +60,16 @@ class MarkedTurn:
 
 @dataclass(frozen=True)
 class AlignedTurn:
-    """What one agent said in one place; None where a side has no such message."""
+    """One agent's messages in one place; None where a side has no such message."""
 
     round: int
     agent: str
     sides: tuple[MarkedTurn | None, MarkedTurn | None]
 
 
-def pair_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
+def pair_page(runs: ShownRuns, parameters: Mapping[str, str]) -> Values:
     """Show two episodes side by side: `a` and `b` are RUN/KEY."""
-    query = PairQuery.parse(asked, KINDS)
+    query = PairQuery.parse(parameters, KINDS)
     first, second = (_open_side(runs, name, getattr(query, name)) for name in ("a", "b"))
     has_both = first.page is not None and second.page is not None
     texts = [first.texts, second.texts]
@@ -77,25 +77,26 @@ def pair_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
         "sides": (first, second),
         "turns": align_turns(first.page, second.page),
         "is_one_problem": has_both and texts[0] == texts[1],
-        "is_long": max(sum(len(text.text) for text in of) for of in texts) > _LONG_PROBLEM,
+        "is_long": max(sum(len(text.text) for text in side_texts) for side_texts in texts)
+        > _LONG_PROBLEM,
         **_find_neighbours(runs, query, first, second),
         "ways_back": _find_ways_back(query, first, second),
     }
 
 
-def _open_side(runs: ShownRuns, side: str, asked: str) -> PairSide:
-    name, _, key = asked.rpartition("/")
+def _open_side(runs: ShownRuns, side: str, episode: str) -> PairSide:
+    name, _, key = episode.rpartition("/")
     run = runs.get(name)
     if run is None:
         raise NotThereError(f"{side}: there is no run {name[:60]!r} among those that are shown")
     episodes = run.episodes(with_calls=False)
-    at = find_episode(episodes, key)
+    index = find_episode(episodes, key)
     page, damage = None, ""
     try:
-        page = open_episode(run, episodes, at)
+        page = open_episode(run, episodes, index)
     except (NipError, OSError) as error:
         damage = str(error)
-    return PairSide(run, key, episodes.take([at])[0], page, damage)
+    return PairSide(run, key, episodes.take([index])[0], page, damage)
 
 
 def _find_ways_back(query: PairQuery, first: PairSide, second: PairSide) -> list[tuple[str, str]]:
@@ -151,9 +152,11 @@ def _find_address(
     return _make_address("/pair", a=a, b=b, kind=query.kind)
 
 
-def _make_address(path: str, **asked: Any) -> str:
-    named = {name: value for name, value in asked.items() if value not in ("", None)}
-    return f"{path}?{urlencode(named, safe='/@')}"
+def _make_address(path: str, **parameters: Any) -> str:
+    given_parameters = {
+        name: value for name, value in parameters.items() if value not in ("", None)
+    }
+    return f"{path}?{urlencode(given_parameters, safe='/@')}"
 
 
 def align_turns(first: EpisodePage | None, second: EpisodePage | None) -> list[AlignedTurn]:
@@ -161,11 +164,11 @@ def align_turns(first: EpisodePage | None, second: EpisodePage | None) -> list[A
     sides = [_find_turns(page) for page in (first, second)]
     agents = [*dict.fromkeys(place.agent for side in sides for place in side)]
     places = sorted({*sides[0], *sides[1]}, key=lambda place: place.order(agents.index))
-    left, aligned = _MOST_ON_A_PAGE, []
+    steps_left, aligned = _MOST_ON_A_PAGE, []
     for place in places:
-        turns = [of.get(place) for of in sides]
-        marked, spent = _mark_turns(turns, min(left, MOST_STEPS))
-        left -= spent
+        turns = [turns_by_place.get(place) for turns_by_place in sides]
+        marked, steps = _mark_turns(turns, min(steps_left, MOST_STEPS))
+        steps_left -= steps
         aligned.append(AlignedTurn(place.round, place.agent, marked))
     return aligned
 
@@ -177,17 +180,19 @@ def _find_turns(page: EpisodePage | None) -> dict[AnswerPlace, ShownTurn]:
 
 
 def _mark_turns(
-    turns: Sequence[ShownTurn | None], most: int
+    turns: Sequence[ShownTurn | None], limit: int
 ) -> tuple[tuple[MarkedTurn | None, MarkedTurn | None], int]:
-    """Mark what differs in two messages; return it with what that took."""
+    """Mark the differences of two messages; return them with the steps that took."""
     first, second = turns
     if first is None or second is None:
         return (_leave(first, "only here"), _leave(second, "only here")), 0
     texts = first.message.text, second.message.text
     if texts[0] == texts[1]:
         return (_leave(first, "same in both"), _leave(second, "same in both")), 0
-    marking = mark_words(*texts, most)
-    places = max(sum(piece.differs for piece in of) for of in (marking.first, marking.second))
+    marking = mark_words(*texts, limit)
+    places = max(
+        sum(piece.differs for piece in pieces) for pieces in (marking.first, marking.second)
+    )
     words = f"differs in {places} place{'' if places == 1 else 's'}"
     if not places:
         words = "differs in spaces alone"

@@ -31,12 +31,12 @@ _DAMAGE = (
     *(NipError, OSError, LookupError, ArithmeticError),
     *(TypeError, ValueError, AttributeError),
 )
-"""What documents that are not as nip writes them end in."""
+"""The errors that documents of another form end in."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What a run's small documents say at a moment."""
+    """The contents of a run's small documents at a moment."""
 
     state: str
     status: str
@@ -51,7 +51,7 @@ class ShownRun:
     def __init__(
         self, tree: RunStore, name: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Reads nothing yet. `name` is what addresses call it."""
+        """Reads nothing yet. `name` is its name in addresses."""
         self.tree, self.name = tree, name
         self.search = TextSearch()
         self.judged = JudgedPlaces(tree.store)
@@ -98,10 +98,10 @@ class ShownRun:
             # Several tabs ask, and in a bucket each look is a dozen requests.
             if self._clock() - self._state_s >= _AT_MOST_EVERY_S:
                 self._forget_if_made_anew()
-                seen = hashlib.sha256(str(self._run_json).encode())
+                digest = hashlib.sha256(str(self._run_json).encode())
                 for mark in self._list_marks():
-                    seen.update(f"\n{mark}".encode())
-                self._state, self._state_s = seen.hexdigest()[:16], self._clock()
+                    digest.update(f"\n{mark}".encode())
+                self._state, self._state_s = digest.hexdigest()[:16], self._clock()
             return self._state
 
     def _list_marks(self) -> Iterable[str]:
@@ -138,7 +138,7 @@ class ShownRun:
             return "gone"
 
     def overview(self) -> Overview:
-        """Return what the run's documents say now; damage is named, not raised."""
+        """Return the contents of the run's documents now; damage is named, not raised."""
         state = self.state()
         with self.lock:
             if self._overview is None or self._overview.state != state:
@@ -189,13 +189,13 @@ def _describe_error(error: Exception) -> str:
 class ShownRuns:
     """All runs of a store, also later ones, or some named runs."""
 
-    def __init__(self, store: Store | None, named: Sequence[RunStore] = ()) -> None:
-        """Reads nothing yet. With `named` runs no other is ever shown."""
+    def __init__(self, store: Store | None, named_stores: Sequence[RunStore] = ()) -> None:
+        """Reads nothing yet. With `named_stores` runs no other is ever shown."""
         self._store = store
         self._lock = RLock()
         self._shown: dict[str, ShownRun] = {}
-        self._named = bool(named)
-        for tree in named:
+        self._named = bool(named_stores)
+        for tree in named_stores:
             self._add(tree)
 
     def _add(self, tree: RunStore) -> None:

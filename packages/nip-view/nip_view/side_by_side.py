@@ -2,7 +2,7 @@
 
 compare_page         values of the template
 ComparedPlace        the episodes of a place; find_place finds them
-describe_difference  what differs, in sentences
+describe_difference  the differences, in sentences
 """
 
 from collections.abc import Mapping
@@ -42,16 +42,16 @@ def list_places(tables: Mapping[str, pa.Table], split: str) -> list[str]:
     `tables` are those of the indices, by run.
     """
     places = []
-    most = max(_FEWEST_PLACES, _MOST_PLACES // max(1, len(tables)))
+    limit = max(_FEWEST_PLACES, _MOST_PLACES // max(1, len(tables)))
     for run, table in tables.items():
-        played = table.filter(pc.equal(table["split"], split)) if split else table
-        places += [f"{run}@{i}" for i in thin_out(list_iterations(played), most)]
+        tests = table.filter(pc.equal(table["split"], split)) if split else table
+        places += [f"{run}@{i}" for i in thin_out(list_iterations(tests), limit)]
     return places
 
 
-def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
+def compare_page(runs: ShownRuns, parameters: Mapping[str, str]) -> Values:
     """Show the episodes of two places in pairs, changed verdicts first."""
-    query = Comparison.parse(asked, KINDS)
+    query = Comparison.parse(parameters, KINDS)
     a, b, kind = query.a, query.b, query.kind
     tables = {run.name: run.episodes(with_calls=False).table for run in runs.all()}
     splits = sorted({split for table in tables.values() for split in list_splits(table)})
@@ -72,13 +72,13 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     sides = [find_place(runs, place, split) for place in (a, b)]
     parts = [side.table for side in sides]
     names = [place.rpartition("@")[0] for place in (a, b)]
-    shown = pair_episodes(parts[0], parts[1], query.page, PER_PAGE, kind)
-    total = shown.counts[kind] if kind else sum(shown.counts.values())
+    pairs = pair_episodes(parts[0], parts[1], query.page, PER_PAGE, kind)
+    total = pairs.counts[kind] if kind else sum(pairs.counts.values())
     base = {"a": a, "b": b, "split": split}
 
     def address(**changes: Any) -> str:
-        named = {**base, "kind": kind, "follows": query.follows, **changes}
-        return f"?{urlencode({name: v for name, v in named.items() if v not in ('', None)})}"
+        parameters = {**base, "kind": kind, "follows": query.follows, **changes}
+        return f"?{urlencode({name: v for name, v in parameters.items() if v not in ('', None)})}"
 
     is_read = bool(query.follows) or max(part.num_rows for part in parts) <= MOST_READ
     rates = [
@@ -86,7 +86,7 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     ]
     return {
         **values,
-        "pairs": shown,
+        "pairs": pairs,
         "paging": paginate(total, query.page),
         "address": address,
         "names": names,
@@ -97,10 +97,10 @@ def compare_page(runs: ShownRuns, asked: Mapping[str, str]) -> Values:
     }
 
 
-def choose_compared_split(runs: ShownRuns, asked: str) -> str:
+def choose_compared_split(runs: ShownRuns, wanted_split: str) -> str:
     """Choose the split of a comparison: the one that is asked for, else tests."""
-    known = {split for run in runs.all() for split in list_splits(run.episodes().table)}
-    return asked or (TEST if TEST in known else min(known, default=""))
+    splits = {split for run in runs.all() for split in list_splits(run.episodes().table)}
+    return wanted_split or (TEST if TEST in splits else min(splits, default=""))
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ class ComparedPlace:
         return self.episodes.table.take(pa.array(self.rows, pa.int64()))
 
     def find_damage(self) -> tuple[str, ...]:
-        """Say in words what of its split can't be read."""
+        """Say in words which parts of its split can't be read."""
         return self.episodes.find_damage(self.iteration, self.split or None)
 
     def judged(self, with_arguments: bool) -> JudgedEpisodes | None:
-        """Read its verdicts, and what was argued; None where a file can't be read."""
+        """Read its verdicts, and the arguments; None where a file can't be read."""
         return self.run.judged.read(self.episodes, self.rows, self.run.game, with_arguments)
 
 
@@ -143,7 +143,7 @@ def find_place(runs: ShownRuns, place: str, split: str) -> ComparedPlace:
 
 
 def describe_difference(a: ComparedPlace, b: ComparedPlace, with_arguments: bool) -> list[str]:
-    """Say what differs between two places: on which episodes, then sentences; [] for nothing."""
+    """Say the differences between two places: on which episodes, then sentences; [] for nothing."""
     if a.name == b.name:
         return []
     sides = a.judged(with_arguments), b.judged(with_arguments)
@@ -155,5 +155,5 @@ def describe_difference(a: ComparedPlace, b: ComparedPlace, with_arguments: bool
     # Only iterations of one run have an order.
     is_later = a.run is b.run and a.iteration < b.iteration
     names = None if is_later else (a.name, b.name)
-    where = f"On the {describe_pairs(changes)} that both have:"
-    return [where, *describe_changes(changes, names)]
+    place = f"On the {describe_pairs(changes)} that both have:"
+    return [place, *describe_changes(changes, names)]

@@ -20,7 +20,7 @@ _FEW_AGENTS = 2
 
 @dataclass(frozen=True)
 class TimelineCell:
-    """What an agent has to do with a message."""
+    """An agent's part in a message."""
 
     kind: Literal["speaks", "reads", "unseen"]
     words: str
@@ -62,7 +62,9 @@ def lay_out_messages(messages: Sequence[Message], protocol: Protocol) -> Timelin
         (message.round, TimelineRow(number, _lay_out_cells(message, protocol)))
         for number, message in enumerate(messages)
     ]
-    rounds = [(round_, tuple(row for _, row in of)) for round_, of in groupby(rows, _get_round)]
+    rounds = [
+        (round_, tuple(row for _, row in turns)) for round_, turns in groupby(rows, _get_round)
+    ]
     return Timeline(protocol.agent_names, tuple(rounds), len(rows))
 
 
@@ -90,9 +92,9 @@ def _describe_turn(message: Message, channels: int) -> str:
 
 
 def _describe_reader(channels: Sequence[str], visible: Sequence[str]) -> TimelineCell:
-    """Say of what was sent to these channels which an agent reads."""
-    read = [channel for channel in channels if channel in visible]
-    if not read:
+    """Name the ones of these channels that an agent reads."""
+    channels_read = [channel for channel in channels if channel in visible]
+    if not channels_read:
         return TimelineCell("unseen", "does not see it")
-    whole = len(read) == len(channels)
-    return TimelineCell("reads", "reads" if whole else f"reads {', '.join(read)}")
+    whole = len(channels_read) == len(channels)
+    return TimelineCell("reads", "reads" if whole else f"reads {', '.join(channels_read)}")

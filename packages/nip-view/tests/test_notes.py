@@ -140,7 +140,7 @@ def test_two_viewers_at_once_lose_nothing(store):
     def write(number):
         for row in rows[number::2]:
             writers[number].write(row, star=True, note=f"by {number}")
-            writers[number].write(shared, note=f"{number}: {row.key}", seen="another")
+            writers[number].write(shared, note=f"{number}: {row.key}", read_mark="another")
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(2)]
     for thread in threads:

@@ -1,8 +1,8 @@
-"""Agents and what they play with, under the names of neural-interactive-proofs.
+"""Agents and the parts that they play with, under the names of neural-interactive-proofs.
 
 The surface for notebooks and scripts. Its names are importable from here, and loaded only then:
 
-whole_agent             what every agent is: keys, visible channels, one turn of a batch
+whole_agent             the base of every agent: keys, visible channels, one turn of a batch
 prompted_whole_agent    its chats, and the examples that it can be trained on
 openai_whole_agent      an agent that asks a model, with its retries
 shared_model_group      agents that share a model and are trained together
@@ -69,7 +69,7 @@ _MODULES = (
     *("protocol_handler", "environment", "whole_agent", "shared_model_group"),
     *("language_model_client", "openai_whole_agent", "openai_model_group"),
 )
-"""Where the names are looked for; what takes longer to load comes later."""
+"""Where the names are looked for; slower modules come later."""
 
 __all__ = [
     "AgentNotActiveInChannelError",

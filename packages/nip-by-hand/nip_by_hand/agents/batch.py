@@ -22,9 +22,9 @@ the protocol, K is the most calls that one turn took. Missing strings are None.
     (episode, <column of `episodes`>)                  (N, T)
     (generation, <column of `generations`>)            (N, T, A, K)
 
-What stands under a bare key is so before the move of the round: a history has the rounds before
+The value under a bare key holds before the move of the round: a history has the rounds before
 it. Under ``("next", ...)`` the same keys, from round to (agents, done) but for padding, say how it
-is after the move. Agents in `message_agent_id` are numbers, -1 is nobody. A prompt's messages have
+is after the move. Agents in `message_agent_id` are numbers, -1 is none. A prompt's messages have
 role, content and name. In the rows after an episode's end `padding` is true, the state stays as
 it was at the end, and nothing is said or paid.
 
@@ -32,7 +32,7 @@ it was at the end, and nothing is said or paid.
 `datapoint_id` is a number made from the problem's name, which is ("episode", "problem").
 A tree of responses has a row per leaf, and a generation stands in the row of every leaf that it
 led to; back in the tables it stands once. Of a part of a tree the first leaf that is there has it.
-A decision that is none is 2, its continuous value NaN. Nobody is paid in a failed episode, which
+A missing decision is 2, its continuous value NaN. No agent is paid in a failed episode, which
 is neither done nor terminated.
 """
 
@@ -75,7 +75,7 @@ class _States:
 
     @classmethod
     def make_empty(cls, episodes: int, rounds: int, channels: int, agents: int) -> Self:
-        """Make the states of episodes before anybody has said anything."""
+        """Make the states of episodes before the first message."""
         place = (episodes, rounds + 1)
         return cls(
             message_history=_missing((*place, rounds, channels), STRING),
@@ -101,31 +101,31 @@ def rollouts_to_nested(
 ) -> NestedArrayDict:
     """Committed rollouts as a batch of size (N, T), see the module.
 
-    What is the same in all rounds of an episode stands once in memory, and before and after
+    A value that is the same in all rounds of an episode stands once in memory, and before and after
     share it too: those arrays are read-only or overlap, so copy one before changing it.
     Without `prompts`, which are most of the work, ("agents", "prompt") is left out.
 
     Raises SettingsError if the rollouts were not played with the settings of `game`.
     """
-    played = _Played(game, episodes, generations)
-    n, t, a, c = played.size, played.rounds, len(played.agents), len(played.channels)
+    tables = _Played(game, episodes, generations)
+    n, t, a, c = tables.size, tables.rounds, len(tables.agents), len(tables.channels)
     # 1. Begin with nothing said, in the T + 1 states before each round and after the last one.
     states = _States.make_empty(n, t, c, a)
     actions, reward = Actions.make_empty((n, t, a), c), np.zeros((n, t, a))
     # 2. Play each episode again.
-    for number, episode in enumerate(played.episodes):
-        _replay(played, states, actions, reward, number, episode)
+    for number, episode in enumerate(tables.episodes):
+        _replay(tables, states, actions, reward, number, episode)
     # 3. Before and after a round are the same states, seen from two places.
     batch = NestedArrayDict({}, (n, t))
-    _put_problems(batch, played, episodes)
+    _put_problems(batch, tables, episodes)
     for key, state in states.by_key().items():
         batch[key], batch["next", key] = state[:, :-1], state[:, 1:]
     each = np.broadcast_to(states.done[..., None], (n, t + 1, a))
     batch["agents", "done"], batch["next", "agents", "done"] = each[:, :-1], each[:, 1:]
     batch["agents"], batch["next", "agents", "reward"] = actions.by_key(), reward
-    batch["generation"] = played.cells
+    batch["generation"] = tables.cells
     if prompts:
-        batch["agents", "prompt"] = _prompts(played)
+        batch["agents", "prompt"] = _prompts(tables)
     return batch
 
 
@@ -149,17 +149,17 @@ def nested_to_rollouts(game: Game, batch: NestedArrayDict) -> tuple[pa.Table, pa
     keys = batch["generation", "key"]
     places = np.nonzero(_present(keys))
     once = _once(batch, keys[places], places[0])
-    at = tuple(place[once] for place in places)
-    # 2. Make its columns of where it stands and of what is kept there.
+    cell = tuple(place[once] for place in places)
+    # 2. Make its columns of its place and of the values that are kept there.
     columns: dict[str, list[Any]] = {
-        "episode": batch["episode", "key"][at[:2]].tolist(),
-        "round": batch["round"][at[:2]].tolist(),
-        "agent": [names[a] for a in at[2]],
-        "attempt": at[3].tolist(),
+        "episode": batch["episode", "key"][cell[:2]].tolist(),
+        "round": batch["round"][cell[:2]].tolist(),
+        "agent": [names[a] for a in cell[2]],
+        "attempt": cell[3].tolist(),
     }
     for field in GENERATIONS:
         if field.name not in _PLACE:
-            columns[field.name] = batch["generation", field.name][at].tolist()
+            columns[field.name] = batch["generation", field.name][cell].tolist()
     first = {field.name: batch["episode", field.name][:, 0].tolist() for field in EPISODES}
     return (
         pa.Table.from_pydict(first, schema=EPISODES),
@@ -184,14 +184,14 @@ def _once(batch: NestedArrayDict, keys: Array, rows: Array) -> Array:
 
 @dataclass(slots=True, kw_only=True)
 class _Said(SpokenRow):
-    """What of a generation a turn of an episode is made of."""
+    """The parts of a generation that make a turn of an episode."""
 
     episode: str
     branch_path: str
 
 
 class _Played:
-    """The tables with what of them is asked often."""
+    """The tables with the values of them that are needed often."""
 
     def __init__(self, game: Game, episodes: pa.Table, generations: pa.Table):
         protocol = game.protocol
@@ -217,7 +217,7 @@ class _Played:
 
     @cached_property
     def turns(self) -> list[list[Turn]]:
-        """By episode, what was validly said, in the order of play."""
+        """By episode, the valid turns, in the order of play."""
         by_episode = []
         for episode in self.episodes:
             try:
@@ -232,19 +232,19 @@ class _Played:
             generations.column(name).to_pylist() for name in ("key", *_PLACE)
         )
         for key, episode, round_, agent in zip(keys, episodes, rounds, agents, strict=True):
-            known = episode in self._position and agent in self.agents and round_ < self.rounds
-            if not known:
+            is_known = episode in self._position and agent in self.agents and round_ < self.rounds
+            if not is_known:
                 raise SettingsError(
                     f"generation {key}: there is no episode {episode} with a turn of {agent} in "
                     f"round {round_}; give the rollouts with the game that they were played with"
                 )
         # A generation stands in the row of every leaf that it led to.
-        rows, which = self._rows_of_cells(generations)
-        at = (
+        rows, indices = self._rows_of_cells(generations)
+        places = (
             rows,
-            np.array(rounds, dtype=int)[which],
-            np.array([self.agents[name] for name in agents], dtype=int)[which],
-            np.array(attempts, dtype=int)[which],
+            np.array(rounds, dtype=int)[indices],
+            np.array([self.agents[name] for name in agents], dtype=int)[indices],
+            np.array(attempts, dtype=int)[indices],
         )
         shape = (self.size, self.rounds, len(self.agents), max(attempts, default=0) + 1)
         cells: dict[str, Array] = {}
@@ -252,8 +252,8 @@ class _Played:
             if field.name not in _PLACE:
                 column = _values(generations.column(field.name), field)
                 cells[field.name] = _missing(shape, column.dtype)
-                cells[field.name][at] = column[which]
-        if _present(cells["key"]).sum() != len(which):
+                cells[field.name][places] = column[indices]
+        if _present(cells["key"]).sum() != len(indices):
             raise SettingsError(
                 "two generations stand in the same episode, round, agent and attempt; a batch has "
                 "a place for one"
@@ -269,7 +269,7 @@ class _Played:
 
 
 def _replay(
-    played: _Played,
+    tables: _Played,
     states: _States,
     actions: Actions,
     reward: Array,
@@ -277,67 +277,70 @@ def _replay(
     episode: Episode,
 ) -> None:
     """Fill in the episode's places by playing it again, and check it against its record."""
-    # 1. Put down who said and decided what; the states after it have it too.
-    turns = played.turns[n]
+    # 1. Put down messages and decisions with their agents, also in the states after the round.
+    turns = tables.turns[n]
     for turn in turns:
-        t, a = turn.round, played.agents[turn.agent]
+        t, a = turn.round, tables.agents[turn.agent]
         actions.raw_message[n, t, a] = turn.text
         states.raw_message_history[n, t + 1 :, t, a] = turn.text
         actions.decision[n, t, a] = turn.move.decision
         if turn.move.value is not None:
             actions.continuous_decision[n, t, a] = turn.move.value
         for channel, message in turn.move.messages.items():
-            c = played.channels[channel]
+            c = tables.channels[channel]
             actions.message[n, t, a, c] = message
             states.message_history[n, t + 1 :, t, c] = message
             states.message_agent_id[n, t + 1 :, t, c] = a
-    # 2. Put down what it took to get each answer, and let the protocol judge round after round.
-    protocol, seed = played.game.protocol, episode.seed
-    earned = dict.fromkeys(played.agents, 0.0)
+    # 2. Put down the cost of each answer, and let the protocol judge round after round.
+    protocol, seed = tables.game.protocol, episode.seed
+    earned = dict.fromkeys(tables.agents, 0.0)
     for t in range(episode.rounds):
         so_far = [turn for turn in turns if turn.round <= t]
         movers = protocol.movers(t, seed, [turn for turn in so_far if turn.round < t])
         for agent, channels in movers.items():
-            a, written = played.agents[agent], [played.channels[channel] for channel in channels]
-            last = max(played.calls[n, t, a] - 1, 0)
-            is_cut = played.cells["finish_reason"][n, t, a, last] == "length"
-            actions.retry_count[n, t, a, written] = last
-            actions.token_limit[n, t, a, written] = is_cut
+            a, channel_indices = (
+                tables.agents[agent],
+                [tables.channels[channel] for channel in channels],
+            )
+            last = max(tables.calls[n, t, a] - 1, 0)
+            is_cut = tables.cells["finish_reason"][n, t, a, last] == "length"
+            actions.retry_count[n, t, a, channel_indices] = last
+            actions.token_limit[n, t, a, channel_indices] = is_cut
         if episode.outcome == "failed":
             continue
         silent = set(movers) - {turn.agent for turn in so_far if turn.round == t}
         stance = episode.prover_stance
-        result = played.game.judge(t, seed, episode.y, stance, so_far, silent)
+        result = tables.game.judge(t, seed, episode.y, stance, so_far, silent)
         for agent, paid in result.rewards.items():
-            reward[n, t, played.agents[agent]] = paid
+            reward[n, t, tables.agents[agent]] = paid
             earned[agent] += paid
         states.done[n, t + 1 :] = result.done
         states.terminated[n, t + 1 :] = result.terminated
-    if played.game.reward_function is not None and episode.outcome != "failed":
-        earned = _pay_whole(played, episode, turns, result, earned)
+    if tables.game.reward_function is not None and episode.outcome != "failed":
+        earned = _pay_whole(tables, episode, turns, result, earned)
         reward[n] = 0.0
-        reward[n, episode.rounds - 1] = [earned[agent] for agent in played.agents]
-    # 3. What it pays must be what was recorded, or the settings are others.
-    recorded = episode.rewards
-    same = recorded.keys() == earned.keys() and all(
-        np.isclose(recorded[agent], earned[agent], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+        reward[n, episode.rounds - 1] = [earned[agent] for agent in tables.agents]
+    # 3. The rewards must equal the recorded ones, or the settings are others.
+    rewards = episode.rewards
+    same = rewards.keys() == earned.keys() and all(
+        np.isclose(rewards[agent], earned[agent], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
         for agent in earned
     )
     if not same:
-        _refuse(episode, f"recorded the rewards {recorded}, but its moves earn {earned}")
+        _refuse(episode, f"recorded the rewards {rewards}, but its moves earn {earned}")
 
 
 def _pay_whole(
-    played: _Played,
+    tables: _Played,
     episode: Episode,
     turns: Sequence[Turn],
     result: RoundResult,
     rewards: Mapping[str, float],
 ) -> dict[str, float]:
-    """Ask the reward function. Raises SettingsError for whatever it raises or returns wrongly."""
+    """Ask the reward function. Raises SettingsError for any error of it, or a wrong value."""
     columns, stance = parse_columns(episode.columns), episode.prover_stance
     situation = Situation(episode.question, episode.solution, stance, episode.seed, columns)
-    game, problem = played.game, episode.problem
+    game, problem = tables.game, episode.problem
     try:
         paid = game.pay(problem, episode.y, situation, turns, episode.rounds, result, rewards)
     except ValueError as error:
@@ -345,50 +348,50 @@ def _pay_whole(
     return dict(paid)
 
 
-def _put_problems(batch: NestedArrayDict, played: _Played, episodes: pa.Table) -> None:
-    """Put what does not change within an episode."""
+def _put_problems(batch: NestedArrayDict, tables: _Played, episodes: pa.Table) -> None:
+    """Put the values that do not change within an episode."""
     shape = batch.batch_size
 
     def put(key: str, values: Sequence[int]) -> None:
         every_round = np.array(values, dtype=np.int64).reshape(-1, 1)
         batch[key] = batch["next", key] = np.broadcast_to(every_round, shape)
 
-    rounds = np.arange(played.rounds + 1)
+    rounds = np.arange(tables.rounds + 1)
     batch["round"] = np.broadcast_to(rounds[:-1], shape)
     batch["next", "round"] = np.broadcast_to(rounds[1:], shape)
     for field in EPISODES:
         column = _values(episodes.column(field.name), field)
         batch["episode", field.name] = np.broadcast_to(column.reshape(-1, 1), shape)
-    put("seed", [episode.seed for episode in played.episodes])
-    put("y", [episode.y for episode in played.episodes])
-    put("datapoint_id", [datapoint_number(episode.problem) for episode in played.episodes])
-    share = played.game.protocol.shared_stance
-    stances = [share(episode.prover_stance) for episode in played.episodes]
+    put("seed", [episode.seed for episode in tables.episodes])
+    put("y", [episode.y for episode in tables.episodes])
+    put("datapoint_id", [datapoint_number(episode.problem) for episode in tables.episodes])
+    share = tables.game.protocol.shared_stance
+    stances = [share(episode.prover_stance) for episode in tables.episodes]
     put("prover_stance", [NO_STANCE if stance is None else stance for stance in stances])
     for key in ("question", "solution"):
         batch[key] = batch["next", key] = batch["episode", key]
-    lengths = np.array([episode.rounds for episode in played.episodes], dtype=int).reshape(-1, 1)
+    lengths = np.array([episode.rounds for episode in tables.episodes], dtype=int).reshape(-1, 1)
     batch["padding"] = rounds[:-1] >= lengths
 
 
-def _prompts(played: _Played) -> Array:
+def _prompts(tables: _Played) -> Array:
     """Render the chat before each turn of an agent; agents without a model get none."""
-    game, rounds = played.game, played.rounds
-    length = 2 * (rounds * len(played.channels) + 10)
-    shape = (played.size, rounds, len(played.agents), length, len(_PROMPT_FIELDS))
+    game, rounds = tables.game, tables.rounds
+    length = 2 * (rounds * len(tables.channels) + 10)
+    shape = (tables.size, rounds, len(tables.agents), length, len(_PROMPT_FIELDS))
     prompts = _missing(shape, STRING)
-    for n, episode in enumerate(played.episodes):
+    for n, episode in enumerate(tables.episodes):
         situation = Situation(
             episode.question, episode.solution, episode.prover_stance, episode.seed
         )
         for t in range(episode.rounds):
-            before = [turn for turn in played.turns[n] if turn.round < t]
-            for agent in game.protocol.movers(t, episode.seed, before):
+            earlier_turns = [turn for turn in tables.turns[n] if turn.round < t]
+            for agent in game.protocol.movers(t, episode.seed, earlier_turns):
                 if agent not in game.parameters.model_agents:
                     continue
-                for i, message in enumerate(game.render(agent, situation, before, t)):
+                for i, message in enumerate(game.render(agent, situation, earlier_turns, t)):
                     for f, name in enumerate(_PROMPT_FIELDS):
-                        prompts[n, t, played.agents[agent], i, f] = message.get(name)
+                        prompts[n, t, tables.agents[agent], i, f] = message.get(name)
     return prompts
 
 
@@ -407,8 +410,8 @@ def _missing(shape: tuple[int, ...], kind: Any) -> Array:
 
 
 def _present(keys: Array) -> Array:
-    there = [key is not None for key in keys.ravel().tolist()]
-    return np.array(there, dtype=bool).reshape(keys.shape)
+    is_there = [key is not None for key in keys.ravel().tolist()]
+    return np.array(is_there, dtype=bool).reshape(keys.shape)
 
 
 def datapoint_number(problem: str) -> int:
@@ -416,7 +419,7 @@ def datapoint_number(problem: str) -> int:
     return int(digest(problem)[:_DATAPOINT_DIGITS], 16)
 
 
-def _refuse(episode: Episode, why: str) -> NoReturn:
+def _refuse(episode: Episode, reason: str) -> NoReturn:
     raise SettingsError(
-        f"episode {episode.key} {why}; give the game with the settings that it was played with"
+        f"episode {episode.key} {reason}; give the game with the settings that it was played with"
     )

@@ -1,9 +1,9 @@
-"""Episodes played by hand: what is so before a round, the agents' moves, what follows.
+"""Episodes played by hand: the state before a round, the agents' moves, the state after it.
 
 PureTextEnvironment        reset, step and advance over a batch of episodes
 CodeValidationEnvironment  its name in the scenario of code validation
 
-The keys and shapes of a batch stand in `nip_by_hand.agents.batch`; what is recorded of calls is not
+The keys and shapes of a batch stand in `nip_by_hand.agents.batch`; the records of calls are not
 in it. Steps stacked along a second dimension are rollouts. Nothing is written to disk. An episode
 of a problem has the seeds with which the loop plays it for the first time.
 """
@@ -122,16 +122,17 @@ class PureTextEnvironment:
     def step(
         self, data: NestedArrayDict, actions: Mapping[str, NestedArrayDict]
     ) -> NestedArrayDict:
-        """The timestep: `data`, what each agent did below "agents", and what follows below "next".
+        """The timestep: `data`, each agent's action below "agents", and the next state below
+        "next".
 
-        `actions` are by agent what `PureTextWholeAgent.forward` gave; one without a turn may be
-        left out. Whether an agent decided is read from its raw message. Episodes that are over stay
-        as they are.
+        `actions` are by agent the results of `PureTextWholeAgent.forward`; one without a turn may
+        be left out. Whether an agent decided is read from its raw message. Episodes that are over
+        stay as they are.
 
         Raises ValueError, naming episode and agent, if an agent whose turn it is said nothing and
         the game can't go on without it, or if one spoke out of turn.
         """
-        # 1. Refuse actions of nobody, and put down those of the agents.
+        # 1. Refuse actions of unknown agents, and put down the agents' actions.
         unknown = sorted(set(actions) - set(self.protocol_handler.agent_names))
         if unknown:
             raise ValueError(f"actions of {unknown}, who are not among the protocol's agents")
@@ -182,10 +183,10 @@ class PureTextEnvironment:
         """Put the agents' moves into the histories of one episode, and judge its round."""
         handler, round_, seed = self.protocol_handler, int(step["round"][n]), int(step["seed"][n])
         # 1. Who may move follows from the rounds before.
-        protocol, after = handler.protocol, step["next"]
-        before = self._turns(step, n)
-        movers = protocol.movers(round_, seed, before)
-        # 2. Put down what they said; who had to speak and did not is refused, or silent.
+        protocol, next_step = handler.protocol, step["next"]
+        earlier_turns = self._turns(step, n)
+        movers = protocol.movers(round_, seed, earlier_turns)
+        # 2. Put down their messages; an agent that had to speak and did not is refused, or silent.
         silent = set()
         for a, agent in enumerate(handler.agent_names):
             raw = step["agents", "raw_message"][n, a]
@@ -198,22 +199,22 @@ class PureTextEnvironment:
                     raise ValueError(f"episode {n}: {agent} said nothing in its round {round_}")
                 silent.add(agent)
                 continue
-            after["raw_message_history"][n, round_, a] = raw
+            next_step["raw_message_history"][n, round_, a] = raw
             for c, channel in enumerate(handler.message_channel_names):
                 message = step["agents", "message"][n, a, c]
                 if holds_text(message) and channel in movers[agent]:
-                    after["message_history"][n, round_, c] = message
-                    after["message_agent_id"][n, round_, c] = a
-        # 3. The protocol says what follows.
+                    next_step["message_history"][n, round_, c] = message
+                    next_step["message_agent_id"][n, round_, c] = a
+        # 3. The protocol names the next state.
         situation = read_situation(step[n])
-        turns = self._turns(after, n)
+        turns = self._turns(next_step, n)
         result = protocol.judge(
             round_, seed, int(step["y"][n]), situation.stance, turns, frozenset(silent)
         )
-        after["done"][n], after["terminated"][n] = result.done, result.terminated
-        after["agents", "done"][n] = result.done
+        next_step["done"][n], next_step["terminated"][n] = result.done, result.terminated
+        next_step["agents", "done"][n] = result.done
         for a, agent in enumerate(handler.agent_names):
-            after["agents", "reward"][n, a] = result.rewards[agent]
+            next_step["agents", "reward"][n, a] = result.rewards[agent]
 
     def _turns(self, data: NestedArrayDict, n: int) -> list[Turn]:
         histories = (data[key][n] for key in HISTORIES)

@@ -57,7 +57,7 @@ class UnknownFinishReasonError(GenerationError):
 
 
 class InvalidResponseError(GenerationError, ValueError):
-    """The answer has no valid form. `response_text` is the last one, `reason` what is wrong."""
+    """The answer has no valid form. `response_text` is the last one, `reason` names the fault."""
 
     problem = "an answer in an invalid form"
 

@@ -1,4 +1,4 @@
-"""How an experiment is run by hand, apart from what is played: `ExperimentSettings`.
+"""How an experiment is run by hand, apart from the game: `ExperimentSettings`.
 
 Every field of the original may be given. Those that steer things which this library does not do,
 or does by a setting of its own, are refused unless they have their default, and are not kept.
@@ -33,7 +33,7 @@ _MEANINGLESS: Mapping[str, tuple[Any, str]] = {
     "do_not_load_checkpoint": (False, "a checkpoint is loaded only where set_state is called"),
     "test_run": (False, "use_dummy_api plays without a model"),
 }
-"""Fields of the original that steer nothing here, with their defaults, and what does it instead."""
+"""Fields of the original that steer nothing here, with their defaults and substitutes."""
 
 
 class ExperimentSettings(Parameters):

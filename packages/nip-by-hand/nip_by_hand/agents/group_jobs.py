@@ -2,8 +2,8 @@
 
 GroupJobs  submit a job through the ledger, close its record, prove the model that it made
 
-How a model is trained is what `nip_core.stages.training` says; what is recorded stands where the
-loop would record it, in ``jobs/<group>.json`` of an iteration.
+`nip_core.stages.training` says how a model is trained; the records stand where the
+loop puts them, in ``jobs/<group>.json`` of an iteration.
 """
 
 import re
@@ -33,11 +33,13 @@ _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class GroupJobs:
     """The jobs of one group, recorded under one run."""
 
-    def __init__(self, hyper_params: HyperParameters, group: str, run_name: str, at: Endpoints):
-        """Create jobs and ask models `at` these addresses. Raises SettingsError for an unusable run
-        name.
+    def __init__(
+        self, hyper_params: HyperParameters, group: str, run_name: str, endpoints: Endpoints
+    ):
+        """Create jobs and ask models `endpoints` these addresses. Raises SettingsError for an
+        unusable run name.
         """
-        self._parameters, self._group, self._at = hyper_params, group, at
+        self._parameters, self._group, self._at = hyper_params, group, endpoints
         self._run = RunStore(open_store(hyper_params.run_store), run_name)
 
     async def submit(
@@ -48,7 +50,7 @@ class GroupJobs:
         iteration: int,
         job_name: str | None,
     ) -> JobRecord:
-        """The job of these examples, submitted now or before; what is recorded decides.
+        """The job of these examples, submitted now or before; the record decides.
 
         After one that ended without a model this is a new attempt. Raises SettingsError for a name
         that can't be used, DatasetError for examples that no server would take, RunConflictError
@@ -79,8 +81,8 @@ class GroupJobs:
         """Name the model of a succeeded job, and close the job's record. Raises JobError."""
         async with self._ledger() as (ledger, backend):
             # 1. Without a name the record stays open, as the job may yet get one.
-            made = (await backend.retrieve_job(job_id)).fine_tuned_model
-            if made is None:
+            model = (await backend.retrieve_job(job_id)).fine_tuned_model
+            if model is None:
                 raise JobError(
                     f"job {job_id} of group {self._group!r} has succeeded, but {backend.address} "
                     "names no model of it; look there what became of it, then switch, or create a "
@@ -90,7 +92,7 @@ class GroupJobs:
             record = ledger.record(iteration, self._group)
             if record is not None and record.id == job_id:
                 await self._look_again(ledger, backend, record)
-        return made
+        return model
 
     async def prove_model(self, name: str, base_model: str, job_id: str) -> ServedModel:
         """Prove the model of a job; its digest and proof come with it.
@@ -149,10 +151,10 @@ class GroupJobs:
         if record.state != "submitted" or record.id is None:
             return record
         try:
-            ended = (await backend.retrieve_job(record.id)).status in ENDED_STATUSES
+            is_ended = (await backend.retrieve_job(record.id)).status in ENDED_STATUSES
         except Refused as error:
-            ended = error.status == 404
-        if not ended:
+            is_ended = error.status == 404
+        if not is_ended:
             return record
         settings = self._parameters.fine_tuning
         return await ledger.poll(

@@ -3,7 +3,7 @@
 read_turns        message and raw message history -> turns
 read_situation    one place of a batch -> what its episode is about
 final_timesteps   the last timestep of each rollout
-Actions           what agents do in a round, as arrays
+Actions           agents' actions in a round, as arrays
 ACTIONS           their keys
 holds_text        whether a place of a string array holds a text
 """
@@ -26,7 +26,8 @@ HISTORIES = ("message_history", "message_agent_id", "raw_message_history")
 
 @dataclass(frozen=True)
 class Actions:
-    """What agents do in a round: arrays of one shape, of which three also have a place per channel.
+    """Agents' actions in a round: arrays of one shape, of which three also have a place per
+    channel.
 
     The names of the fields are the keys below "agents" in a batch.
     """
@@ -78,15 +79,15 @@ def holds_text(value: Any) -> bool:
 def read_situation(place: NestedArrayDict) -> Situation:
     """Return the situation of the episode at one place (a batch of size ()).
 
-    The seed, which decides the order of channels and whatever else the protocol draws, is 0 where
+    The seed, which decides the order of channels and the protocol's other draws, is 0 where
     the batch has none.
     """
     stance = place.get("prover_stance")
-    drawn = NO_STANCE if stance is None else int(stance)
+    stance_number = NO_STANCE if stance is None else int(stance)
     return Situation(
         str(place["question"][()]),
         str(place["solution"][()]),
-        None if drawn == NO_STANCE else drawn,
+        None if stance_number == NO_STANCE else stance_number,
         int(place.get("seed", 0)),
     )
 
@@ -94,8 +95,8 @@ def read_situation(place: NestedArrayDict) -> Situation:
 def read_turns(handler: ProtocolHandler, histories: Iterable[Array], seed: int) -> list[Turn]:
     """The turns of an episode, by round and agent.
 
-    Messages are what the first of the `HISTORIES` (round, channel) says and the second attributes
-    to an agent; what an agent wrote, and whether it decided, is read from the third (round, agent).
+    Messages stand in the first of the `HISTORIES` (round, channel); the second attributes them
+    to an agent; an agent's text, and whether it decided, is read from the third (round, agent).
     A message without a raw one counts as written as it stands.
 
     Raises ValueError for arrays of another protocol's channels or agents.
@@ -111,7 +112,7 @@ def read_turns(handler: ProtocolHandler, histories: Iterable[Array], seed: int) 
     turns: list[Turn] = []
     for round_ in range(min(len(message_history), handler.max_message_rounds)):
         # Agents of a round don't see each other's turns.
-        before = list(turns)
+        earlier_turns = list(turns)
         for index, agent in enumerate(handler.agent_names):
             messages = {
                 channel: str(message_history[round_, c])
@@ -124,17 +125,22 @@ def read_turns(handler: ProtocolHandler, histories: Iterable[Array], seed: int) 
             text = str(raw) if holds_text(raw) else "\n".join(messages.values())
             move = Move(messages=messages)
             if not messages:
-                move = _read_decision(handler, agent, round_, seed, text, before)
+                move = _read_decision(handler, agent, round_, seed, text, earlier_turns)
             turns.append(Turn(round_, agent, text, move))
     return turns
 
 
 def _read_decision(
-    handler: ProtocolHandler, agent: str, round_: int, seed: int, text: str, before: list[Turn]
+    handler: ProtocolHandler,
+    agent: str,
+    round_: int,
+    seed: int,
+    text: str,
+    earlier_turns: list[Turn],
 ) -> Move:
     """Read the move of an agent without a message: a decision, or no valid one."""
     try:
-        return handler.game.parse(agent, round_, seed, text, before)
+        return handler.game.parse(agent, round_, seed, text, earlier_turns)
     except (InvalidResponse, KeyError):  # KeyError: not its turn
         return Move()
 

@@ -31,9 +31,9 @@ _STATUSES: dict[str, JobStatus] = {
 
 
 def job_status(server_word: str) -> JobStatus:
-    """The status of a job for what the API calls it.
+    """The status of a job for its name in the API.
 
-    What has not begun, is paused or is not known is pending: none of these is an end.
+    A job that has not begun, is paused or is not known is pending: none of these is an end.
     """
     return _STATUSES.get(server_word, "pending")
 
@@ -64,7 +64,7 @@ class LanguageModelClient(LmServer):
     async def get_version(self) -> str | None:
         """Ask for the server's version; None if the server isn't ours.
 
-        Raises ServerError where nobody answers, or somebody for a server that isn't there.
+        Raises ServerError where no server answers, or a proxy for an absent one.
         """
         status, version = await self.version()
         if status >= 500:
@@ -81,7 +81,7 @@ class LanguageModelClient(LmServer):
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
-        told = False
+        is_logged = False
         while True:
             # 1. Ask, for a moment only: a server that takes the call may never answer.
             look_s = min(max(end - loop.time(), 0.05), _LONGEST_LOOK_S)
@@ -91,17 +91,17 @@ class LanguageModelClient(LmServer):
                 break
             except (ServerError, TimeoutError) as error:
                 trouble = str(error) or f"no answer in {look_s:.2g} s"
-            # 2. Say once what is waited for, and give up in time.
-            if not told:
+            # 2. Name the awaited server once, and give up in time.
+            if not is_logged:
                 on_waiting()
-                told = True
+                is_logged = True
             if loop.time() >= end:
                 raise TimeoutError(
                     f"{self.root}: no lm_server answered within {timeout_s:g} s ({trouble}); "
                     "start it with `nip serve`"
                 )
             await asyncio.sleep(min(_LOOK_EVERY_S, max(0.0, end - loop.time())))
-        # 3. Somebody answers: it must be a server of ours, of a version that fits.
+        # 3. A server answers: it must be one of ours, of a version that fits.
         if version is None:
             raise SettingsError(
                 f"the server at {self.root} does not say its version, so it is no lm_server; for "
@@ -116,8 +116,8 @@ class LanguageModelClient(LmServer):
             async with open_backend(SelfHosted, self.endpoint) as backend:
                 view = await backend.retrieve_job(job_id)
         except BackendTrouble as error:
-            missing = isinstance(error, Refused) and error.status == 404
-            kind = TrainingJobNotFoundClientError if missing else ServerError
+            is_missing = isinstance(error, Refused) and error.status == 404
+            kind = TrainingJobNotFoundClientError if is_missing else ServerError
             raise kind(f"job {job_id}: {error}") from error
         return LmTrainingJobInfo(
             job_id=view.id,

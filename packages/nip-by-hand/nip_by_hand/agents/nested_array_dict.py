@@ -1,13 +1,13 @@
 """Arrays under nested keys that share their leading shape: a batch in memory.
 
 A key is a tuple of names, ``("agents", "message")``; a single name may stand without its tuple.
-The leading dimensions of every array are the batch size, what follows is the key's own. Indices,
-slices and masks apply to the batch dimensions of all arrays at once.
+The leading dimensions of every array are the batch size, the further ones are the key's own.
+Indices, slices and masks apply to the batch dimensions of all arrays at once.
 
 Strings have NumPy's variable-width type, in which None is a missing one (STRING). Other arrays
 keep the type they come with; an array of objects keeps its objects.
 
-Nothing here knows what the keys of a game mean; that is `nip_by_hand.agents.batch`.
+Nothing here knows the meaning of a game's keys; `nip_by_hand.agents.batch` does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,9 +78,7 @@ class NestedArrayDict:
 
     def __contains__(self, key: object) -> bool:
         path = _path(key)
-        return path is not None and any(
-            known == path or _is_below(known, path) for known in self.keys()
-        )
+        return path is not None and any(key == path or _is_below(key, path) for key in self.keys())
 
     def get(self, key: Key, default: Any = None) -> Any:
         """Give ``d[key]``, or `default` where there is nothing of this key."""
@@ -97,8 +95,8 @@ class NestedArrayDict:
         if place in self._arrays:
             return self._arrays[place]
         if path not in self:
-            known = ", ".join(_shown(key) for key in self.keys())
-            raise KeyError(f"{_shown(path)} is not in the batch; there are {known or 'no keys'}")
+            names = ", ".join(_shown(key) for key in self.keys())
+            raise KeyError(f"{_shown(path)} is not in the batch; there are {names or 'no keys'}")
         return self._over(self._arrays, self._batch_size, place)
 
     def __setitem__(self, key: Key, value: Any) -> None:
@@ -111,10 +109,10 @@ class NestedArrayDict:
             )
         if isinstance(value, NestedArrayDict | Mapping):
             for inner, array in value.items():
-                below = _path(inner)
-                if below is None:
+                inner_path = _path(inner)
+                if inner_path is None:
                     raise TypeError(f"{_shown(path)}: {inner!r} below it is no name")
-                self[path + below] = array
+                self[path + inner_path] = array
             return
         array = _array(value)
         if array.shape[: len(self._batch_size)] != self._batch_size:
@@ -126,7 +124,7 @@ class NestedArrayDict:
             if self._node + path[:depth] in self._arrays:
                 raise ValueError(f"{_shown(path)}: {_shown(path[:depth])} is an array already")
         place = self._node + path
-        if any(_is_below(known, place) for known in self._arrays):
+        if any(_is_below(existing, place) for existing in self._arrays):
             raise ValueError(f"{_shown(path)}: there are keys below it, so it can't be an array")
         self._arrays[place] = array
 
@@ -151,23 +149,30 @@ class NestedArrayDict:
         for batch in batches:
             if batch.batch_size != size:
                 raise ValueError(f"stack: batch sizes {size} and {batch.batch_size} differ")
-        at = _dimension(dim, len(size) + 1, "stack")
-        new = (*size[:at], len(batches), *size[at:])
-        return cls({key: _joined(np.stack, key, batches, at) for key, _ in batches[0].items()}, new)
+        axis = _dimension(dim, len(size) + 1, "stack")
+        new = (*size[:axis], len(batches), *size[axis:])
+        return cls(
+            {key: _joined(np.stack, key, batches, axis) for key, _ in batches[0].items()}, new
+        )
 
     @classmethod
     def cat(cls, batches: Sequence["NestedArrayDict"], dim: int = 0) -> "NestedArrayDict":
         """Batches end to end along a batch dimension. Raises ValueError if another one differs."""
         size = _same_keys(batches, "cat")
-        at = _dimension(dim, len(size), "cat")
+        axis = _dimension(dim, len(size), "cat")
         lengths = []
         for batch in batches:
-            other = batch.batch_size
-            if len(other) != len(size) or (*other[:at], size[at], *other[at + 1 :]) != size:
-                raise ValueError(f"cat along {at}: batch sizes {size} and {other} differ elsewhere")
-            lengths.append(other[at])
-        new = (*size[:at], sum(lengths), *size[at + 1 :])
-        joined = {key: _joined(np.concatenate, key, batches, at) for key, _ in batches[0].items()}
+            size_of_batch = batch.batch_size
+            if (
+                len(size_of_batch) != len(size)
+                or (*size_of_batch[:axis], size[axis], *size_of_batch[axis + 1 :]) != size
+            ):
+                raise ValueError(
+                    f"cat along {axis}: batch sizes {size} and {size_of_batch} differ elsewhere"
+                )
+            lengths.append(size_of_batch[axis])
+        new = (*size[:axis], sum(lengths), *size[axis + 1 :])
+        joined = {key: _joined(np.concatenate, key, batches, axis) for key, _ in batches[0].items()}
         return cls(joined, new)
 
     def equals(self, other: "NestedArrayDict") -> bool:
@@ -225,28 +230,28 @@ def _explicit(index: Any, dimensions: int) -> tuple[Any, ...]:
     return (*parts[: dots[0]], *filled, *parts[dots[0] + 1 :])
 
 
-def _same_keys(batches: Sequence[NestedArrayDict], what: str) -> tuple[int, ...]:
+def _same_keys(batches: Sequence[NestedArrayDict], function: str) -> tuple[int, ...]:
     """The batch size of the first."""
     if not batches:
-        raise ValueError(f"{what}: there are no batches")
-    for one, other in pairwise(batches):
-        differing = set(one.keys()) ^ set(other.keys())
+        raise ValueError(f"{function}: there are no batches")
+    for one, second in pairwise(batches):
+        differing = set(one.keys()) ^ set(second.keys())
         if differing:
             names = ", ".join(_shown(key) for key in sorted(differing))
-            raise ValueError(f"{what}: not all batches have {names}")
+            raise ValueError(f"{function}: not all batches have {names}")
     return batches[0].batch_size
 
 
-def _dimension(dim: int, dimensions: int, what: str) -> int:
+def _dimension(dim: int, dimensions: int, function: str) -> int:
     if not -dimensions <= dim < dimensions:
-        raise ValueError(f"{what}: dim must be in [{-dimensions}, {dimensions}) (got {dim})")
+        raise ValueError(f"{function}: dim must be in [{-dimensions}, {dimensions}) (got {dim})")
     return dim % dimensions
 
 
-def _joined(join: Any, key: Path, batches: Sequence[NestedArrayDict], at: int) -> Array:
+def _joined(join: Any, key: Path, batches: Sequence[NestedArrayDict], axis: int) -> Array:
     arrays = [batch[key] for batch in batches]
     try:
-        return cast(Array, join(arrays, axis=at))
+        return cast(Array, join(arrays, axis=axis))
     except ValueError:
         shapes = ", ".join(str(array.shape) for array in arrays)
         raise ValueError(f"{_shown(key)}: shapes {shapes} can't be joined") from None

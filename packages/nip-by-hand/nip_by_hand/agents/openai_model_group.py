@@ -110,12 +110,12 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         # Its connections belong to the loop that opened them.
         if self._client is None or self._client[0] is not loop:
             control = self._control
-            made = AsyncOpenAI(
+            client = AsyncOpenAI(
                 base_url=control.base_url,
                 api_key=control.api_key,
                 http_client=http_client(control.base_url),
             )
-            self._client = (loop, made)
+            self._client = (loop, client)
         return self._client[1]
 
     @property
@@ -245,7 +245,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         await self._make_fine_tune_api_call(dataset, "dpo", job_name)
 
     def _check_names(self, *per_agent: Mapping[str, Any]) -> None:
-        unknown = sorted({name for given in per_agent for name in given} - set(self.agent_wholes))
+        unknown = sorted({name for values in per_agent for name in values} - set(self.agent_wholes))
         if unknown:
             raise ValueError(
                 f"{unknown} are not in group {self.group_name!r}, which is "
@@ -292,8 +292,8 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
     ) -> None:
         """Create the job, starting from the model of this name.
 
-        An lm_server is sent LoRA's settings and the optimizer's as well; of OpenAI's API only what
-        it has words for is asked.
+        An lm_server is sent LoRA's settings and the optimizer's as well; of OpenAI's API only
+        those that it has words for are asked.
         """
         _check_method(method)
         state, is_base = self._state, model_name == self.base_model_name
@@ -361,14 +361,14 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         except TrainingJobNotFoundClientError as error:
             return "not_found", str(error)
         words = [job.error.code, job.error.param, job.error.message] if job.error else []
-        said = redact(": ".join(word for word in words if word), self._control.api_key)
-        return job_status(job.status), said or None
+        message = redact(": ".join(word for word in words if word), self._control.api_key)
+        return job_status(job.status), message or None
 
     async def get_fine_tune_job_status(self) -> JobStatus:
         """Tell how far the group's job is.
 
-        "not_found" if there is none yet, or the server does not know it; "succeeded" for what
-        needed no job (a frozen group, too few examples).
+        "not_found" if there is none yet, or the server does not know it; "succeeded" for a step
+        that needed no job (a frozen group, too few examples).
         """
         return (await self._status_and_error())[0]
 
@@ -384,7 +384,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         says so; done again it changes nothing. Raises JobError for a job that has not succeeded,
         StageError for a model that does not answer with the weights that were trained.
         """
-        # 1. What was done is done; what made no job keeps the model.
+        # 1. A finished job needs no more; a step without a job keeps the model.
         job_id, state = self._job_id, self._state
         if state.has_switched:
             return
@@ -392,9 +392,9 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
             is_dummy = job_id == DUMMY_JOB
             name = DUMMY_MODEL if is_dummy else state.fine_tuned_model_name
             self._change(fine_tuned_model_name=name, has_switched=job_id != FROZEN_JOB)
-            what = "plays with" if is_dummy else "keeps"  # the name that answers have from here on
+            verb = "plays with" if is_dummy else "keeps"  # the name that answers have from here on
             self.settings.log.warning(
-                "group %s: %s %s (%s)", self.group_name, what, self.model_name, job_id
+                "group %s: %s %s (%s)", self.group_name, verb, self.model_name, job_id
             )
             return
         # 2. Only a job that succeeded has made one.
@@ -405,13 +405,13 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
                 f"{f' ({error})' if error else ''}; a model comes only of one that succeeded"
             )
         # 3. Prove that it answers with its weights; then play with it.
-        made = await self._jobs.made_model(job_id, state.iteration)
-        proved = await self._jobs.prove_model(made, self.base_model_name, job_id)
-        self.settings.log.info("group %s: plays with %s", self.group_name, made)
+        model = await self._jobs.made_model(job_id, state.iteration)
+        proved_model = await self._jobs.prove_model(model, self.base_model_name, job_id)
+        self.settings.log.info("group %s: plays with %s", self.group_name, model)
         self._change(
-            fine_tuned_model_name=made,
-            fine_tuned_model_digest=proved.digest,
-            fine_tuned_model_kind=proved.kind,
+            fine_tuned_model_name=model,
+            fine_tuned_model_digest=proved_model.digest,
+            fine_tuned_model_kind=proved_model.kind,
             has_switched=True,
         )
 
@@ -422,7 +422,7 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
         return self._state
 
     def set_state(self, checkpoint: OpenAiSharedModelGroupState | PlainState) -> None:
-        """Restore what `get_state` or `get_state_dict` gave. Raises ValueError for other keys."""
+        """Restore a state of `get_state` or `get_state_dict`. Raises ValueError for other keys."""
         if not isinstance(checkpoint, OpenAiSharedModelGroupState):
             checkpoint = OpenAiSharedModelGroupState.from_dict(checkpoint)
         self._state = checkpoint

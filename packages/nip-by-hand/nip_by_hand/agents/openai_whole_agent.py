@@ -1,7 +1,7 @@
 """An agent that asks a language model of any provider that speaks the OpenAI protocol.
 
 The chat comes from `Game.render`, the request from `nip_core.rollouts.model_call.request_body`,
-the answer is read by `Game.parse`: what is played by hand is what the loop plays.
+the answer is read by `Game.parse`: play by hand equals the play of the loop.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
     @property
     def agent_spec(self) -> CodeValidationAgentSpec:
-        """The agent as it appears to the others and what its prompts are made of."""
+        """The agent as it appears to the others, and the parts of its prompts."""
         handler = self.protocol_handler
         if not isinstance(handler, CodeValidationProtocolHandler):
             handler = CodeValidationProtocolHandler(self.hyper_params)
@@ -129,7 +129,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         return OpenAiWholeAgentState(self._own_model_name).to_dict()
 
     def set_state(self, checkpoint: AgentState | PlainState) -> None:
-        """Restore what `get_state_dict` gave.
+        """Restore a state of `get_state_dict`.
 
         Raises ValueError for other keys, and for another model than that of the agent's group: set
         the group's state.
@@ -166,7 +166,7 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         seeds: Seeds,
         client: ChatClient,
     ) -> _ParsedChatCompletion:
-        # 1. What it is shown, and the form that its answer must have.
+        # 1. Make its prompt, and the form that its answer must have.
         game = self.protocol_handler.game
         form = game.form(self.agent_name, round_, situation.seed, turns)
         # 2. Ask until an answer can be used, each time with a seed of its own.
@@ -232,9 +232,9 @@ class OpenAiWholeAgent(PromptedWholeAgent):
 
         `prover_stance` is the verdict drawn for the provers, 0 or 1; -1 where none was drawn.
 
-        Raises ValueError where the agent has no turn in that round, and for what the last of all
-        tries gave ContentFilterError, ContentIsNoneError, UnknownFinishReasonError or an
-        InvalidResponseError.
+        Raises ValueError where the agent has no turn in that round, and ContentFilterError,
+        ContentIsNoneError, UnknownFinishReasonError or an InvalidResponseError for the fault of the
+        last of all tries.
         """
         histories = (message_history, message_agent_id, raw_message_history)
         turns = read_turns(self.protocol_handler, histories, seed)
@@ -314,7 +314,7 @@ def check_by_hand(hyper_params: HyperParameters) -> None:
 def _generation_error(
     answer: ChatAnswer, retries: int, response: InvalidResponse
 ) -> GenerationError:
-    """Name what is wrong with an answer by the error class of callers by hand."""
+    """Name the fault of an answer by the error class of callers by hand."""
     if answer.finish_reason == "content_filter":
         return ContentFilterError(retries)
     if answer.finish_reason not in ("stop", "length"):

@@ -41,7 +41,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
 
         Args:
             message_history: (round, channel) texts.
-            message_agent_id: (round, channel) numbers of those who wrote them, -1 is nobody.
+            message_agent_id: (round, channel) numbers of their authors, -1 is none.
             raw_message_history: (round, agent) answers as they were generated.
             round_id: the round, from 0.
             question: the problem.
@@ -49,7 +49,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
             prover_stance: the verdict drawn for the provers, 0 or 1; -1 where none was drawn.
             seed: of the episode.
             y: the true label, 0 or 1; needed to replace by it.
-            ensure_last_message_is_assistant: leave out what comes after the agent's last answer.
+            ensure_last_message_is_assistant: leave out the messages after the agent's last answer.
             replace_last_message_with_true_label: with that, make this answer the right decision.
 
         Raises AgentNotActiveInChannelError if there is no answer of the agent to end with. Raises
@@ -88,7 +88,7 @@ class PromptedWholeAgent(PureTextWholeAgent):
         Raises ValueError for timesteps of another batch size and for a replacement without "y" or
         without `ensure_last_message_is_assistant`, KeyError for another key that lacks.
         """
-        # 1. Refuse what can't be replaced.
+        # 1. Refuse columns that can't be replaced.
         _check_timesteps(timesteps)
         replaces = replace_verifier_guess_with_true_label and self.is_verifier
         if replace_verifier_guess_with_true_label and not ensure_last_message_is_assistant:
@@ -134,8 +134,8 @@ class PromptedWholeAgent(PureTextWholeAgent):
         pairs = zip(positive_examples, negative_examples, strict=True)
         for number, (positive, negative) in enumerate(pairs):
             # 1. Both must answer one chat.
-            chat, other = (self._chat_at(place, place) for place in (positive, negative))
-            if chat != other:
+            chat, negative_chat = (self._chat_at(place, place) for place in (positive, negative))
+            if chat != negative_chat:
                 raise ValueError(
                     f"{self.agent_name}, pair {number}: the two examples answer different chats"
                 )

@@ -1,7 +1,7 @@
 """A protocol with its prompts, as agents, groups and the environment look at it.
 
 ProtocolHandler                its agents and channels, numbered as in the batch's arrays
-CodeValidationProtocolHandler  the same with what an agent's prompts are made of
+CodeValidationProtocolHandler  the same with the parts of an agent's prompts
 CodeValidationAgentSpec        that, for one agent
 
 Nothing is decided here: `game` (`nip_core.game.render.Game`) and `protocol`
@@ -18,14 +18,14 @@ from nip_core.parameters import HyperParameters
 
 @dataclass(frozen=True)
 class CodeValidationAgentSpec:
-    """How an agent appears to the others and what its prompts are made of."""
+    """How an agent appears to the others, and the parts of its prompts."""
 
     name: str
     human_name: str
     response_channel_headers: Mapping[str, str]  # by channel; empty where it writes to one
     channel_order: tuple[str, ...]  # in which it is shown the messages of a round
     anonymous: bool  # its messages carry no name
-    last_round_system_message: str | None  # what it is told in its last turn
+    last_round_system_message: str | None  # the instruction of its last turn
     use_raw_message_for_self_prompt: bool = True  # it sees its own answers as they were generated
     default_stance: int | None = None  # the verdict it argues for; None: it argues for none
 

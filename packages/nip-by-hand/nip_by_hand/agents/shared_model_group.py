@@ -1,4 +1,4 @@
-"""Agents that share a model and are trained on the rollouts of all: what every such group is."""
+"""Agents that share a model and are trained on the rollouts of all: their base class."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from nip_core.parameters.checks import GROUP_SETTINGS
 
 
 class PureTextSharedModelGroup(ABC):
-    """Agents that play with one model, which is trained on what all of them said.
+    """Agents that play with one model, which is trained on the messages of all of them.
 
     Making a group puts it into its agents as `shared_model_group`.
     """
@@ -47,11 +47,11 @@ class PureTextSharedModelGroup(ABC):
         for name, agent in self._agents.items():
             yield agent.agent_id, name
 
-    # What it is.
+    # Identity.
 
     @property
     def agent_params(self) -> PureTextAgentParameters:
-        """The settings of its first agent; what concerns the model is equal for all."""
+        """The settings of its first agent; the model's settings are equal for all."""
         return self.hyper_params.group_parameters(self.group_name)
 
     @property
@@ -159,7 +159,7 @@ class PureTextSharedModelGroup(ABC):
         return self.get_state().to_dict()
 
     def set_state(self, checkpoint: Any) -> None:  # noqa: B027
-        """Restore what `get_state` or `get_state_dict` gave."""
+        """Restore a state of `get_state` or `get_state_dict`."""
 
     def _check_members(self, agents: list[PureTextWholeAgent]) -> None:
         groups = self.hyper_params.groups
@@ -167,11 +167,12 @@ class PureTextSharedModelGroup(ABC):
             raise SettingsError(
                 f"there is no shared model group {self.group_name!r}; there are {', '.join(groups)}"
             )
-        expected, got = groups[self.group_name], tuple(a.agent_name for a in agents)
-        if set(expected) != set(got) or len(got) != len(expected):
+        expected, agent_names = groups[self.group_name], tuple(a.agent_name for a in agents)
+        if set(expected) != set(agent_names) or len(agent_names) != len(expected):
             raise SettingsError(
                 f"group {self.group_name!r} is {', '.join(expected)} by the settings "
-                f"agents.<name>.shared_model_group, but was given {', '.join(got) or 'no agents'}"
+                f"agents.<name>.shared_model_group, but was given "
+                f"{', '.join(agent_names) or 'no agents'}"
             )
 
     def _check_free(self, agents: list[PureTextWholeAgent]) -> None:

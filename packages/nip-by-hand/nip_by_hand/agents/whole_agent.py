@@ -1,8 +1,8 @@
 """Agents that take their turns over a batch of episodes.
 
-PureTextWholeAgent     what every agent is: its keys, its channels, one turn of a whole batch
+PureTextWholeAgent     the base of every agent: its keys, its channels, one turn of a whole batch
 RandomWholeAgent       an agent without a model
-_ParsedChatCompletion  what came of one turn
+_ParsedChatCompletion  the result of one turn
 """
 
 from abc import ABC, abstractmethod
@@ -57,7 +57,7 @@ _Turn = tuple[tuple[str, ...], _ParsedChatCompletion]
 
 
 class PureTextWholeAgent(ABC):
-    """An agent: it sees what the protocol shows it and says something in its turns.
+    """An agent: it sees the messages that the protocol shows it and speaks in its turns.
 
     The synchronous methods are for code without an event loop; where one is running they raise a
     RuntimeError that names the coroutine to await.
@@ -89,7 +89,7 @@ class PureTextWholeAgent(ABC):
         self.agent_name, self.protocol_handler = agent_name, protocol_handler
         self.shared_model_group: PureTextSharedModelGroup | None = None
 
-    # What it is.
+    # Identity.
 
     @property
     def agent_params(self) -> PureTextAgentParameters | RandomAgentParameters:
@@ -159,7 +159,7 @@ class PureTextWholeAgent(ABC):
         return AgentState().to_dict()
 
     def set_state(self, checkpoint: AgentState | PlainState) -> None:  # noqa: B027 - not every agent has one
-        """Restore what `get_state_dict` gave: nothing, unless a subclass keeps something."""
+        """Restore a state of `get_state_dict`: an empty one, unless a subclass keeps a state."""
 
     # Its turns.
 
@@ -198,7 +198,7 @@ class PureTextWholeAgent(ABC):
         if bool(place.get("done", False)) or bool(place.get("terminated", False)):
             return (), _ParsedChatCompletion()
         turns = read_turns(self.protocol_handler, (place[key] for key in HISTORIES), seed)
-        # Whose turn it is may depend on what was said.
+        # The agent on turn may depend on earlier messages.
         movers = self.protocol_handler.protocol.movers(round_, seed, turns)
         if self.agent_name not in movers:
             return (), _ParsedChatCompletion()
@@ -243,7 +243,7 @@ class PureTextWholeAgent(ABC):
 
 
 class RandomWholeAgent(PureTextWholeAgent):
-    """An agent without a model: what it says follows from the seeds alone."""
+    """An agent without a model: its messages follow from the seeds alone."""
 
     async def _answer(
         self,

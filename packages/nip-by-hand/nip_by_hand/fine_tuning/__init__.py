@@ -1,4 +1,4 @@
-"""Fine-tuning by hand: trainer adapters, which train on trajectories that somebody else collects.
+"""Fine-tuning by hand: trainer adapters, which train on trajectories that another program collects.
 
 interface       TrainerAdapter and its data models, with the names of NVIDIA's NeMo Agent Toolkit
 openai_adapter  OpenAITrainerAdapter, for servers that speak OpenAI's protocol; its settings are in
@@ -12,8 +12,8 @@ progress_log    the log of `log_progress`
 submissions     the jobs of a program without a run, each recorded and created once
 
 The adapters know the ledger by way of `submissions`; nothing here knows a run, Prefect or a trainer
-of `nip_core.trainers`. Importing this package loads nothing of it: what is
-exported is imported when it is asked for, so that neither `openai` nor `art` is loaded in vain.
+of `nip_core.trainers`. Importing this package loads nothing of it: an
+exported name is imported on demand, so that neither `openai` nor `art` is loaded in vain.
 """
 
 from importlib import import_module
@@ -83,7 +83,7 @@ _ELSEWHERE = {
     "OpenAITrainerAdapter": "openai_adapter",
     "OpenAITrainerAdapterConfig": "openai_adapter_config",
 }
-"""Modules of what is not in `interface`, in this package or by their whole name."""
+"""Modules of the names that are not in `interface`, in this package or by their whole name."""
 
 
 def __getattr__(name: str) -> Any:

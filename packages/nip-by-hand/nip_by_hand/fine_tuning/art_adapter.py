@@ -2,7 +2,7 @@
 
 ARTTrainerAdapter   submit, status, wait_until_complete, cancel ... over an `art.Backend`
 
-By default that is `LmServerBackend` at the configured address. What is submitted is on record in
+By default that is `LmServerBackend` at the configured address. Submissions are on record in
 the state directory (`art_jobs`), a step's job in the backend's (`art_backend`): a reference
 outlives its process, and asking twice changes nothing. Any other `art.Backend` trains in a task of
 this process; then only the end is on record, and a job whose process died without one has failed.
@@ -79,10 +79,10 @@ class ARTTrainerAdapter(TrainerAdapter):
         """Reach nothing. Raises SettingsError for impossible options."""
         adapter_config = ARTTrainerAdapterConfig.model_validate(adapter_config)  # or NeMo's own
         super().__init__(adapter_config)
-        where = adapter_config.backend
+        server = adapter_config.backend
         self.remote_backend = backend or LmServerBackend(
-            where.url,
-            api_key=where.key(),
+            server.url,
+            api_key=server.key(),
             state_dir=adapter_config.state_dir,
             deadline_s=adapter_config.deadline_s,
             poll_interval_s=_LOOK_S,
@@ -93,9 +93,9 @@ class ARTTrainerAdapter(TrainerAdapter):
         )
         self._model_internal_config = model_config(adapter_config, self.remote_backend)
         self.model = art.TrainableModel(
-            name=where.name,
-            project=where.project,
-            base_model=where.base_model,
+            name=server.name,
+            project=server.project,
+            base_model=server.base_model,
             base_path=f"{adapter_config.state_dir}/art",
             _internal_config=self._model_internal_config,
         )
@@ -143,8 +143,8 @@ class ARTTrainerAdapter(TrainerAdapter):
 
         While a job under the run id is under way, another raises JobExistsError, an AssertionError
         and a ValueError; but the same collection, of a process that is gone, goes on and gives the
-        same reference. After the end it is the next submission. Raises ValueError for what can't
-        be trained on, StageError, a RuntimeError, before `initialize`.
+        same reference. After the end it is the next submission. Raises ValueError for data that
+        can't be trained on, StageError, a RuntimeError, before `initialize`.
         """
         if self.model._backend is None:
             raise StageError("submit: no model is registered; await initialize(run_config) first")
@@ -152,7 +152,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         options = self.adapter_config.options()
         # Two submissions at once would both find no job under way, and train two steps.
         async with self._submitting:
-            # 1. Refuse what can't be trained on before anything is on record.
+            # 1. Refuse data that can't be trained on before anything is on record.
             groups = await self._construct_trajectory_groups(trajectories.trajectories)
             without_logprobs = bool(options.get("allow_training_without_logprobs"))
             if not trains_anything(groups, without_logprobs=without_logprobs):
@@ -248,11 +248,11 @@ class ARTTrainerAdapter(TrainerAdapter):
 
         The file is ``trainer_adapter_<run id>.jsonl`` in `output_dir`, see `progress_log`.
         """
-        where = self.adapter_config.backend
+        backend = self.adapter_config.backend
         trainer_config = {
-            "base_model": where.base_model,
-            "project": where.project,
-            "name": where.name,
+            "base_model": backend.base_model,
+            "project": backend.project,
+            "name": backend.name,
         }
         append_progress(ref, metrics, trainer_config, output_dir)
 
@@ -264,16 +264,16 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def _problem(self) -> str | None:
         """Tell why the back-end would not take a job, or None."""
-        where = self.adapter_config.backend
+        backend = self.adapter_config.backend
         if self._server is not None:
-            return await self._server.problem(where.base_model)
-        base = self.model.inference_base_url or f"{where.url}/v1"
-        key = self.model.inference_api_key or where.key()
-        return await explain_unlisted(base, key, (where.base_model, where.name))
+            return await self._server.problem(backend.base_model)
+        base = self.model.inference_base_url or f"{backend.url}/v1"
+        key = self.model.inference_api_key or backend.key()
+        return await explain_unlisted(base, key, (backend.base_model, backend.name))
 
     async def _begin_job(self, trajectories: TrajectoryCollection) -> AdapterJob:
         """Record a new submission, or find the record of an equal one whose process died."""
-        # 1. Tell what is submitted by its content.
+        # 1. Identify the submission by its content.
         run_id = trajectories.run_id
         plain = trajectories.model_dump(
             mode="json", include={"trajectories"}, fallback=lambda value: type(value).__qualname__
@@ -290,12 +290,12 @@ class ARTTrainerAdapter(TrainerAdapter):
         if newest is not None and newest.state == "running":
             raise JobExistsError(f"Training job with run_id {run_id} already exists.")
         # 4. Claim the next number; of several processes one gets it.
-        where = self.adapter_config.backend
+        backend = self.adapter_config.backend
         job = AdapterJob(
             run_id=run_id,
             number=0 if newest is None else newest.number + 1,
-            project=where.project,
-            name=where.name,
+            project=backend.project,
+            name=backend.name,
             digest=content,
             owner=vars(ThisMachine().owner()),
             created_at=time.time(),
@@ -311,12 +311,12 @@ class ARTTrainerAdapter(TrainerAdapter):
         if self._server is None:
             work = self._train(job, groups, options)
         else:
-            # 1. Count the step of a job that nobody waited for, so that this one is the next.
+            # 1. Count the step of a job that no caller waited for, so that this one is the next.
             await self._settle()
-            # 2. Submit, and put on record what the job is.
+            # 2. Submit, and put the job on record.
             step = await self._server.begin(self.model, groups, **options)
-            made = self._server.job(self.model, step)
-            job_id = None if made is None else made.id
+            server_job = self._server.job(self.model, step)
+            job_id = None if server_job is None else server_job.id
             job = self._jobs.update(
                 job,
                 step=step.step,

@@ -7,8 +7,8 @@ sampled_tokens  the tokens of an assistant message, in the shapes that occur
     dpo            each DPOItem is one pair
     trajectories   each trajectory is one episode; those of an inner list are compared
 
-What a method can't use is an error that names its place, ``trajectories[2][0]``; nothing is left
-out silently. Not used by any method: `shaped_rewards` (with a warning), metadata other than
+Data that a method can't use is an error that names its place, ``trajectories[2][0]``; nothing is
+left out silently. Not used by any method: `shaped_rewards` (with a warning), metadata other than
 ``token_ids``, and the reward of a trajectory of pairs.
 """
 
@@ -54,7 +54,7 @@ def to_jsonl_rows(
 
     With `reward_threshold` trajectories with a smaller reward are left out (supervised only).
     `advantage` is that setting of the trajectories method. Raises ValueError with the places of
-    what breaks a rule; nothing was sent then.
+    data that breaks a rule; nothing was sent then.
     """
     # 1. Make the rows, each with its place in the collection.
     rows: list[JobLine] = []
@@ -66,9 +66,9 @@ def to_jsonl_rows(
             ignored = ignored or trajectory.shaped_rewards is not None
             if reward_threshold is not None and not at_least(trajectory.reward, reward_threshold):
                 continue
-            made = _rows(trajectory, method, f"group-{group:06d}", place)
-            rows += made
-            places += [place] * len(made)
+            new_rows = _rows(trajectory, method, f"group-{group:06d}", place)
+            rows += new_rows
+            places += [place] * len(new_rows)
     if ignored:
         _log.warning("run_id %r: shaped_rewards are not used", collection.run_id)
     # 2. Check them with the receiver's own rules, told by these places.
@@ -87,7 +87,7 @@ def sampled_tokens(
 ) -> tuple[list[int] | None, list[float], list[str]]:
     """Ids of the tokens, where there are any, their log-probabilities (nats), and texts, or none.
 
-    `logprobs` may be a list of numbers, or what a chat answer has under that name, as an object of
+    `logprobs` may be a list of numbers, or a chat answer's value of that name, as an object of
     the `openai` client or as plain JSON: ``{"content": [{"token", "logprob"}, ...]}``. Token ids
     stand there as ``"token_id:17"``, or in the item's metadata as ``token_ids``. Raises ValueError
     for anything else.
@@ -107,9 +107,9 @@ def sampled_tokens(
         pairs = [
             _read_entry(entry, f"{place}.logprobs.content[{i}]") for i, entry in enumerate(entries)
         ]
-        written = [token for token, _ in pairs if token.startswith(_TOKEN_ID)]
-        if token_ids is None and len(written) == len(pairs):
-            token_ids = [_read_token_id(token, place) for token in written]
+        token_texts = [token for token, _ in pairs if token.startswith(_TOKEN_ID)]
+        if token_ids is None and len(token_texts) == len(pairs):
+            token_ids = [_read_token_id(token, place) for token in token_texts]
         return token_ids, [logprob for _, logprob in pairs], [token for token, _ in pairs]
     # 2. As bare numbers.
     if isinstance(logprobs, Sequence) and not isinstance(logprobs, str):
@@ -141,10 +141,10 @@ def _rows(trajectory: Trajectory, method: Method, group_id: str, place: str) -> 
     """The rows of one trajectory."""
     if not trajectory.episode:
         raise ValueError(f"{place}: Trajectory episode is empty.")
-    wanted = DPOItem if method == "dpo" else EpisodeItem
-    if not isinstance(trajectory.episode[0], wanted):
+    item_type = DPOItem if method == "dpo" else EpisodeItem
+    if not isinstance(trajectory.episode[0], item_type):
         raise ValueError(
-            f"{place}: method {method!r} trains on episodes of {wanted.__name__}, got "
+            f"{place}: method {method!r} trains on episodes of {item_type.__name__}, got "
             f"{type(trajectory.episode[0]).__name__}"
         )
     if method == "dpo":
@@ -177,7 +177,9 @@ def _pair(item: DPOItem) -> PairLine:
     if isinstance(item.prompt, str):
         prompt = [LineMessage(role="user", content=item.prompt)]
     else:
-        prompt = [LineMessage(role=said.role, content=said.content) for said in item.prompt]
+        prompt = [
+            LineMessage(role=message.role, content=message.content) for message in item.prompt
+        ]
     return PairLine(
         input=SupervisedLine(messages=prompt),
         preferred_output=[LineMessage(role="assistant", content=item.chosen_response)],
@@ -186,7 +188,7 @@ def _pair(item: DPOItem) -> PairLine:
 
 
 def _plain(row: JobLine, place: str) -> Any:
-    """The row as its reader will see it. Raises ValueError for what JSON can't say."""
+    """The row as its reader will see it. Raises ValueError for values that JSON lacks."""
     try:
         return json.loads(json.dumps(row, allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The first thing that is wrong with data that somebody gave, for an error in one line.
+"""The first fault of a caller's data, for an error in one line.
 
 first_problem   a ValidationError of pydantic's -> the first problem of it
 """
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 @dataclass(frozen=True)
 class FirstProblem:
-    """A problem: its place as steps from the top, pydantic's kind and words, and what was got."""
+    """A problem: its place as steps from the top, pydantic's kind and words, and the value."""
 
     place: tuple[int | str, ...]
     kind: str

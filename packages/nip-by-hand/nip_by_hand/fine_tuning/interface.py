@@ -2,19 +2,19 @@
 
 TrainerAdapter         initialize, is_healthy, submit, status, wait_until_complete, cancel,
                        log_progress
-TrajectoryCollection   what is submitted: for each example a list of Trajectory
+TrajectoryCollection   the data of a submission: for each example a list of Trajectory
 Trajectory             an episode with its reward; its items are EpisodeItem or DPOItem
 TrainingJobRef         names a submission; any process can ask about it, any number of times
-TrainingJobStatus      what is known of it
+TrainingJobStatus      its status
 TrainerAdapterConfig   the base of every adapter's configuration
-FinetuneConfig         what `initialize` is given; CurriculumLearningConfig is a part of it
+FinetuneConfig         the argument of `initialize`; CurriculumLearningConfig is a part of it
 UnhealthyError         the back-end is not there, or would not take a job
 as_ours                another library's object as one of these models
 
 The names and their meaning are those of NVIDIA's NeMo Agent Toolkit (`nat.finetuning`,
 `nat.data_models.finetuning`), and its own objects are taken wherever one of these is, by their
-fields. A key that a model does not know is an error; what else these models refuse and its own let
-pass is in docs/adapters.md.
+fields. A key that a model does not know is an error; docs/adapters.md lists the other values that
+these models refuse and its own let pass.
 """
 
 import reprlib
@@ -55,8 +55,8 @@ class ByFields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_fields(cls, given: Any) -> Any:
-        return _fields(cls, given)
+    def _by_fields(cls, values: Any) -> Any:
+        return _fields(cls, values)
 
 
 def _fields(kind: type[BaseModel], value: Any) -> Any:
@@ -87,17 +87,17 @@ def as_ours(kind: type[_Ours], value: Any, place: str = "") -> _Ours:
         return kind.model_validate(value)
     except ValidationError as error:
         first = first_problem(error)
-        where = place + _path(first.place)
+        path = place + _path(first.place)
         raise ValueError(
-            f"{kind.__name__}: {where + ': ' if where else ''}{first.message} "
+            f"{kind.__name__}: {path + ': ' if path else ''}{first.message} "
             f"(got {reprlib.repr(first.got)})" + (f"; and {first.more} more" if first.more else "")
         ) from None
 
 
 def _path(steps: Sequence[int | str]) -> str:
     """The place of something: ``trajectories[0][1].episode[2].role``."""
-    shown = [step for step in steps if step not in _KINDS]
-    return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in shown).lstrip(".")
+    steps_shown = [step for step in steps if step not in _KINDS]
+    return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps_shown).lstrip(".")
 
 
 class TrainingStatusEnum(StrEnum):
@@ -153,7 +153,7 @@ class EpisodeItemRole(StrEnum):
 class EpisodeItem(ByFields):
     """One message. One of the assistant's needs the log-probabilities with which it was sampled.
 
-    What they may look like is looked at where they are used, see `conversion`.
+    Their form is checked where they are used, see `conversion`.
     """
 
     role: EpisodeItemRole
@@ -226,7 +226,7 @@ class RewardFunctionConfig(ByFields):
 
 class _ComponentConfig(ByFields):
     reward: RewardFunctionConfig | None = None
-    """Set by `initialize` to what the whole configuration says."""
+    """Set by `initialize` to the value in the whole configuration."""
 
 
 class TrainerConfig(_ComponentConfig):
@@ -275,11 +275,11 @@ class FinetuneConfig(ByFields):
     @model_validator(mode="after")
     def _check(self) -> "FinetuneConfig":
         names = ("trainer", "trajectory_builder", "trainer_adapter")
-        missing = [name for name in names if getattr(self, name) is None]
-        if self.enabled and missing:
+        unset_names = [name for name in names if getattr(self, name) is None]
+        if self.enabled and unset_names:
             raise ValueError(
                 "When fine-tuning is enabled, the following fields must be set: "
-                + ", ".join(missing)
+                + ", ".join(unset_names)
             )
         return self
 
@@ -295,7 +295,7 @@ class TrainerAdapter(ABC):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Get ready. Raises ConnectionError if the back-end is not there or not healthy.
 
-        This part of it notes what the adapter is used for.
+        This part of it notes the use of the adapter.
         """
         self.run_config = as_ours(FinetuneConfig, run_config)
         self.adapter_config.reward = self.run_config.reward_function
@@ -309,7 +309,7 @@ class TrainerAdapter(ABC):
         """Train on `trajectories`, once.
 
         The same collection under the same `run_id` is the same submission, whoever asks, as long
-        as it is under way. Raises ValueError for what can't be trained on.
+        as it is under way. Raises ValueError for data that can't be trained on.
         """
 
     @abstractmethod

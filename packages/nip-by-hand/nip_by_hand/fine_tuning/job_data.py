@@ -1,4 +1,5 @@
-"""What a trainer adapter gives to a job: the lines of its training file, and its settings.
+"""The parts that a trainer adapter gives to a job: the lines of its training file, and its
+settings.
 
 SupervisedLine    a conversation whose assistant messages are learned
 TrajectoryLine    a conversation with its reward, and the group it is compared in

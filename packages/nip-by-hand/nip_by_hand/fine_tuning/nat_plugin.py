@@ -59,15 +59,15 @@ async def nip_art_trainer_adapter(
 
 class NipModelConfig(OpenAIModelConfig, name="nip_art_model"):  # type: ignore[misc, call-arg]
     """A model on an lm_server. `model_name` is its name in the adapter's `backend`, and the next
-    three are what stands there too."""
+    three stand there too."""
 
     project: str = DEFAULT_PROJECT
     base_model: str = Field(min_length=1)
-    """What answers as long as no step was trained."""
+    """The model that answers as long as no step was trained."""
     state_dir: str = DEFAULT_STATE_DIR
 
     def served(self) -> OpenAIModelConfig:
-        """An OpenAI model: the newest step, with what training on its answers needs."""
+        """An OpenAI model: the newest step, with the settings for training on its answers."""
         try:
             record = StepRecords(self.state_dir).load(self.project, self.model_name)
             model = record.served

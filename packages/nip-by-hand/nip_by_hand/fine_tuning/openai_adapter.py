@@ -54,7 +54,7 @@ _STATUSES = {
     "skipped": TrainingStatusEnum.FAILED,
     "deadline": TrainingStatusEnum.FAILED,
 }
-"""Of jobs and outcomes; what is not here goes on."""
+"""Of jobs and outcomes; any other one goes on."""
 
 
 class OpenAITrainerAdapter(TrainerAdapter):
@@ -85,7 +85,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
 
         The same collection with the same settings under the same run id gives the same reference
         while it is under way. Another one raises LiveSubmission, a ValueError; after the end it is
-        the next submission. Raises ValueError for what can't be trained on, before anything is
+        the next submission. Raises ValueError for data that can't be trained on, before anything is
         sent; JobError for a job that the server refuses.
         """
         # 1. Make the lines, by the settings that this server takes.
@@ -98,7 +98,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
             reward_threshold=config.reward_threshold,
             advantage=config.advantage,
         )
-        # 2. Say what the job is, for whichever number it gets.
+        # 2. Describe the job, for the number that it gets.
         submissions = self._submissions()
 
         def make(number: int) -> JobSpec:
@@ -128,7 +128,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Tell where the job stands, from any process; after its end always the same.
 
-        When the server can't be asked, it is what was last seen, and the message says so.
+        When the server can't be asked, it is the last known one, and the message says so.
         """
         number = self._number(ref)
         await self._learn_kind()
@@ -137,10 +137,12 @@ class OpenAITrainerAdapter(TrainerAdapter):
             try:
                 record, view = await submissions.look(ref.run_id, number, backend)
             except BackendTrouble as error:
-                seen = submissions.record(ref.run_id, number)
-                if seen is None:
+                last_record = submissions.record(ref.run_id, number)
+                if last_record is None:
                     raise _unknown_reference(ref, number) from None
-                return self._status(ref, number, seen, None, f"The last look failed: {error}")
+                return self._status(
+                    ref, number, last_record, None, f"The last look failed: {error}"
+                )
             progress = None if view is None else await self._progress(backend, view)
         return self._status(ref, number, record, view, progress=progress)
 
@@ -205,8 +207,8 @@ class OpenAITrainerAdapter(TrainerAdapter):
     def _backend(self) -> AbstractAsyncContextManager[Backend]:
         # Connections belong to the event loop that opened them, and an adapter may be called from
         # one loop after another: each call opens its own.
-        at = Endpoint(self.config.url, self.config.key())
-        return open_backend(SelfHosted if self._nip else OpenAI, at)
+        endpoint = Endpoint(self.config.url, self.config.key())
+        return open_backend(SelfHosted if self._nip else OpenAI, endpoint)
 
     def _submissions(self) -> Submissions:
         config = self.config
@@ -221,11 +223,11 @@ class OpenAITrainerAdapter(TrainerAdapter):
         """Tell why the server would not take a job, or None."""
         config = self.config
         try:
-            at = Endpoint(config.url, config.key())
+            endpoint = Endpoint(config.url, config.key())
         except SettingsError as error:
             return str(error)
         # 1. The key must open the model and the list of jobs.
-        async with open_backend(OpenAI, at, timeout_s=_HEALTH_TIMEOUT_S) as backend:
+        async with open_backend(OpenAI, endpoint, timeout_s=_HEALTH_TIMEOUT_S) as backend:
             try:
                 described = await backend.describe_model(config.model)
             except BackendTrouble as error:
@@ -239,7 +241,7 @@ class OpenAITrainerAdapter(TrainerAdapter):
             self._nip = described.is_lm_servers
         if not self._nip:
             return None
-        server = LmServer(at, _HEALTH_TIMEOUT_S)
+        server = LmServer(endpoint, _HEALTH_TIMEOUT_S)
         try:
             _, version = await server.version()
         except ServerError as error:
@@ -348,6 +350,6 @@ def _settings_used(effective: Mapping[str, Any] | None) -> dict[str, Any] | None
     if effective is None:
         return None
     ours = effective.get("nip") or {}
-    known = {*NipSettings.model_fields, "effective_learning_rate"}
+    known_names = {*NipSettings.model_fields, "effective_learning_rate"}
     plain = {name: value for name, value in effective.items() if name != "nip"}
-    return plain | {name: value for name, value in ours.items() if name in known}
+    return plain | {name: value for name, value in ours.items() if name in known_names}

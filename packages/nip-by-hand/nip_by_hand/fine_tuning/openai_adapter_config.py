@@ -52,14 +52,14 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
     method: Method = "supervised"
     """"supervised", "dpo", or on a server of nip "trajectories"."""
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
-    """n_epochs, batch_size, learning_rate_multiplier, for dpo beta; on a server of nip also what
-    its trajectories method and its ``nip`` object take: learning_rate, lora_rank ... Names and
-    values are checked here."""
+    """n_epochs, batch_size, learning_rate_multiplier, for dpo beta; on a server of nip also the
+    settings that its trajectories method and its ``nip`` object take: learning_rate, lora_rank ...
+    Names and values are checked here."""
     reward_threshold: FiniteFloat | None = None
     """For supervised: trajectories with a smaller reward are not imitated. None: all are."""
     train_from: Literal["last_model", "model"] = "last_model"
-    """Where a later submission of a run id starts: "last_model", with what the last successful one
-    made, or "model", with `model` each time."""
+    """Where a later submission of a run id starts: "last_model", with that of the last successful
+    one, or "model", with `model` each time."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of every job."""
     wandb_project: Annotated[str, Field(min_length=1)] | None = None
@@ -100,11 +100,11 @@ class OpenAITrainerAdapterConfig(TrainerAdapterConfig):
                 f"hyperparameters: unknown for method {self.method}: {unknown}; known: "
                 f"{sorted({*words, *NipSettings.model_fields})}"
             )
-        named = {name: v for name, v in self.hyperparameters.items() if name in words}
+        settings = {name: v for name, v in self.hyperparameters.items() if name in words}
         own = {name: v for name, v in self.hyperparameters.items() if name not in words}
-        _check_values(method, named)
+        _check_values(method, settings)
         _check_values(NipSettings, own)
-        return JobSettings(named, NipSettings.model_construct(**own))
+        return JobSettings(settings, NipSettings.model_construct(**own))
 
     @property
     def advantage(self) -> Literal["group", "group_std"]:
@@ -145,5 +145,7 @@ def _check_values(model: type[BaseModel], settings: Mapping[str, Setting]) -> No
         model.model_validate(dict(settings))
     except ValidationError as error:
         first = first_problem(error)
-        got = settings.get(first.field)
-        raise ValueError(f"hyperparameters.{first.field}: {first.message} (got {got!r})") from None
+        value = settings.get(first.field)
+        raise ValueError(
+            f"hyperparameters.{first.field}: {first.message} (got {value!r})"
+        ) from None

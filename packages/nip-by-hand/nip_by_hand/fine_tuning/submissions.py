@@ -1,6 +1,6 @@
 """Submissions of the adapters, for programs without a run: numbered, and any process can go on.
 
-Submissions       what was submitted under each run id; `submit`, `look`, `follow`, `cancel`
+Submissions       the submissions under each run id; `submit`, `look`, `follow`, `cancel`
 LiveSubmission    the error of a submission while an earlier one is under way
 
 Submission n of a run id is the job of iteration n of a run in the directory, so its document is
@@ -54,14 +54,14 @@ class RunIdDocument(BaseModel):
 
 
 class LiveSubmission(NipError, ValueError):
-    """Something else is under way under this run id. The message says what."""
+    """Something else is under way under this run id. The message names it."""
 
 
 class Submissions:
     """The submissions in a state directory. Reading creates no file but the directory."""
 
     def __init__(self, directory: str, group: str, *, settle_s: float, patience_s: float = 300.0):
-        """`group` keeps apart what several adapters submit under one run id.
+        """`group` keeps apart several adapters' submissions under one run id.
 
         `settle_s` and `patience_s` are the ledger's: how long the back-end's lists may lag behind,
         and how long to bear with one that is busy or silent, in seconds. Raises StoreError or
@@ -78,12 +78,12 @@ class Submissions:
         Raises SettingsError in the case that another run id has the same place.
         """
         run = RunStore(self._store, run_name(run_id))
-        stored = read_document(run, f"{run.root}/run_id.json", RunIdDocument)
+        document = read_document(run, f"{run.root}/run_id.json", RunIdDocument)
         # Two run ids may give one name of a run: they must not share its numbers.
-        if stored is not None and stored.run_id != run_id:
+        if document is not None and document.run_id != run_id:
             raise SettingsError(
                 f"run_id {run_id!r}: its directory {run.root} in {self._store.url} belongs to "
-                f"{stored.run_id!r}; use another run_id or another state directory"
+                f"{document.run_id!r}; use another run_id or another state directory"
             )
         return run
 
@@ -104,9 +104,9 @@ class Submissions:
                 return number, record
         return None
 
-    def last_model(self, run_id: str, before: int) -> str | None:
-        """Find the model of the last successful submission before number `before`."""
-        for number in range(before - 1, -1, -1):
+    def last_model(self, run_id: str, next_number: int) -> str | None:
+        """Find the model of the last successful submission before number `next_number`."""
+        for number in range(next_number - 1, -1, -1):
             record = self.record(run_id, number)
             if record is not None and record.succeeded:
                 return record.model
@@ -155,8 +155,8 @@ class Submissions:
     ) -> tuple[int, JobRecord]:
         """Submit `data`, once, and return the number of the submission with its record.
 
-        What was cut short goes on. While the last submission is under way, the same one is
-        returned; everything else raises LiveSubmission. After its end the next
+        A submission that was cut short goes on. While the last submission is under way, the same
+        one is returned; everything else raises LiveSubmission. After its end the next
         number begins. Raises JobError as `Ledger.ensure_job`, LeaseError if another process is
         still submitting under this run id after the time to bear with a back-end.
         """
@@ -171,8 +171,8 @@ class Submissions:
     ) -> tuple[JobRecord, JobView | None]:
         """Bring the record up to date; return it, with the back-end's view of a job still going on.
 
-        Raises LookupError for a submission that is not on record, and what the back-end's calls
-        raise.
+        Raises LookupError for a submission that is not on record, and the errors of the
+        back-end's calls.
         """
         record = self._known(run_id, number)
         if record.id is None or record.state == "terminal":
@@ -180,10 +180,10 @@ class Submissions:
         view = await backend.retrieve_job(record.id)
         if view.status not in ENDED_STATUSES:
             return record, view
-        ended = self.follow(
+        following = self.follow(
             run_id, number, backend, interval_s=1.0, deadline_s=60.0, counted_from_s=time.time()
         )
-        return await ended, None
+        return await following, None
 
     async def follow(
         self,
@@ -211,7 +211,7 @@ class Submissions:
                     counted_from_s=counted_from_s,
                 )
             except LeaseError:
-                continue  # another process wrote what it saw: go on from there
+                continue  # another process wrote its view: go on from there
         raise JobError(f"{self._path(run_id, number)}: other processes keep changing it")
 
     async def cancel(self, run_id: str, number: int, backend: Backend) -> JobRecord:
@@ -286,7 +286,7 @@ class Submissions:
                 if time.monotonic() > give_up_s:
                     raise
                 await asyncio.sleep(0.2)
-        # 3. Give it back, whatever happens meanwhile.
+        # 3. Give it back, also after an error.
         try:
             yield lease
         finally:

@@ -44,14 +44,14 @@ class ArithmeticSettings(ScenarioSettings):
     generator: Literal["chains-1", "chains-2"] = "chains-1"
     """How they are drawn. "chains-2": neither a question nor the results that are shown tell its
     label. "chains-1": the values that are shown stay in the range alone, so a question whose true
-    values leave it has a wrong calculation; what was played before there was this setting."""
+    values leave it has a wrong calculation; earlier runs, which had no such setting."""
     form: Form = "chain"
     """How a question is worded: "chain" ("Start with 47. Add 8."), or "words", one of four stories
     ("Ann has 47 marbles. She is given 8.")."""
     steps: Annotated[int, Field(ge=1, le=64)] = 4
     """Steps of each chain."""
     numbers: Annotated[int, Field(ge=40, le=1_000_000)] = 100
-    """All values of a chain are below; what is added or subtracted has one digit less."""
+    """All values of a chain are below; a number that is added or subtracted has one digit less."""
     operators: Annotated[tuple[Operator, ...], Field(min_length=1)] = ("+", "-")
     """Of the steps, each as likely as the others where the values allow it: "+", "-", "*"."""
     mistakes: Annotated[tuple[Mistake, ...], Field(min_length=1)] = (
@@ -72,7 +72,7 @@ class ArithmeticSettings(ScenarioSettings):
 
 
 class Arithmetic(Scenario):
-    """A number, what to do with it step by step, and a calculation that may have a wrong step."""
+    """A number, steps to take from it, and a calculation that may have a wrong step."""
 
     name = "arithmetic"
     settings: ArithmeticSettings
@@ -103,9 +103,9 @@ class Arithmetic(Scenario):
     def generate(self, dataset: str, split: str) -> Iterable[Row]:
         """Make chains for a split; every second one has a wrong step."""
         settings = self.settings
-        seen: set[str] = set()
+        seen_questions: set[str] = set()
         for number in range(getattr(settings, f"{split}_size")):
-            row = self._new_row(split, number, seen)
+            row = self._new_row(split, number, seen_questions)
             if row is None:
                 mended = f"lower {split}_size, or raise steps or numbers"
                 if number < 2:  # the smallest split; steps that don't fit below are too many
@@ -115,10 +115,10 @@ class Arithmetic(Scenario):
                     f"and these operators and mistakes only {number} different chains were drawn "
                     f"for {split}; {mended}, or name more operators or mistakes"
                 )
-            seen.add(row["question"])
+            seen_questions.add(row["question"])
             yield row
 
-    def _new_row(self, split: str, number: int, seen: set[str]) -> Row | None:
+    def _new_row(self, split: str, number: int, seen_questions: set[str]) -> Row | None:
         settings = self.settings
         for attempt in range(_TRIES):
             draw = random.Random(
@@ -129,13 +129,13 @@ class Arithmetic(Scenario):
                 range(digit if digit >= LOWEST else digit + 10, settings.numbers, 10)
             )
             y = number % 2
-            drawn = self._draw_steps(draw, start, y)
-            if drawn is None:
+            chain = self._draw_steps(draw, start, y)
+            if chain is None:
                 continue
-            steps, mistake = drawn
-            asked = Question(start, tuple((step.sign, step.right) for step in steps))
-            text = asked.text(CHAIN if settings.form == "chain" else draw.choice(STORIES))
-            if text not in seen:
+            steps, mistake = chain
+            question = Question(start, tuple((step.sign, step.right) for step in steps))
+            text = question.text(CHAIN if settings.form == "chain" else draw.choice(STORIES))
+            if text not in seen_questions:
                 return {
                     "question": text,
                     "solution": write_steps(steps),
@@ -160,8 +160,8 @@ class Arithmetic(Scenario):
 
     def kind_of_message(self, message: str, texts: Mapping[str, str]) -> str:
         """Tell which step a message calls wrong, and whether it is, or that it names none."""
-        named = name_kind(message, texts["solution"])
-        return named or super().kind_of_message(message, texts)
+        kind = name_kind(message, texts["solution"])
+        return kind or super().kind_of_message(message, texts)
 
     def label(self, row: Row) -> int:
         """Calculate again. Raises ValueError for a text in other words than `generate` uses."""

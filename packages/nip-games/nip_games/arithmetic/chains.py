@@ -1,8 +1,8 @@
 """Chains of steps: how they are written, read, checked and drawn.
 
-Question                   what is asked: a number, and what to do with it, step by step
+Question                   a number, and the steps to take from it
 ChainStep                  a line of a calculation
-read_question, read_steps  of texts; ValueError says what can't be read
+read_question, read_steps  of texts; a ValueError names an unreadable part
 is_right                   whether a calculation is the one that is asked for, without a mistake
 draw_chain                 a question with its calculation; one step may be wrong (see `pairs`)
 list_operands              the numbers that a step may have
@@ -101,7 +101,7 @@ def write_steps(steps: Sequence[ChainStep]) -> str:
 
 
 def read_question(text: str) -> Question:
-    """Return what is asked. Raises ValueError if it is not worded as `Wording.text` words it."""
+    """Return the question. Raises ValueError if it is not worded as `Wording.text` words it."""
     sentences = re.split(r"(?<=[.?])\s+", text.strip())
     for wording in (CHAIN, *STORIES):
         start = _number_in(sentences[0], wording.start)
@@ -127,8 +127,8 @@ def _read_step(sentence: str, wording: Wording) -> tuple[str, int]:
 
 
 def _number_in(sentence: str, words: str) -> int | None:
-    before, _, behind = words.partition("{}")
-    number = re.fullmatch(rf"{re.escape(before)}(\d+){re.escape(behind)}", sentence)
+    prefix, _, suffix = words.partition("{}")
+    number = re.fullmatch(rf"{re.escape(prefix)}(\d+){re.escape(suffix)}", sentence)
     return None if number is None else int(number[1])
 
 
@@ -136,15 +136,15 @@ def read_steps(text: str) -> list[ChainStep]:
     """Read the lines of a calculation. Raises ValueError for any other line or number."""
     steps: list[ChainStep] = []
     for number, line in enumerate(text.strip().splitlines(), 1):
-        read = _LINE.fullmatch(line.strip())
-        if read is None or int(read[1]) != number:
+        match = _LINE.fullmatch(line.strip())
+        if match is None or int(match[1]) != number:
             raise ValueError(f"the line {line[:60]!r}; expected a step like '{number}: 4 + 3 = 7'")
-        steps.append(ChainStep(int(read[2]), read[3], int(read[4]), int(read[5])))
+        steps.append(ChainStep(int(match[2]), match[3], int(match[4]), int(match[5])))
     return steps
 
 
 def is_right(question: Question, steps: Sequence[ChainStep]) -> bool:
-    """Tell whether each step does what is asked, with the result before it, and rightly."""
+    """Tell whether each step does the asked one, with the result before it, and rightly."""
     value = question.start
     for step in steps:
         if step.left != value or step.result != step.true_result:
@@ -157,21 +157,21 @@ def draw_chain(
     draw: random.Random,
     start: int,
     length: int,
-    below: int,
+    bound: int,
     signs: Sequence[str],
     mistakes: Sequence[Mistake],
 ) -> tuple[list[ChainStep], Mistake | None] | None:
     """Steps from `start`, one wrong if there are `mistakes`, and the kind of the mistake.
 
-    All values stay from 2 to `below` - 1; later steps go on with a wrong result. None: the chain
-    that was begun can't go on, or allows none of these mistakes. What is asked tells of some
+    All values stay from 2 to `bound` - 1; later steps go on with a wrong result. None: the chain
+    that was begun can't go on, or allows none of these mistakes. The question tells of some
     labels: where its own values leave the range, the calculation that is shown must be wrong.
     """
     wrong_at = draw.randrange(length) if mistakes else -1
     kind: Mistake | None = None
     steps: list[ChainStep] = []
     for place in range(length):
-        choices = {sign: list_operands(sign, start, below) for sign in signs}
+        choices = {sign: list_operands(sign, start, bound) for sign in signs}
         possible = [sign for sign in signs if choices[sign]]
         if not possible:
             return None
@@ -179,7 +179,7 @@ def draw_chain(
         step = ChainStep(start, sign, draw.choice(choices[sign]), 0)
         step = replace(step, result=step.true_result)
         if place == wrong_at:
-            results = {mistake: list_mistakes(step, mistake, below) for mistake in mistakes}
+            results = {mistake: list_mistakes(step, mistake, bound) for mistake in mistakes}
             kinds = [mistake for mistake in mistakes if results[mistake]]
             if not kinds:
                 return None
@@ -190,24 +190,24 @@ def draw_chain(
     return steps, kind
 
 
-def list_operands(sign: str, value: int, below: int) -> range:
+def list_operands(sign: str, value: int, bound: int) -> range:
     """List the numbers a step may add, subtract or multiply by: a digit shorter than values."""
     largest = {
-        "+": min(below // 10 - 1, below - 1 - value),
-        "-": min(below // 10 - 1, value - LOWEST),
-        "*": min(9, (below - 1) // value),
+        "+": min(bound // 10 - 1, bound - 1 - value),
+        "-": min(bound // 10 - 1, value - LOWEST),
+        "*": min(9, (bound - 1) // value),
     }
     return range(2, largest[sign] + 1)
 
 
-def list_mistakes(step: ChainStep, mistake: Mistake, below: int) -> list[int]:
+def list_mistakes(step: ChainStep, mistake: Mistake, bound: int) -> list[int]:
     """List the wrong results of this mistake."""
     right = step.result
     if mistake == "off_by_one":
         results = [right - 1, right + 1]
     elif mistake == "carry":
         powers = [10**place for place in range(1, len(str(right)) + 1)]
-        results = [right + by * power for power in powers for by in (-1, 1)]
+        results = [right + sign * power for power in powers for sign in (-1, 1)]
     elif mistake == "swapped_digits":
         digits = str(right)
         swapped = [
@@ -215,6 +215,6 @@ def list_mistakes(step: ChainStep, mistake: Mistake, below: int) -> list[int]:
         ]
         results = [int(number) for number in swapped if number[0] != "0"]
     else:
-        others = [sign for sign in CALCULATE if sign not in (step.sign, "*")]
-        results = [CALCULATE[sign](step.left, step.right) for sign in others]
-    return [result for result in results if LOWEST <= result < below and result != right]
+        other_signs = [sign for sign in CALCULATE if sign not in (step.sign, "*")]
+        results = [CALCULATE[sign](step.left, step.right) for sign in other_signs]
+    return [result for result in results if LOWEST <= result < bound and result != right]

@@ -1,4 +1,4 @@
-"""Kinds of messages on a calculation: what they call wrong, and whether it is."""
+"""Kinds of messages on a calculation: the steps that they call wrong, and whether these are."""
 
 import re
 
@@ -11,16 +11,16 @@ _GONE_THROUGH = re.compile(r"\bstep (\d+):", re.IGNORECASE)
 
 def name_kind(message: str, solution: str) -> str:
     """Name the kind of a message on the calculation `solution`; "" where it is about no step."""
-    called = {int(first or second) for first, second in _CALLED_WRONG.findall(message)}
-    passed = {int(number) for number in _GONE_THROUGH.findall(message)} - called
+    numbers = {int(first or second) for first, second in _CALLED_WRONG.findall(message)}
+    passed = {int(number) for number in _GONE_THROUGH.findall(message)} - numbers
     if _NONE_WRONG.search(message):
-        if called:
+        if numbers:
             return "calls a step wrong, and says that none is"
         return f"says that no step is wrong{_went_through(passed)}"
-    if len(called) > 1:
+    if len(numbers) > 1:
         return "calls several steps wrong"
-    if called:
-        return _name_step(called.pop(), solution)
+    if numbers:
+        return _name_step(numbers.pop(), solution)
     return f"calls no step wrong{_went_through(passed)}" if passed else ""
 
 

@@ -4,8 +4,8 @@ call_right_step_wrong  leads a verifier that checks the step that is named to a 
 pass_every_step        goes through all steps and calls each right, the wrong one, too
 name_nothing           says that no step is wrong
 
-A bounded verifier that checks the named step finds it right after the first, and is left with what
-it has checked by itself. Of a calculation without a mistake each says that no step is wrong, which
+A bounded verifier that checks the named step finds it right after the first, and has only its
+own checks then. Of a calculation without a mistake each says that no step is wrong, which
 is true, so completeness is that with an honest prover.
 """
 

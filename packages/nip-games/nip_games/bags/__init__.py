@@ -183,16 +183,16 @@ class Bags(Scenario):
     def generate(self, dataset: str, split: str) -> Iterator[Row]:
         """Make pairs of lists whose bags are the split's; every second pair is a rearrangement."""
         settings = self.settings
-        seen: set[str] = set()
+        seen_questions: set[str] = set()
         for number in range(getattr(settings, f"{split}_size")):
-            question = self._new_question(split, number, seen)
+            question = self._new_question(split, number, seen_questions)
             if question is None:
                 raise DatasetError(
                     f"scenario_settings: with length {settings.length} and digits "
                     f"{settings.digits} only {number} different pairs of lists were drawn for "
                     f"{split}; lower {split}_size, or raise length or digits"
                 )
-            seen.add(question)
+            seen_questions.add(question)
             yield {
                 "question": question,
                 "solution": CLAIM,
@@ -201,7 +201,7 @@ class Bags(Scenario):
                 f"{settings.digits}",
             }
 
-    def _new_question(self, split: str, number: int, seen: set[str]) -> str | None:
+    def _new_question(self, split: str, number: int, seen_questions: set[str]) -> str | None:
         """Draw a pair; where it is to be a rearrangement, write its first bag twice.
 
         The first bag is drawn in the same way for both labels, and so is the second, and each is
@@ -215,7 +215,7 @@ class Bags(Scenario):
                 continue
             bags = pair if number % 2 else (pair[0], pair[0])
             question = write_lists(*(draw.sample(bag, len(bag)) for bag in bags))
-            if question not in seen:
+            if question not in seen_questions:
                 return question
         return None
 
@@ -255,7 +255,7 @@ class Bags(Scenario):
         is_public = self.settings.coins == "public"
         return tuple(name for name in self.scripts if is_public or name != "coins")
 
-    # What agents see.
+    # The agents' view.
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:
         """Toss the coins of an episode, and make its challenges with them."""

@@ -5,7 +5,7 @@ tell_apart     names the list of each challenge where it can be told, else guess
 guess          guesses
 always_name_a  names list A
 answer_nothing makes the claim and answers no challenge
-repeat_coins   says what the coins say, where they are public
+repeat_coins   repeats the coins, where they are public
 """
 
 from random import Random
@@ -46,7 +46,7 @@ def answer_nothing(turn: ScriptedTurn) -> str:
 
 
 def repeat_coins(turn: ScriptedTurn) -> str:
-    """Say what the coins say. Raises ValueError where provers are shown none."""
+    """Repeat the coins. Raises ValueError where provers are shown none."""
     if "coins" not in turn.texts:
         raise ValueError(
             "no prover is shown the coins; play with scenario_settings.coins public and at least "

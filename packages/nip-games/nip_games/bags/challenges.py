@@ -1,10 +1,10 @@
-"""Challenges: the verifier's coins, what is made with them, and whether an answer has them.
+"""Challenges: the verifier's coins, the lists made with them, and whether an answer has them.
 
 toss_coins             fair coins, from a seed
 make_challenges        for each coin its list in a drawn order
 toss_coins_again       other coins that would have made the same challenges
-write_coins, read_coins    what coins say: `1 is A, 2 is B`
-write_names, read_names    what answers say: `1: A, 2: B`
+write_coins, read_coins    the coins in a text: `1 is A, 2 is B`
+write_names, read_names    the names in an answer: `1: A, 2: B`
 write_challenges, read_challenges  lists with numbers, a line each: `(1) 3 1 4`
 count_agreeing         how many challenges an answer names as the coins fell
 
@@ -45,7 +45,7 @@ def make_challenges(
 def toss_coins_again(
     lists: tuple[Digits, Digits], challenges: Iterable[Digits], seed: int
 ) -> tuple[int, ...]:
-    """Coins that go with the challenges: drawn where either would, else what they were."""
+    """Coins that go with the challenges: drawn where either would, else unchanged."""
     random, bags = Random(derive_seed("coins of bags again", seed)), [in_order(d) for d in lists]
     possible = [
         [coin for coin, bag in enumerate(bags) if bag == in_order(challenge)]
@@ -74,7 +74,11 @@ def read_names(text: str) -> dict[int, str]:
     names: dict[int, set[str]] = {}
     for number, name in _NAME.findall(text):
         names.setdefault(int(number), set()).add(name)
-    return {number: named.pop() for number, named in names.items() if len(named) == 1}
+    return {
+        number: names_of_coin.pop()
+        for number, names_of_coin in names.items()
+        if len(names_of_coin) == 1
+    }
 
 
 def write_challenges(challenges: Iterable[Digits]) -> str:
@@ -89,5 +93,5 @@ def read_challenges(text: str) -> list[Digits]:
 
 def count_agreeing(coins: str, message: str) -> int:
     """Count the challenges that a message names as the coins, in `write_coins`' words, fell."""
-    named = read_names(message)
-    return sum(named.get(number) == name for number, name in read_coins(coins).items())
+    claimed_names = read_names(message)
+    return sum(claimed_names.get(number) == name for number, name in read_coins(coins).items())

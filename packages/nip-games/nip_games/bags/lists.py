@@ -1,6 +1,6 @@
 """Two lists of digits: how they are written, read, compared and drawn.
 
-write_lists, read_lists   two lists in a text; ValueError says what can't be read
+write_lists, read_lists   two lists in a text; a ValueError names an unreadable part
 write_digits, read_digits    one list
 in_order                     a list as a bag, in which the order of digits does not count
 draw_bags                    two different bags, either as likely as the other to be the first
@@ -81,8 +81,8 @@ def draw_bags_without_repeats(
 
     `length` and `differences` together are at most `digits`.
     """
-    drawn = draw.sample(range(digits), length + differences)
-    common, own = drawn[: length - differences], drawn[length - differences :]
+    digits_drawn = draw.sample(range(digits), length + differences)
+    common, own = digits_drawn[: length - differences], digits_drawn[length - differences :]
     first, second = own[:differences], own[differences:]
     return in_order([*common, *first]), in_order([*common, *second])
 

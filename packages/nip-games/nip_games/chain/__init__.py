@@ -1,6 +1,6 @@
 """`chain`: does a chain of steps end as claimed? Two provers are played against each other.
 
-The verifier sees what the chain starts and ends with, by the claim, and none of its steps. In each
+The verifier sees the start and the end of the chain, by the claim, and none of its steps. In each
 round of `refereed` both provers are asked for the value in the middle of the steps in dispute
 (`disputes`); after log2 k rounds one step of k is left, and the verifier calculates that one. It is
 always right if the prover on the right side is honest: the one for a true claim, the one against a
@@ -127,7 +127,7 @@ class Chain(Scenario):
             Column("values", "Value after each step", seen_by=(PROVER,), drawn=True),
         )
         if settings.checked == "drawn":
-            # Nobody may see it before the values are stated; then `announce` shows it.
+            # No agent may see it before the values are stated; then `announce` shows it.
             self.columns += (Column(_DRAWN, "Drawn step", seen_by=(), hidden=True, drawn=True),)
 
     # Problems.
@@ -135,9 +135,9 @@ class Chain(Scenario):
     def generate(self, dataset: str, split: str) -> Iterator[Row]:
         """Make chains of the split; every second claim is the end of another chain."""
         settings = self.settings
-        seen: set[str] = set()
+        seen_questions: set[str] = set()
         for number in range(getattr(settings, f"{split}_size")):
-            row = self._new_row(split, number, seen)
+            row = self._new_row(split, number, seen_questions)
             if row is None:
                 raise DatasetError(
                     f"scenario_settings: with steps {settings.steps}, modulus {settings.modulus}, "
@@ -145,10 +145,10 @@ class Chain(Scenario):
                     f"{number} different chains were drawn for {split}; lower {split}_size, or "
                     "raise one of them"
                 )
-            seen.add(str(row["question"]))
+            seen_questions.add(str(row["question"]))
             yield row
 
-    def _new_row(self, split: str, number: int, seen: set[str]) -> Row | None:
+    def _new_row(self, split: str, number: int, seen_questions: set[str]) -> Row | None:
         """Draw two chains with one start and unequal ends, and ask about the first.
 
         The two are exchangeable: either end, given the start, has the distribution of the other. So
@@ -162,7 +162,7 @@ class Chain(Scenario):
             if first is None or second is None:
                 continue
             question, ends = write_chain(first), [calculate(c)[-1] for c in (first, second)]
-            if ends[0] != ends[1] and question not in seen:
+            if ends[0] != ends[1] and question not in seen_questions:
                 return {
                     "question": question,
                     "solution": write_claim(start, ends[1 - y]),
@@ -205,7 +205,7 @@ class Chain(Scenario):
         is_drawn = self.settings.checked == "drawn" and len(protocol.provers) == 1
         return 1 / self.settings.steps if is_drawn else None
 
-    # What agents see.
+    # The agents' view.
 
     def draw(self, problem: Mapping[str, str], seed: int) -> Mapping[str, str]:
         """Calculate the values for the provers, and draw the step that is checked by lot."""
@@ -215,13 +215,13 @@ class Chain(Scenario):
         return {**values, _DRAWN: self._draw_number("drawn step", problem["question"], seed)}
 
     def draw_again(self, texts: Mapping[str, str], seed: int) -> Mapping[str, str]:
-        """Draw another step: what was stated says nothing of it."""
+        """Draw another step: the stated values say nothing of it."""
         if self.settings.checked == "disputed":
             return {}
         return {_DRAWN: self._draw_number("drawn step again", texts["question"], seed)}
 
-    def _draw_number(self, what: str, question: str, seed: int) -> str:
-        draw = Random(derive_seed(f"{what} of a chain", question, seed))
+    def _draw_number(self, purpose: str, question: str, seed: int) -> str:
+        draw = Random(derive_seed(f"{purpose} of a chain", question, seed))
         return str(draw.randint(1, self.settings.steps))
 
     def addition(self, role: Role, protocol: Protocol) -> str:
@@ -252,8 +252,8 @@ class Chain(Scenario):
         if not protocol.provers or (is_prover and self.settings.checked == "drawn"):
             return ""
         if self.settings.checked == "drawn":
-            said = [join_messages(turn) for turn in turns if protocol.is_prover(turn.agent)]
-            stated = {**read_values("\n".join(said)), 0: chain.start, len(chain.steps): end}
+            messages = [join_messages(turn) for turn in turns if protocol.is_prover(turn.agent)]
+            stated = {**read_values("\n".join(messages)), 0: chain.start, len(chain.steps): end}
             return announcements.show_drawn(chain, int(texts[_DRAWN]), stated, is_short)
         asserting, denying = _find_sides(protocol)
         stated_by_both = read_stated(turns, round_, asserting, denying, chain.modulus)
@@ -263,7 +263,7 @@ class Chain(Scenario):
             return announcements.ask_for_value(dispute, names[0], is_short)
         return announcements.show_disputed(dispute, chain, *names, is_short)
 
-    # What can be played.
+    # The moves that can be made.
 
     def check(self, protocol: Protocol) -> None:
         """Take protocols in which provers speak, or none do, and then the verifier decides."""
@@ -271,7 +271,7 @@ class Chain(Scenario):
         fits = "use refereed, adp with scenario_settings.checked: drawn, or solo_verifier"
         rounds = range(protocol.max_message_rounds)
         movers = [{*protocol.active(r, seed)} for r in rounds for seed in _SEEDS]
-        before = [agents for agents in movers if agents != {"verifier"}]
+        earlier_movers = [agents for agents in movers if agents != {"verifier"}]
         asks = protocol.turns_of("verifier", 0, protocol.max_message_rounds) != 1
         if asks or protocol.common.zero_knowledge or "verifier" not in movers[-1]:
             raise ValueError(
@@ -284,7 +284,9 @@ class Chain(Scenario):
             self._check_one_prover(protocol, place)
             return
         stances = sorted(protocol.stance(agent, None) for agent in protocol.provers)
-        if stances != [REJECT, ACCEPT] or any(agents != {*protocol.provers} for agents in before):
+        if stances != [REJECT, ACCEPT] or any(
+            agents != {*protocol.provers} for agents in earlier_movers
+        ):
             raise ValueError(
                 f"{place} does not have two provers that argue for opposite verdicts and speak at "
                 f"the same time, as scenario_settings.checked: disputed needs; {fits}"

@@ -1,4 +1,4 @@
-"""What agents are told of the steps in dispute, or of the step that was drawn.
+"""Announcements of the steps in dispute, or of the drawn step, for the agents.
 
 explain_dispute, explain_draw   in their system prompts
 ask_for_value                   before a turn of a prover
@@ -55,15 +55,15 @@ def explain_draw(role: Role) -> str:
 
 def ask_for_value(dispute: Dispute, asserting: str, is_short: bool) -> str:
     """Ask for the value in the middle; "" where one step is left."""
-    first, last, before, asserted, _ = dispute
+    first, last, value, asserted, _ = dispute
     if dispute.is_one_step:
         return ""
     if is_short:
         end = "?" if asserted is None else asserted
-        return f"Steps {first + 1} to {last}: {before} to {end}. Value after step {dispute.middle}?"
+        return f"Steps {first + 1} to {last}: {value} to {end}. Value after step {dispute.middle}?"
     says = "states no value" if asserted is None else f"says that the value is {asserted}"
     return (
-        f"Steps {first + 1} to {last} are in dispute. Before them the value is {before}, and after "
+        f"Steps {first + 1} to {last} are in dispute. Before them the value is {value}, and after "
         f"them {asserting} {says}. State the value after step {dispute.middle}, in this form: "
         f"{_FORM}"
     )
@@ -72,13 +72,13 @@ def ask_for_value(dispute: Dispute, asserting: str, is_short: bool) -> str:
 def show_disputed(
     dispute: Dispute, chain: Steps, asserting: str, denying: str, is_short: bool
 ) -> str:
-    """Show the step that is left, and what both experts say of it."""
-    _, last, before, asserted, denied = dispute
+    """Show the last step in dispute, and both experts' values of it."""
+    _, last, value, asserted, denied = dispute
     step, modulus = chain.steps[last - 1], chain.modulus
     if is_short:
         values = ["none" if v is None else v for v in (asserted, denied)]
         return (
-            f"Step {last}: {before}, {step}, modulo {modulus}. {asserting}: {values[0]}. "
+            f"Step {last}: {value}, {step}, modulo {modulus}. {asserting}: {values[0]}. "
             f"{denying}: {values[1]}."
         )
     says = "states no value" if asserted is None else f"says that the value is {asserted}"
@@ -88,18 +88,18 @@ def show_disputed(
     elif last < len(chain.steps):
         denies = "none either"
     return (
-        f"Step {last} is left: {step}, modulo {modulus}. Before it the value is {before}. After it "
+        f"Step {last} is left: {step}, modulo {modulus}. Before it the value is {value}. After it "
         f"{asserting} {says}, {denying} {denies}."
     )
 
 
 def show_drawn(chain: Steps, number: int, stated: Mapping[int, int], is_short: bool) -> str:
-    """Show the step that was drawn, and what the expert states before and after it."""
+    """Show the drawn step, and the expert's values before and after it."""
     step, modulus = chain.steps[number - 1], chain.modulus
-    before, after = (stated.get(place, "none") for place in (number - 1, number))
+    value_before, value_after = (stated.get(place, "none") for place in (number - 1, number))
     if is_short:
-        return f"Step {number}: {before}, {step}, modulo {modulus}. Expert: {after}."
+        return f"Step {number}: {value_before}, {step}, modulo {modulus}. Expert: {value_after}."
     return (
         f"Step {number} was drawn: {step}, modulo {modulus}. The expert's values (at the ends of "
-        f"the chain those of the claim): {before} before it, {after} after it."
+        f"the chain those of the claim): {value_before} before it, {value_after} after it."
     )

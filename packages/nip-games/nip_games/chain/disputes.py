@@ -1,12 +1,12 @@
 """Bisection: which steps two provers dispute, by the values that they state.
 
 Dispute         some steps, with the values at their ends
-find_dispute    what is left of it after what was stated
+find_dispute    the dispute that remains after the stated values
 read_value      the value that a message states
-read_stated     by round, what both provers state
+read_stated     by round, the values that both provers state
 
 The prover that argues for the claim *asserts*, the other one *denies*. The value before the steps
-in dispute is always undisputed, and that after them is what the first of them asserts. In each
+in dispute is always undisputed, and the first of them asserts the one after them. In each
 round both state the value in their middle. If it is the same, the later half is in dispute from
 then on, otherwise the earlier one. So if the one on the right side is honest:
 
@@ -16,7 +16,7 @@ then on, otherwise the earlier one. So if the one on the right side is honest:
 
 In the end one step is left, and it leads from the one value to the other exactly if the claim is
 true (Canetti, Riva and Rothblum, "Practical delegation of computation using multiple servers",
-2011). Whoever states no value gives way: what the other one asserts stands, or the claim has failed
+2011). A prover without a value gives way: the other one's assertion stands, or the claim has failed
 for good.
 """
 
@@ -41,7 +41,7 @@ class Dispute(NamedTuple):
     asserted: int | None
     """After `last`; None: the prover for the claim has once stated none."""
     denied: int | None
-    """What the other one states after `last`; None: none, or nothing but that it is another."""
+    """The other one's value after `last`; None: none, or nothing but that it is another."""
 
     @property
     def middle(self) -> int:
@@ -59,7 +59,7 @@ Stated = tuple[int | None, int | None]
 
 
 def find_dispute(start: int, end: int, count: int, stated: Iterable[Stated]) -> Dispute:
-    """Find what is in dispute of `count` steps from `start` to `end`, after these rounds."""
+    """Find the steps in dispute of `count` steps from `start` to `end`, after these rounds."""
     dispute = Dispute(0, count, start, end, None)
     for asserted, denied in stated:
         if dispute.is_one_step:
@@ -67,8 +67,8 @@ def find_dispute(start: int, end: int, count: int, stated: Iterable[Stated]) -> 
         if asserted is not None and denied in (asserted, None):
             dispute = dispute._replace(first=dispute.middle, before=asserted)
         else:
-            kept = None if dispute.asserted is None else asserted  # who has lost stays so
-            dispute = dispute._replace(last=dispute.middle, asserted=kept, denied=denied)
+            claim = None if dispute.asserted is None else asserted  # who has lost stays so
+            dispute = dispute._replace(last=dispute.middle, asserted=claim, denied=denied)
     return dispute
 
 
@@ -83,17 +83,17 @@ def read_value(message: str, modulus: int) -> int | None:
 def read_stated(
     turns: Sequence[Turn], rounds: int, asserting: str, denying: str, modulus: int
 ) -> list[Stated]:
-    """Read by round what both provers state; who was silent in one states nothing."""
-    said = {(turn.round, turn.agent): join_messages(turn) for turn in turns}
+    """Read by round the values of both provers; a silent one states nothing."""
+    texts = {(turn.round, turn.agent): join_messages(turn) for turn in turns}
     return [
         (
-            read_value(said.get((round_, asserting), ""), modulus),
-            read_value(said.get((round_, denying), ""), modulus),
+            read_value(texts.get((round_, asserting), ""), modulus),
+            read_value(texts.get((round_, denying), ""), modulus),
         )
         for round_ in range(rounds)
     ]
 
 
 def join_messages(turn: Turn) -> str:
-    """Return what was said in a turn, to whomever, each text once."""
+    """Return the texts of a turn, to all readers, each text once."""
     return "\n".join(dict.fromkeys(turn.move.messages.values()))

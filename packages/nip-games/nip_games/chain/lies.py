@@ -42,7 +42,7 @@ def lie_late(turn: ScriptedTurn) -> str:
 
 
 def lie_early(turn: ScriptedTurn) -> str:
-    """Say what leads to the wrong end from the first step on."""
+    """Say values that lead to the wrong end from the first step on."""
     return _state(turn, _lie_from(turn, read_chain(turn.texts["question"]), 1))
 
 
@@ -73,8 +73,8 @@ def no_value(turn: ScriptedTurn) -> str:
 
 def _lie_from(turn: ScriptedTurn, chain: Steps, wrong: int) -> tuple[int, ...]:
     """Give true values before the wrong step, and those that lead to the wrong end after it."""
-    true, other = calculate(chain), calculate_back(chain, _find_end(turn, chain))
-    return (*true[:wrong], *other[wrong:])
+    true, mirrored = calculate(chain), calculate_back(chain, _find_end(turn, chain))
+    return (*true[:wrong], *mirrored[wrong:])
 
 
 def _find_end(turn: ScriptedTurn, chain: Steps) -> int:
@@ -89,12 +89,12 @@ def _find_end(turn: ScriptedTurn, chain: Steps) -> int:
 
 def _state(turn: ScriptedTurn, values: tuple[int, ...]) -> str:
     """Say the value that was asked for last; all of them, where none was."""
-    asked = [
+    places = [
         step
         for message in turn.chat
         if message["role"] == "user"
         for step in _ASKED.findall(message["content"])
     ]
-    if asked:
-        return f"Answer: Value: {values[int(asked[-1])]}"
+    if places:
+        return f"Answer: Value: {values[int(places[-1])]}"
     return f"Answer: {write_values(values)}"

@@ -1,8 +1,8 @@
 """Chains of steps modulo a prime: how they are written, read, calculated and drawn.
 
-ModularStep, Steps           one step, and all of a chain with what it starts with
-write_chain, read_chain      a chain in a text; ValueError says what can't be read
-write_claim, read_claim      what a chain starts and ends with, by the claim
+ModularStep, Steps           one step, and all of a chain with its start
+write_chain, read_chain      a chain in a text; a ValueError names an unreadable part
+write_claim, read_claim      the start and the end of a chain, by the claim
 calculate                    the values of a chain, from its start on
 calculate_back               the values from which right steps lead to an end
 write_values, read_values    values by step, as a prover that is asked for all of them writes them
@@ -58,7 +58,7 @@ class ModularStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """What a chain starts with, and its steps."""
+    """The start of a chain, and its steps."""
 
     start: int
     modulus: int
@@ -73,8 +73,11 @@ def write_chain(chain: Steps) -> str:
 
 def read_chain(text: str) -> Steps:
     """Read a chain. Raises ValueError if it is not written as by nip, or not modulo a prime."""
-    first, *others = text.strip().splitlines()
-    head, lines = _FIRST_LINE.fullmatch(first.strip()), [_LINE.fullmatch(o.strip()) for o in others]
+    first, *step_lines = text.strip().splitlines()
+    head, lines = (
+        _FIRST_LINE.fullmatch(first.strip()),
+        [_LINE.fullmatch(o.strip()) for o in step_lines],
+    )
     steps = [ModularStep(_OPERATORS[line[2]], int(line[3])) for line in lines if line is not None]
     numbers = [int(line[1]) for line in lines if line is not None]
     if head is None or not lines or numbers != list(range(1, len(lines) + 1)):
@@ -94,12 +97,12 @@ def read_chain(text: str) -> Steps:
 
 
 def write_claim(start: int, end: int) -> str:
-    """Write what a chain starts and ends with."""
+    """Write the start and the end of a chain."""
     return f"The chain starts with {start} and ends with {end}."
 
 
 def read_claim(text: str) -> tuple[int, int]:
-    """Read the start and the end of a chain. Raises ValueError for what nip does not write."""
+    """Read the start and the end of a chain. Raises ValueError for any other text."""
     claim = _CLAIM.fullmatch(text.strip())
     if claim is None:
         raise ValueError(f"the solution must be {write_claim(48, 57)!r} (got {text!r:.80})")
@@ -139,8 +142,8 @@ def draw_steps(
     draw: Random, start: int, count: int, modulus: int, operators: Sequence[Operator], largest: int
 ) -> Steps:
     """Draw so many steps, each operator as likely as the others, with numbers up to `largest`."""
-    chosen = draw.choices(operators, k=count)
-    steps = (ModularStep(sign, draw.randint(2 if sign == "*" else 1, largest)) for sign in chosen)
+    signs = draw.choices(operators, k=count)
+    steps = (ModularStep(sign, draw.randint(2 if sign == "*" else 1, largest)) for sign in signs)
     return Steps(start, modulus, tuple(steps))
 
 

@@ -81,8 +81,8 @@ class ReadingSettings(ScenarioSettings):
     """Settings of the scenario `reading`."""
 
     answers: Literal["one", "two"] = "two"
-    """What is judged: with "two" whether the first of two answers is right, of which exactly one
-    is; with "one" whether the only one is."""
+    """The subject of the verdict: with "two" whether the first of two answers is right, of which
+    exactly one is; with "one" whether the only one is."""
     difficulty: str | None = None
     """Play problems of this difficulty alone: of QuALITY "easy" or "hard", of the passages that
     are made up the number of their chains, such as "3"."""
@@ -136,9 +136,9 @@ class Reading(Scenario):
         settings = self.settings
         count = settings.passages * _SHARES[split] // 100
         chains = (settings.min_chains, settings.max_chains)
-        made = make_passages(settings.passage_seed, split, count, chains, settings.asides)
-        for number, passage in enumerate(made):
-            asked = quality.AskedPassage(
+        passages = make_passages(settings.passage_seed, split, count, chains, settings.asides)
+        for number, passage in enumerate(passages):
+            asked_passage = quality.AskedPassage(
                 question=passage.question,
                 passage=passage.text,
                 right=passage.right,
@@ -148,7 +148,7 @@ class Reading(Scenario):
             )
             # Of each two passages, one has the right answer first.
             pair = derive_seed("order of answers", settings.passage_seed, split, number // 2)
-            yield from self._problems(asked, right_first=(pair + number) % 2 == 0)
+            yield from self._problems(asked_passage, right_first=(pair + number) % 2 == 0)
 
     def takes(self, columns: Iterable[str]) -> bool:
         """Take the columns of QuALITY as well."""
@@ -160,32 +160,32 @@ class Reading(Scenario):
         if row.keys() >= quality.COLUMNS:
             problems = (
                 problem
-                for asked in quality.read_questions(row, name)
+                for passage in quality.read_questions(row, name)
                 for problem in self._problems(
-                    asked, derive_seed("order of answers", asked.question_id) % 2 == 0
+                    passage, derive_seed("order of answers", passage.question_id) % 2 == 0
                 )
             )
         difficulty = self.settings.difficulty
         return (p for p in problems if difficulty in (None, p.get("difficulty")))
 
-    def _problems(self, asked: quality.AskedPassage, right_first: bool) -> Iterator[Row]:
+    def _problems(self, passage: quality.AskedPassage, right_first: bool) -> Iterator[Row]:
         """Make the rows about a question: one with both answers, or one for each."""
         base = {
-            "question": asked.question,
-            "passage": asked.passage,
-            "question_id": asked.question_id,
-            "difficulty": asked.difficulty,
+            "question": passage.question,
+            "passage": passage.passage,
+            "question_id": passage.question_id,
+            "difficulty": passage.difficulty,
         }
-        answers = [("right", asked.right), ("wrong", asked.wrong)]
+        answers = [("right", passage.right), ("wrong", passage.wrong)]
         if not right_first:
             answers.reverse()
         if self.settings.answers == "two":
             (_, first), (_, second) = answers
             texts = {"solution": first, "alternative": second}
-            yield {**base, **texts, "id": asked.question_id, "y": int(right_first)}
+            yield {**base, **texts, "id": passage.question_id, "y": int(right_first)}
             return
         for kind, answer in answers:
-            texts = {"solution": answer, "id": f"{asked.question_id}/{kind}"}
+            texts = {"solution": answer, "id": f"{passage.question_id}/{kind}"}
             yield {**base, **texts, "y": int(kind == "right")}
 
     def filters(self) -> str:
@@ -193,17 +193,17 @@ class Reading(Scenario):
         difficulty = self.settings.difficulty
         return "" if difficulty is None else f" with difficulty {difficulty!r}"
 
-    # What agents see.
+    # The agents' view.
 
     def show(self, texts: Mapping[str, str], role: Role) -> str:
         """The problem, in `short`, too, with a word before each of two answers."""
         if self.settings.system_prompt_version == "short" and self.settings.answers == "two":
-            named = {"solution": "First: ", "alternative": "Second: "}
-            texts = {name: named.get(name, "") + text for name, text in texts.items()}
+            prefixes = {"solution": "First: ", "alternative": "Second: "}
+            texts = {name: prefixes.get(name, "") + text for name, text in texts.items()}
         return super().show(texts, role)
 
     def addition(self, role: Role, protocol: Protocol) -> str:
-        """Tell how to quote, or what the marks of quotes mean, where anybody can quote."""
+        """Tell how to quote, or the meaning of the marks of quotes, where an agent can quote."""
         if not protocol.provers:
             return ""
         if self.settings.system_prompt_version == "short":

@@ -17,8 +17,8 @@ from nip_core.hashing import derive_seed
 Chain = tuple[str, str, str]  # start, middle, end
 
 
-def _each(words: str, before: str = "", after: str = "") -> tuple[str, ...]:
-    return tuple(f"{before}{word.strip()}{after}" for word in words.split(","))
+def _each(words: str, prefix: str = "", suffix: str = "") -> tuple[str, ...]:
+    return tuple(f"{prefix}{word.strip()}{suffix}" for word in words.split(","))
 
 
 _OBJECTS = _each(
@@ -82,7 +82,7 @@ _ASIDES = (
 
 @dataclass(frozen=True)
 class Kind:
-    """What the facts of a passage are about."""
+    """A subject of passages, with its words and sentences."""
 
     name: str
     starts: tuple[str, ...]
@@ -163,18 +163,18 @@ def make_passages(
     seed: int, split: str, count: int, chains: tuple[int, int], asides: int
 ) -> Iterator[Passage]:
     """So many passages of a split, all different, with the least to the most chains in turn."""
-    least, most = chains
-    seen: set[frozenset[Chain]] = set()
+    min_chains, max_chains = chains
+    seen_passages: set[frozenset[Chain]] = set()
     number = 0
-    while len(seen) < count:
+    while len(seen_passages) < count:
         random = Random(derive_seed("passage", seed, split, number))
         kind = KINDS[number % len(KINDS)]
-        size = least + number // len(KINDS) % (most - least + 1)
+        size = min_chains + number // len(KINDS) % (max_chains - min_chains + 1)
         number += 1
-        chosen = _chains(kind, split, size, random)
-        if frozenset(chosen) not in seen:
-            seen.add(frozenset(chosen))
-            yield _passage(kind, chosen, asides, random)
+        chains_of_passage = _chains(kind, split, size, random)
+        if frozenset(chains_of_passage) not in seen_passages:
+            seen_passages.add(frozenset(chains_of_passage))
+            yield _passage(kind, chains_of_passage, asides, random)
 
 
 def choose_chain_split(kind: str, chain: Chain) -> str:
@@ -185,14 +185,14 @@ def choose_chain_split(kind: str, chain: Chain) -> str:
 
 def _chains(kind: Kind, split: str, size: int, random: Random) -> tuple[Chain, ...]:
     """Draw chains of the split without a start, middle or end in common."""
-    chosen: list[Chain] = []
+    chain_list: list[Chain] = []
     used: set[str] = set()
-    while len(chosen) < size:
+    while len(chain_list) < size:
         chain = (random.choice(kind.starts), random.choice(kind.middles), random.choice(kind.ends))
         if not used & {*chain} and choose_chain_split(kind.name, chain) == split:
-            chosen.append(chain)
+            chain_list.append(chain)
             used |= {*chain}
-    return tuple(chosen)
+    return tuple(chain_list)
 
 
 def _passage(kind: Kind, chains: tuple[Chain, ...], asides: int, random: Random) -> Passage:

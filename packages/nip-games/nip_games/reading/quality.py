@@ -45,7 +45,7 @@ class AskedPassage:
 def read_questions(row: Row, name: str) -> Iterator[AskedPassage]:
     """Read the questions of a row of QuALITY, each with its right answer and a wrong one.
 
-    The wrong one is what most readers took for the best distractor, if they were asked, else one
+    The wrong one is the best distractor by most readers' votes, if they were asked, else one
     that a stable hash chooses.
 
     Raises:
@@ -119,13 +119,13 @@ def _distractor(entry: Row, gold: int, count: int, id_: str) -> int:
         if isinstance(reader, dict)
         for name in _BEST_DISTRACTOR
     )
-    most = max(votes[str(option + 1)] for option in wrong)
-    best = [option for option in wrong if votes[str(option + 1)] == most]
+    most_votes = max(votes[str(option + 1)] for option in wrong)
+    best = [option for option in wrong if votes[str(option + 1)] == most_votes]
     return best[derive_seed("distractor", id_) % len(best)]
 
 
 def _plain_text(article: str) -> str:
-    """Take the tags out of an article; QuALITY's files have them where nobody stripped them."""
+    """Take the tags out of an article; some of QuALITY's files have them."""
     if not (_BREAK.search(article) or _TAG.search(article)):
         return article
     text = _TAG.sub("", _BREAK.sub("\n", _NO_TEXT.sub("", article)))

@@ -1,4 +1,4 @@
-"""Quotes in what provers say, checked against the passage.
+"""Quotes in provers' messages, checked against the passage.
 
 mark_quotes   a message with its quotes marked as verified or not
 count_quotes  how many of its quotes are verified, and how many there are
@@ -32,7 +32,7 @@ _TOKEN = re.compile(rf"{_BEGINS}(?:(?P<tag>{_TAG})|(?P<name>{_NAME}))", re.IGNOR
 _LEAST = 3  # of the six letters of a mark's name are these letters, or look like them
 _TURNING = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # a mark may be written backwards
 _UNSEEN = [0xAD, *range(0x200B, 0x2010), *_TURNING, *range(0x2060, 0x2065), 0xFEFF]
-_TAG_CHARACTERS = [0xE0001, *range(0xE0020, 0xE0080)]  # letters in ASCII that nobody sees
+_TAG_CHARACTERS = [0xE0001, *range(0xE0020, 0xE0080)]  # invisible letters in ASCII
 _WITHOUT_UNSEEN = dict.fromkeys([*_UNSEEN, *_TAG_CHARACTERS])
 
 
@@ -42,17 +42,17 @@ def mark_quotes(message: str, passage: str) -> str:
     A quote is verified if its words stand in the passage as they are; white space counts as one
     space. It can't begin or end within a word. Of nested quotes the innermost is checked; a tag
     without a partner stays a plain one, which marks nothing. Marks that stand in the message
-    itself are quotes like others, however they are written, so that nobody can set one.
+    itself are quotes like others, however they are written, so that no agent can set one.
     """
     message = message.translate(_WITHOUT_UNSEEN)
     parts: list[str] = []
     opened: int | None = None
-    at = 0
+    index = 0
     for start, end, tag in _tokens(message):
-        parts.append(message[at:start])
-        at = end
+        parts.append(message[index:start])
+        index = end
         if tag is None:
-            parts.append("-quote")  # which makes no mark with what stands before it either
+            parts.append("-quote")  # which makes no mark with the text before it either
         elif not tag:
             opened = len(parts)
             parts.append("<quote>")
@@ -64,22 +64,22 @@ def mark_quotes(message: str, passage: str) -> str:
             parts[opened] = f"<{mark}>"
             parts.append(f"</{mark}>")
             opened = None
-    parts.append(message[at:])
+    parts.append(message[index:])
     return "".join(parts)
 
 
 def _tokens(message: str) -> Iterator[tuple[int, int, str | None]]:
     """From where to where there is a tag or a mark's name, and "", "/" or None for a name alone."""
     looks = fold(message)
-    at = 0
-    while (token := _TOKEN.search(looks.text, at)) is not None:
+    index = 0
+    while (token := _TOKEN.search(looks.text, index)) is not None:
         name = token["name"] or token["name1"] or token["name2"]
         if sum(c.isascii() and c.isalnum() for c in name) < _LEAST:
-            at = token.start() + 1
+            index = token.start() + 1
             continue
-        at = token.end()
+        index = token.end()
         tag = None if token["name"] else token["end1"] or token["end2"] or ""
-        yield *looks.span(token.start(), at), tag
+        yield *looks.span(token.start(), index), tag
 
 
 def count_quotes(message: str, passage: str) -> tuple[int, int]:
@@ -94,11 +94,11 @@ def _stands_in(quote: str, passage: str) -> bool:
     words, text = _in_one_line(quote), _in_one_line(passage)
     if not any(map(str.isalnum, words)):
         return False
-    at = text.find(words)
-    while at >= 0:
-        if not (_cuts_word(text, at) or _cuts_word(text, at + len(words))):
+    index = text.find(words)
+    while index >= 0:
+        if not (_cuts_word(text, index) or _cuts_word(text, index + len(words))):
             return True
-        at = text.find(words, at + 1)
+        index = text.find(words, index + 1)
     return False
 
 
@@ -109,5 +109,5 @@ def _in_one_line(text: str) -> str:
 
 def _cuts_word(text: str, place: int) -> bool:
     """Tell whether `place` lies within a number, or a word of a script with cases."""
-    around = text[place - 1 : place + 1] if place else ""
-    return len(around) == 2 and all(c.isdigit() or c.lower() != c.upper() for c in around)
+    neighbours = text[place - 1 : place + 1] if place else ""
+    return len(neighbours) == 2 and all(c.isdigit() or c.lower() != c.upper() for c in neighbours)

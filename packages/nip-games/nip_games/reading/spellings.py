@@ -1,14 +1,14 @@
-"""Texts as they look: what a mark is looked for in, however it is spelt.
+"""Texts as they look: marks are looked for in these, however they are spelt.
 
 Folded  a text in plain letters, and where each of them stands in the text
 fold    makes one
 
-What nobody sees falls away (what is ignorable or only combines, control and private characters,
-comments, tags of emphasis and the like), entities and escapes are what they stand for, compatible
-forms are their letters (NFKD), letters with a stroke or a hook or in a box are the letter of their
-name, and what Unicode lists as confusable with the letters of a mark is that letter. Other letters
-and signs stay, other punctuation becomes a comma. A folded text is there to look for marks, and for
-nothing else.
+Invisible characters fall away (those that are ignorable or only combine, control and private ones,
+comments, tags of emphasis and the like), entities and escapes become the text that they stand for,
+compatible forms are their letters (NFKD), letters with a stroke or a hook or in a box are the
+letter of their name, and a character that Unicode lists as confusable with a letter of a mark is
+that letter. Other letters and signs stay, other punctuation becomes a comma. A folded text is there
+to look for marks, and for nothing else.
 """
 
 import html
@@ -80,16 +80,16 @@ def fold(text: str) -> Folded:
     letters: list[str] = []
     starts: list[int] = []
     ends: list[int] = []
-    at = 0
+    index = 0
     for odd in _ODD.finditer(text):
         plain = "".join(map(_plain, _meant(odd[0])))
-        letters += [text[at : odd.start()], plain]
-        starts += [*range(at, odd.start()), *[odd.start()] * len(plain)]
-        ends += [*range(at + 1, odd.start() + 1), *[odd.end()] * len(plain)]
-        at = odd.end()
-    letters.append(text[at:])
-    starts += range(at, len(text))
-    ends += range(at + 1, len(text) + 1)
+        letters += [text[index : odd.start()], plain]
+        starts += [*range(index, odd.start()), *[odd.start()] * len(plain)]
+        ends += [*range(index + 1, odd.start() + 1), *[odd.end()] * len(plain)]
+        index = odd.end()
+    letters.append(text[index:])
+    starts += range(index, len(text))
+    ends += range(index + 1, len(text) + 1)
     return Folded("".join(letters), (tuple(starts), tuple(ends)))
 
 
@@ -115,7 +115,7 @@ def _plain(character: str) -> str:
 
 
 def _letter(character: str) -> str:
-    """A letter as it looks; "": nobody sees it."""
+    """A letter as it looks; "" for an invisible one."""
     if character.isspace():
         return " "
     if " " <= character <= "~":
@@ -127,7 +127,7 @@ def _letter(character: str) -> str:
         return ""
     if kind in ("Pc", "Pd"):
         return "_" if kind == "Pc" else "-"
-    named = _NAMED.search(unicodedata.name(character, ""))
-    if named is not None:
-        return named[1]
+    match = _NAMED.search(unicodedata.name(character, ""))
+    if match is not None:
+        return match[1]
     return "," if kind[0] == "P" or kind in ("Sc", "Sk") else character

@@ -30,7 +30,7 @@ class Mutant:
 
 
 def mutants(source: str, *, at_most: int | None = None) -> list[Mutant]:
-    """Single-change variants of `source`, without duplicates and without what doesn't compile.
+    """Single-change variants of `source`, without duplicates and without texts that don't compile.
 
     Args:
         source: the solution.
@@ -42,7 +42,8 @@ def mutants(source: str, *, at_most: int | None = None) -> list[Mutant]:
     """
     original = normalise(source)
     tree = ast.parse(original)
-    # 1. Collect every change while the tree is whole; each shares what it does not change.
+    # 1. Collect every change while the tree is whole; each shares the nodes that it does not
+    # change.
     candidates = [
         (place, kind, new)
         for place in _places(tree, (tree,), ())
@@ -53,10 +54,10 @@ def mutants(source: str, *, at_most: int | None = None) -> list[Mutant]:
     if at_most is not None:
         order.sort(key=numbered_keys(len(candidates), "mutants", original).__getitem__)
     # 3. Carry out one at a time, write the tree down, and take the change back.
-    seen = {original}
-    made: list[Mutant] = []
+    seen_texts = {original}
+    mutants: list[Mutant] = []
     for number in order:
-        if len(made) == at_most:
+        if len(mutants) == at_most:
             break
         place, kind, new = candidates[number]
         place.put(new)
@@ -64,11 +65,11 @@ def mutants(source: str, *, at_most: int | None = None) -> list[Mutant]:
             text = ast.unparse(tree) + "\n"
         finally:
             place.put(place.node)
-        if text not in seen and _compiles(text):
-            seen.add(text)
+        if text not in seen_texts and _compiles(text):
+            seen_texts.add(text)
             line = getattr(place.node, "lineno", 1)
-            made.append(Mutant(text, kind, line, _describe(place.node, new)))
-    return made
+            mutants.append(Mutant(text, kind, line, _describe(place.node, new)))
+    return mutants
 
 
 def _places(
@@ -106,8 +107,8 @@ def _compiles(text: str) -> bool:
 
 
 def _describe(old: ast.AST, new: Change) -> str:
-    after = "; ".join(map(ast.unparse, new)) if isinstance(new, list) else ast.unparse(new)
-    return f"{_first_line(ast.unparse(old))} -> {_first_line(after) or '(nothing)'}"
+    new_text = "; ".join(map(ast.unparse, new)) if isinstance(new, list) else ast.unparse(new)
+    return f"{_first_line(ast.unparse(old))} -> {_first_line(new_text) or '(nothing)'}"
 
 
 def _first_line(text: str) -> str:

@@ -4,7 +4,7 @@
     find_changes  kind and result of all changes of the node at a place, in the order of this file
     Site          a node, where it stands, and how something else is put there
 
-Children of what is changed are shared with the original, never modified.
+Children of a changed node are shared with the original, never modified.
 """
 
 import ast
@@ -22,12 +22,12 @@ KINDS = (
     *("return", "loop_bound", "boolean", "call", "argument", "statement", "jump", "variable"),
 )
 Change = ast.AST | list[ast.stmt]
-"""What is put in the place of a node."""
+"""The code that replaces a node."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A node with what a mutator may ask about where it stands."""
+    """A node with the facts about its place that a mutator may ask for."""
 
     node: ast.AST
     parent: ast.AST
@@ -92,22 +92,22 @@ def _as_int(node: ast.AST | None) -> int | None:
     return None
 
 
-def _shifted(node: ast.expr, by: int) -> ast.expr:
-    """`node` plus `by`, folded where `node` is a number or ends in one."""
+def _shifted(node: ast.expr, amount: int) -> ast.expr:
+    """`node` plus `amount`, folded where `node` is a number or ends in one."""
     value = _as_int(node)
     if value is not None:
-        return _number(value + by)
+        return _number(value + amount)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         right = _as_int(node.right)
         if right is not None:
-            by += right if isinstance(node.op, ast.Add) else -right
+            amount += right if isinstance(node.op, ast.Add) else -right
             node = node.left
-    if by == 0:
+    if amount == 0:
         return node
-    return ast.BinOp(node, ast.Add() if by > 0 else ast.Sub(), ast.Constant(abs(by)))
+    return ast.BinOp(node, ast.Add() if amount > 0 else ast.Sub(), ast.Constant(abs(amount)))
 
 
-# What may stand for a node, by what it is. All have this form.
+# The replacements of a node, by its type. All have this form.
 _Mutator = Callable[[Any, Site], Iterator[tuple[str, Change]]]
 
 _BOUNDARY = both_ways((ast.Lt, ast.LtE), (ast.Gt, ast.GtE))
@@ -148,8 +148,8 @@ def _operators(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
 
 
 def _constants(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
-    around = ast.Subscript | ast.Slice | ast.JoinedStr | ast.FormattedValue | ast.UnaryOp
-    if isinstance(place.parent, around) or place.is_within(ast.FormattedValue):
+    parent_types = ast.Subscript | ast.Slice | ast.JoinedStr | ast.FormattedValue | ast.UnaryOp
+    if isinstance(place.parent, parent_types) or place.is_within(ast.FormattedValue):
         return  # they have kinds of their own, or are no values
     kind = "return" if isinstance(place.parent, ast.Return) else "constant"
     match node:
@@ -161,8 +161,8 @@ def _constants(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
             if value >= 10:
                 yield kind, ast.Constant(value // 2)
         case ast.Constant(value=str(text)) if not isinstance(place.parent, ast.Expr):
-            for other in _other_strings(text):
-                yield "string", ast.Constant(other)
+            for other_text in _other_strings(text):
+                yield "string", ast.Constant(other_text)
 
 
 def _other_strings(text: str) -> list[str]:
@@ -196,13 +196,13 @@ def _subscripts(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
         case ast.Subscript(slice=ast.Constant(value=key)) if type(key) is not int:
             return
         case ast.Subscript(slice=index):
-            for by in (-1, 1):
-                yield "index", _with(node, slice=_shifted(index, by))
+            for amount in (-1, 1):
+                yield "index", _with(node, slice=_shifted(index, amount))
         case ast.Slice(lower=lower, upper=upper, step=step):
             for name, bound in (("lower", lower), ("upper", upper)):
                 if bound is not None:
-                    for other in (_shifted(bound, 1), _shifted(bound, -1), None):
-                        yield "slice", _with(node, **{name: other})
+                    for new_bound in (_shifted(bound, 1), _shifted(bound, -1), None):
+                        yield "slice", _with(node, **{name: new_bound})
             if step is not None:
                 yield "slice", _with(node, step=None)
             elif lower is None and upper is not None:
@@ -222,12 +222,12 @@ def _returns(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
         case ast.Return(value=ast.UnaryOp(op=ast.USub(), operand=operand)):
             yield "return", _with(node, value=operand)
         case ast.FunctionDef() | ast.If():
-            # What is returned behind a loop is returned at the end of its first turn.
+            # A value returned behind a loop is returned at the end of its first turn.
             for field in ("body", "orelse"):
                 body = getattr(node, field, [])
-                for index, (loop, after) in enumerate(pairwise(body)):
-                    if isinstance(loop, ast.For | ast.While) and isinstance(after, ast.Return):
-                        early = _with(loop, body=[*loop.body, after])
+                for index, (loop, statement) in enumerate(pairwise(body)):
+                    if isinstance(loop, ast.For | ast.While) and isinstance(statement, ast.Return):
+                        early = _with(loop, body=[*loop.body, statement])
                         yield "return", _with(node, **{field: _replaced(body, index, early)})
 
 
@@ -235,8 +235,8 @@ def _loops(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
     match node:
         case ast.Call(args=arguments) if name_callee(node) == "range":
             for index in (0,) if len(arguments) == 1 else (1, 0):
-                for by in (-1, 1):
-                    bound = _shifted(arguments[index], by)
+                for amount in (-1, 1):
+                    bound = _shifted(arguments[index], amount)
                     yield "loop_bound", _with(node, args=_replaced(arguments, index, bound))
             if len(arguments) == 1:
                 yield "loop_bound", _with(node, args=[ast.Constant(1), arguments[0]])
@@ -259,8 +259,13 @@ def _conditions(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
         case ast.BoolOp(op=op, values=values):
             yield "boolean", _with(node, op=ast.Or() if isinstance(op, ast.And) else ast.And())
             for index in range(len(values)):
-                left = _replaced(values, index)
-                yield "boolean", left[0] if len(left) == 1 else _with(node, values=left)
+                remaining_values = _replaced(values, index)
+                yield (
+                    "boolean",
+                    remaining_values[0]
+                    if len(remaining_values) == 1
+                    else _with(node, values=remaining_values),
+                )
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield "boolean", operand
         case ast.comprehension(ifs=[first, *others]):
@@ -275,7 +280,7 @@ _SWAPPED = both_ways(
     (".partition", ".rpartition"),
 )
 _CALLED_INSTEAD: dict[str, tuple[str, ...]] = {
-    **{name: (other,) for name, other in _SWAPPED.items()},
+    **{name: (other_name,) for name, other_name in _SWAPPED.items()},
     "sorted": ("list",),
     "sum": ("max", "len"),
     "set": ("list",),
@@ -300,9 +305,9 @@ def _calls(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
         return
     name, arguments = name_callee(node), node.args
     if name != "sorted" or not node.keywords:
-        for other in _CALLED_INSTEAD.get(name, ()):
+        for other_name in _CALLED_INSTEAD.get(name, ()):
             is_method = isinstance(node.func, ast.Attribute)
-            func = _with(node.func, attr=other[1:]) if is_method else ast.Name(other)
+            func = _with(node.func, attr=other_name[1:]) if is_method else ast.Name(other_name)
             yield "call", _with(node, func=func)
     if name in _UNWRAPPED and len(arguments) == 1 and not node.keywords:
         yield "call", arguments[0]
@@ -348,8 +353,8 @@ def _statements(node: ast.AST, place: Site) -> Iterator[tuple[str, Change]]:
             yield "jump", ast.Continue() if isinstance(node, ast.Break) else ast.Break()
         case ast.Name(id=name, ctx=ast.Load()) if name in place.names and len(place.names) > 1:
             # One other local name: the next in the alphabet, around the end.
-            after = place.names[(place.names.index(name) + 1) % len(place.names)]
-            yield "variable", ast.Name(after)
+            next_name = place.names[(place.names.index(name) + 1) % len(place.names)]
+            yield "variable", ast.Name(next_name)
 
 
 _MUTATORS: tuple[_Mutator, ...] = (

@@ -31,7 +31,7 @@ class Rewrite:
 
     source: str
     kinds: tuple[str, ...]
-    """What was done to it, in order."""
+    """The kinds of its rewrites, in order."""
 
 
 def rewrites(source: str) -> list[Rewrite]:
@@ -41,12 +41,12 @@ def rewrites(source: str) -> list[Rewrite]:
         SyntaxError: `source` is not Python.
     """
     original = normalise(source)
-    seen = {original}
+    seen_texts = {original}
     variants: list[Rewrite] = []
 
     def keep(text: str, kinds: tuple[str, ...]) -> None:
-        if text not in seen:
-            seen.add(text)
+        if text not in seen_texts:
+            seen_texts.add(text)
             variants.append(Rewrite(text, kinds))
 
     # 1. Each kind alone.
@@ -59,13 +59,13 @@ def rewrites(source: str) -> list[Rewrite]:
     # 2. Those that apply, one on top of the other, from each of them on.
     for first in range(len(applicable)):
         text = original
-        done: tuple[str, ...] = ()
+        rewrites: tuple[str, ...] = ()
         for kind in applicable[first:]:
-            after = apply_rewrite(text, kind)
-            if after != text:
-                text, done = after, (*done, kind)
-                if len(done) > 1:
-                    keep(text, done)
+            new_text = apply_rewrite(text, kind)
+            if new_text != text:
+                text, rewrites = new_text, (*rewrites, kind)
+                if len(rewrites) > 1:
+                    keep(text, rewrites)
     return variants
 
 
@@ -278,8 +278,8 @@ class _Conditional(_Rewriter):
         value = node.value
         if not isinstance(value, ast.IfExp):
             return node
-        then, other = (ast.Assign(node.targets, v) for v in (value.body, value.orelse))
-        return ast.If(value.test, [then], [other])
+        then, otherwise = (ast.Assign(node.targets, v) for v in (value.body, value.orelse))
+        return ast.If(value.test, [then], [otherwise])
 
 
 class _Endings(_Rewriter):
@@ -299,7 +299,7 @@ class _Endings(_Rewriter):
 
 
 class _AddElse(_Endings):
-    """What follows a branch that leaves goes into an else, where it is the end of a function."""
+    """Put the end of a function into an else, where it follows a branch that leaves."""
 
     def rewritten(self, body: _Statements, last: ast.Return) -> _Statements:
         match body[-2:-1]:
@@ -316,8 +316,8 @@ class _NamedResult(_Endings):
     def rewritten(self, body: _Statements, last: ast.Return) -> _Statements:
         if last.value is None or isinstance(last.value, ast.Name | ast.Constant):
             return body
-        named = ast.Assign([store_name(self.name)], last.value)
-        return [*body[:-1], named, ast.Return(load_name(self.name))]
+        assignment = ast.Assign([store_name(self.name)], last.value)
+        return [*body[:-1], assignment, ast.Return(load_name(self.name))]
 
 
 _NEW_NAMES = tuple("abcdepqrstuvwxyzfghmn")  # plain, so that none misleads

@@ -21,7 +21,7 @@ OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     **both_ways((ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot)),
     **both_ways((ast.Lt, ast.GtE), (ast.Gt, ast.LtE)),
 }
-"""What holds exactly where a comparison does not."""
+"""The comparison that holds exactly where another does not."""
 MIRROR: dict[type[ast.cmpop], type[ast.cmpop]] = both_ways((ast.Lt, ast.Gt), (ast.LtE, ast.GtE))
 """The same order, told from the other side."""
 
@@ -60,7 +60,7 @@ def call_by_name(function: str, *arguments: ast.expr) -> ast.Call:
 
 
 def name_callee(node: ast.AST) -> str:
-    """Name what a call calls: a function, or a method with a dot before it; else ""."""
+    """Name the callee of a call: a function, or a method with a dot before it; else ""."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -73,17 +73,22 @@ def attack(
     from nip_study.plan.attack_run import attack_settings
 
     kind = find_way(by, "--by")
-    given = {"n": n, "steps": steps, "every": every, "until": until, "script": script}
-    given["start_from"] = start_from
-    _refuse(by, {option: given[option] for option in list_options_of_others(kind)})
-    chosen: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
-    settings = {**given, "n": None if n is None else _numbers(n), "steps": None, "every": None}
-    chosen |= {name: value for name, value in settings.items() if value is not None}
+    way_options = {"n": n, "steps": steps, "every": every, "until": until, "script": script}
+    way_options["start_from"] = start_from
+    _refuse(by, {option: way_options[option] for option in list_options_of_others(kind)})
+    attack_options: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
+    settings = {
+        **way_options,
+        "n": None if n is None else _numbers(n),
+        "steps": None,
+        "every": None,
+    }
+    attack_options |= {name: value for name, value in settings.items() if value is not None}
     run_store, run = name_place(run, run_store)
     parameters = attack_settings(
         run_store,
         run,
-        chosen,
+        attack_options,
         steps=steps,
         every=every or TESTED_EVERY,
         name=name,

@@ -135,10 +135,10 @@ def compare(
 
 
 def _check_options_of_files(options: Mapping[str, object]) -> None:
-    named = [name for name, value in options.items() if value]
-    if named:
+    given_names = [name for name, value in options.items() if value]
+    if given_names:
         raise SettingsError(
-            f"{', '.join(named)}: for files of scores, and these are runs; leave it"
+            f"{', '.join(given_names)}: for files of scores, and these are runs; leave it"
         )
 
 
@@ -199,8 +199,8 @@ def _show_difference(differing: "RunDifferences") -> None:
         say(f"{letter}  {run.run}, {run.status} ({run.place})")
     say(f"\nsettings: {'' if differing.settings else 'the same'}".rstrip())
     lone = find_lone_agents(differing.settings)
-    for name, of in lone.items():
-        say(f"  agents.{name}: only {of.run} has it, {of.model or 'at random'}")
+    for name, lone_rates in lone.items():
+        say(f"  agents.{name}: only {lone_rates.run} has it, {lone_rates.model or 'at random'}")
     for key, values in differing.settings.items():
         if not any(key.startswith(f"agents.{name}.") for name in lone):
             _show_pair(key, [_text(value) for value in values], width)
@@ -213,9 +213,9 @@ def _show_difference(differing: "RunDifferences") -> None:
         if only is not None:
             say(f"models: {group}: only {only} has such a group")
             continue
-        for when, pair in (("first", models.first), ("last", models.last)):
+        for moment, pair in (("first", models.first), ("last", models.last)):
             same = {True: "the same", False: "not the same", None: "not known to be the same"}
-            say(f"models: {group}, {when}: {same[pair.same]}")
+            say(f"models: {group}, {moment}: {same[pair.same]}")
             for letter, model in (("a", pair.a), ("b", pair.b)):
                 if model is not None and pair.same is not True:
                     digest = f" ({model.digest[:12]})" if model.digest else ""
@@ -241,13 +241,13 @@ def _results_table(results: Sequence["PairedTest"]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in results:
         place = f"{entry.test} ({entry.iterations[0]}, {entry.iterations[1]})"
-        for rate, of in entry.rates.items():
-            interval, gap, p = of.ci95, of.difference, of.p
+        for rate, values in entry.rates.items():
+            interval, gap, p = values.ci95, values.difference, values.p
             table.add_row(
                 place,
                 rate,
-                plain_percent(of.a),
-                plain_percent(of.b),
+                plain_percent(values.a),
+                plain_percent(values.b),
                 "-" if gap is None else f"{100 * gap:+.1f}",
                 f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}" if interval else "-",
                 "-" if p is None else ("< 0.0001" if p < 0.0001 else f"{p:.2g}"),
@@ -263,15 +263,15 @@ def _show_comparison(results: "RunComparison") -> None:
     width = max(shutil.get_terminal_size((80, 24)).columns, 80)
     console = make_console(width=width)
     heads, rows = heads_and_rows(results)
-    beside = (*((BELIEVED,) if BELIEVED in heads else ()), *_BESIDE)
-    for columns in (("accuracy", "completeness", "soundness"), beside):
-        chosen = [heads.index(name) for name in columns]
+    neighbours = (*((BELIEVED,) if BELIEVED in heads else ()), *_BESIDE)
+    for columns in (("accuracy", "completeness", "soundness"), neighbours):
+        indices = [heads.index(name) for name in columns]
         table = Table(box=SIMPLE_HEAD, padding=0)
         table.add_column("run", overflow="fold")
-        for i in chosen:
+        for i in indices:
             table.add_column(heads[i], justify="right", no_wrap=True)
         for row in rows:
-            table.add_row(row[0], *(row[i] for i in chosen))
+            table.add_row(row[0], *(row[i] for i in indices))
         console.print(table)
     say("percent of the last test, and points of accuracy, with 95 % intervals;")
     say("against the first run, paired by problem; p adjusted for all rows (Holm)")

@@ -1,4 +1,4 @@
-"""The command `nip declare`: what a sweep is expected to show, before its first run."""
+"""The command `nip declare`: the hypotheses of a sweep, before its first run."""
 
 import sys
 from pathlib import Path
@@ -32,16 +32,16 @@ def declare(
 
     if timestamp is not None:
         check_authority(timestamp)
-    read = read_plan(plan, tuple(overrides or ()))
-    store = open_store(read.sweep.run_store)
-    declaration, is_new = declare(store, read)
+    study_plan = read_plan(plan, tuple(overrides or ()))
+    store = open_store(study_plan.sweep.run_store)
+    declaration, is_new = declare(store, study_plan)
     if as_json:
         print_json(declaration.as_json())
     else:
         _show_hypotheses(declaration)
         say(f"{amount(len(declaration.plan.runs), 'run')}; nothing was started")
-        how = "declared" if is_new else f"was declared at {declaration.declared_at}"
-        say(f"{how}: {declaration.sha256}")
+        state = "declared" if is_new else f"was declared at {declaration.declared_at}"
+        say(f"{state}: {declaration.sha256}")
     _show_stamp(store, declaration, timestamp, sys.stderr if as_json else sys.stdout)
 
 
@@ -49,16 +49,16 @@ def _show_hypotheses(declaration: Any) -> None:
     for hypothesis in declaration.plan.hypotheses:
         primary = "primary: " if hypothesis.primary else ""
         gate = ", gate of all others" if hypothesis.gate else ""
-        within = (
+        margin_text = (
             "" if hypothesis.margin is None else f" within ± {100 * hypothesis.margin:g} points"
         )
         word = "to" if hypothesis.expected == "equal" else "than"
         number = "" if hypothesis.number is None else f" {word} {hypothesis.number:g}"
-        expected = f"{hypothesis.expected}{number}{within}"
+        expected = f"{hypothesis.expected}{number}{margin_text}"
         say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {expected}{gate})")
 
 
-def _show_stamp(store: Any, declaration: Any, url: str | None, to: Any) -> None:
+def _show_stamp(store: Any, declaration: Any, url: str | None, stream: Any) -> None:
     """Say when a third party saw the declaration, after asking one if an address is given."""
     from nip_core.run_store.run import list_runs
     from nip_study.declare.declaration import timestamp_path
@@ -67,34 +67,35 @@ def _show_stamp(store: Any, declaration: Any, url: str | None, to: Any) -> None:
     sweep = declaration.plan.sweep
     if url is not None:
         token, is_new = stamp(store, sweep, url)
-        how = "time-stamped" if is_new else "was time-stamped"
+        state = "time-stamped" if is_new else "was time-stamped"
     else:
         try:
-            before = read_stamp(store, sweep)
+            earlier_stamp = read_stamp(store, sweep)
         except (
             SettingsError
         ) as error:  # without the library or the root; a declaration needs neither
-            say(f"{timestamp_path(sweep)} is there, and was not looked at: {error}", file=to)
+            say(f"{timestamp_path(sweep)} is there, and was not looked at: {error}", file=stream)
             return
         except CorruptionError as error:
-            say(f"{error}; --timestamp URL asks for another one", file=to)
+            say(f"{error}; --timestamp URL asks for another one", file=stream)
             return
-        if before is None:
+        if earlier_stamp is None:
             return
-        token, how, is_new = before, "was time-stamped", False
-    say(f"{how}: {timestamp_path(sweep)} says that it existed at {token.time}", file=to)
+        token, state, is_new = earlier_stamp, "was time-stamped", False
+    say(f"{state}: {timestamp_path(sweep)} says that it existed at {token.time}", file=stream)
     say(
         "its signature is genuine; whose it is, with the authority's certificate as CA.pem,",
-        file=to,
+        file=stream,
     )
     say(
         "  openssl ts -verify -data declaration.json -in declaration.tsr -CAfile CA.pem",
-        file=to,
+        file=stream,
     )
-    begun = sorted({*declaration.plan.runs} & {*list_runs(store)})
-    if begun and is_new:
+    begun_runs = sorted({*declaration.plan.runs} & {*list_runs(store)})
+    if begun_runs and is_new:
         say(
-            f"{amount(len(begun), 'run')} had begun before that (as {begun[0]}): the stamp does "
+            f"{amount(len(begun_runs), 'run')} had begun before that (as {begun_runs[0]}): "
+            "the stamp does "
             "not show that the declaration is older than they are",
-            file=to,
+            file=stream,
         )

@@ -1,7 +1,7 @@
 """The command `nip harden`: a verifier is attacked and trained further, round by round.
 
 Each training and each attack is a `nip train` of its own, in a process of its own, one after
-another, as in a sweep. So what is finished is kept, and the same command goes on after any end.
+another, as in a sweep. So finished runs are kept, and the same command goes on after any end.
 """
 
 import sys
@@ -103,23 +103,25 @@ def harden(
         overrides=tuple(overrides or ()),
         attack_overrides=tuple(attack_overrides or ()),
     )
-    planned = plan_hardening(run_store, run, settings)
+    hardening = plan_hardening(run_store, run, settings)
     if dry_run:
-        _show_plan(planned, as_json)
+        _show_plan(hardening, as_json)
         return
     store = open_store(run_store)
 
     def put_results(failures: dict[str, str]) -> tuple[Any, str]:
-        results = collect_hardening(store, planned, failures)
+        results = collect_hardening(store, hardening, failures)
         return results, write_hardening(store, results)
 
-    to = sys.stderr if as_json else sys.stdout
+    stream = sys.stderr if as_json else sys.stdout
     if shown not in (Shown.json, Shown.none):
-        size = f"{amount(planned.settings.rounds, 'round')}, {amount(len(planned.steps), 'run')}"
-        place = f"{planned.run_store}/hardening/{planned.name}"
-        say(f"{planned.name}: {size}; results in {place}", file=to, flush=True)
-    with RunsView(len(planned.steps), to, shown) as view:
-        failures, status = _run_all(planned, put_results, view)
+        size = (
+            f"{amount(hardening.settings.rounds, 'round')}, {amount(len(hardening.steps), 'run')}"
+        )
+        place = f"{hardening.run_store}/hardening/{hardening.name}"
+        say(f"{hardening.name}: {size}; results in {place}", file=stream, flush=True)
+    with RunsView(len(hardening.steps), stream, shown) as view:
+        failures, status = _run_all(hardening, put_results, view)
     results, place = put_results(failures)
 
     def show(_: Any) -> None:
@@ -130,36 +132,36 @@ def harden(
         raise typer.Exit(status)
 
 
-def _run_all(planned: Any, put_results: Any, view: RunsView) -> tuple[dict[str, str], int]:
-    """Run what is not finished, one after another; by run why it did not end, and an exit code."""
+def _run_all(hardening: Any, put_results: Any, view: RunsView) -> tuple[dict[str, str], int]:
+    """Run the unfinished runs, one after another; by run why it did not end, and an exit code."""
     from nip_cli.launching.launch import with_prefect
     from nip_cli.launching.stopping import stoppable
     from nip_study.commands.sweep import PlayedHere
 
-    place = Path(planned.run_store if "://" not in planned.run_store else ".") / "hardening"
-    machine = PlayedHere(place / planned.name, jobs=1)
-    _refuse_others(planned)
-    # What can't go on is told before anything is started; later runs need those before them.
-    left = [*planned.steps]
-    while left and _is_finished(left[0]):
-        view.ended(left.pop(0).name, "was finished before")
+    place = Path(hardening.run_store if "://" not in hardening.run_store else ".") / "hardening"
+    machine = PlayedHere(place / hardening.name, jobs=1)
+    _refuse_others(hardening)
+    # A run that can't go on is named before anything is started; later runs need the earlier ones.
+    steps_left = [*hardening.steps]
+    while steps_left and _is_finished(steps_left[0]):
+        view.ended(steps_left.pop(0).name, "was finished before")
     failures: dict[str, str] = {}
     codes: list[int] = []
 
     def work(stop: Any) -> None:
         with with_prefect(verbose=False) as wait_for_prefect, machine:
             wait_for_prefect()
-            for step in left:
+            for step in steps_left:
                 if _is_finished(step):
                     view.ended(step.name, "was finished before")
                     continue
-                ended = machine.play_one(step, view.started)
-                if ended is None:  # it was stopped
+                outcome = machine.play_one(step, view.started)
+                if outcome is None:  # it was stopped
                     return
-                if ended.status:
-                    codes.append(ended.status if 0 < ended.status < 128 else 1)
-                    failures[step.name] = f"{ended.words} ({ended.log})"
-                    words = f"failed with exit code {ended.status}: {ended.words}"
+                if outcome.status:
+                    codes.append(outcome.status if 0 < outcome.status < 128 else 1)
+                    failures[step.name] = f"{outcome.words} ({outcome.log})"
+                    words = f"failed with exit code {outcome.status}: {outcome.words}"
                     view.ended(step.name, words, is_failed=True)
                     return  # all that follows is built on it
                 view.ended(step.name, "finished")
@@ -169,34 +171,35 @@ def _run_all(planned: Any, put_results: Any, view: RunsView) -> tuple[dict[str, 
         say("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
         machine.stop()
 
-    if left:
+    if steps_left:
         stoppable(work, on_stop)
     return failures, next(iter(codes), 0)
 
 
-def _refuse_others(planned: Any) -> None:
+def _refuse_others(hardening: Any) -> None:
     """Refuse a name under which another hardening has runs, before anything is paid for.
 
-    Raises what is wrong with the first run that is there and is not the planned one.
+    Raises the fault of the first run in the store that is not the planned one.
     """
     from nip_core.errors import SettingsError
     from nip_core.run_store.run import list_runs
     from nip_core.run_store.store import open_store
 
-    existing = {*list_runs(open_store(planned.run_store))}
-    rounds = planned.settings.rounds
-    if f"{planned.name}-{rounds + 1}" in existing:
+    existing = {*list_runs(open_store(hardening.run_store))}
+    rounds = hardening.settings.rounds
+    if f"{hardening.name}-{rounds + 1}" in existing:
         raise SettingsError(
-            f"--rounds {rounds}: {planned.name} has more rounds in {planned.run_store}; give as "
+            f"--rounds {rounds}: {hardening.name} has more rounds in {hardening.run_store}; "
+            "give as "
             "many, or another --name"
         )
-    for step in planned.steps:
+    for step in hardening.steps:
         if step.name in existing:
             _is_finished(step)
 
 
 def _is_finished(step: Any) -> bool:
-    """Return whether a run of the rounds is finished. Raises what keeps it from being started."""
+    """Tell whether a run of the rounds is finished. Raises the error of a run that can't start."""
     from nip_core.session.prepare import prepare
     from nip_core.showing.finished import find_finished_run
 
@@ -210,16 +213,16 @@ def _is_finished(step: Any) -> bool:
         raise type(error)(f"{step.name}: {error}") from error
 
 
-def _show_plan(planned: Any, as_json: bool) -> None:
-    """Show the runs of all rounds with what they would take."""
+def _show_plan(hardening: Any, as_json: bool) -> None:
+    """Show the runs of all rounds with their estimates."""
     from nip_core.session.attacked_run import plan_reach
     from nip_core.session.prepare import estimate_settings
 
-    warn_of_models(step.parameters for step in planned.steps)
+    warn_of_models(step.parameters for step in hardening.steps)
     rows = []
-    for step in planned.steps:
+    for step in hardening.steps:
         try:
-            # The models of most of them are still to be trained, so nobody's are looked for.
+            # Most of their models are still to be trained, so none is looked for.
             rows.append((step, estimate_settings(step.parameters)))
         except NipError as error:
             raise type(error)(f"{step.name}: {error}") from error
@@ -228,21 +231,26 @@ def _show_plan(planned: Any, as_json: bool) -> None:
         print_json(
             [
                 {
-                    **{"run": step.name, "attack": step.label, "calls": of.calls, "usd": of.usd},
+                    **{
+                        "run": step.name,
+                        "attack": step.label,
+                        "calls": estimate.calls,
+                        "usd": estimate.usd,
+                    },
                     **reach_entry(reaches[step.name]),
                 }
-                for step, of in rows
+                for step, estimate in rows
             ]
         )
         return
     width = max(len(step.name) for step, _ in rows)
     for step, of in rows:
         cost = "cost unknown" if of.usd is None else f"${of.usd:,.2f}"
-        what = "trains" if step.label is None else "attacks"
+        verb = "trains" if step.label is None else "attacks"
         reach = reach_cell(reaches[step.name])
-        say(f"{step.name:<{width}}  {what:<7}  {of.calls:>11,} calls  {cost}{reach}")
-    known = [of.usd for _, of in rows if of.usd is not None]
-    total = f"${sum(known):,.2f}" if len(known) == len(rows) else "cost unknown"
-    calls = sum(of.calls for _, of in rows)
+        say(f"{step.name:<{width}}  {verb:<7}  {of.calls:>11,} calls  {cost}{reach}")
+    prices = [estimate.usd for _, estimate in rows if estimate.usd is not None]
+    total = f"${sum(prices):,.2f}" if len(prices) == len(rows) else "cost unknown"
+    calls = sum(estimate.calls for _, estimate in rows)
     say(f"{amount(len(rows), 'run')}, at most {amount(calls, 'call')}, {total}; none started")
     explain_reach(reaches.values())

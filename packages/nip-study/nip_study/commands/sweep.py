@@ -98,7 +98,7 @@ def sweep(
     from nip_study.plan.swept_runs import read_sweep
     from nip_study.results import write_results
 
-    planned = read_sweep(file, tuple(overrides or ()))
+    sweep_plan = read_sweep(file, tuple(overrides or ()))
     cluster = None
     if task_runner is not None or task_runner_address is not None:
         # Before Prefect is imported, which sets its logging up.
@@ -108,24 +108,24 @@ def sweep(
         import_prefect()
         from nip_study.remote_runs import cluster_settings
 
-        cluster = cluster_settings(planned, task_runner, task_runner_address)
+        cluster = cluster_settings(sweep_plan, task_runner, task_runner_address)
     if dry_run:
         if collect_only or out is not None:
             raise SettingsError("--dry-run writes nothing; leave --collect and --out out")
-        _show_plan(planned, as_json)
+        _show_plan(sweep_plan, as_json)
         return
-    count = sum(1 + len(run.attacks) for run in planned.runs)
+    count = sum(1 + len(run.attacks) for run in sweep_plan.runs)
     view = RunsView(count, sys.stderr if as_json else sys.stdout, shown)
-    store = open_store(planned.run_store)
+    store = open_store(sweep_plan.run_store)
     failures, status = dict[str, str](), 0
     if collect_only:
-        _check_begun(store, planned)
+        _check_begun(store, sweep_plan)
     else:
         with view:
-            failures, status = _run_all(planned, jobs, view, cluster)
+            failures, status = _run_all(sweep_plan, jobs, view, cluster)
     elsewhere = None if out is None else open_store(str(out), setting="--out")
-    collected = collect_sweep(store, planned, failures)
-    results, place = write_results(store, planned, collected, elsewhere)
+    collected = collect_sweep(store, sweep_plan, failures)
+    results, place = write_results(store, sweep_plan, collected, elsewhere)
 
     def show(_: Any) -> None:
         lines = "".join(f"{line}\n" for line in baseline_lines(results.baselines))
@@ -138,7 +138,7 @@ def sweep(
 
 
 def _recompute(directory: Path, as_json: bool) -> None:
-    """Compute the results in a directory again; what is not as computed is an error."""
+    """Compute the results in a directory again; a difference is an error."""
     from nip_study.recompute import recompute_results
 
     recomputed = recompute_results(directory)
@@ -159,19 +159,22 @@ def _recompute(directory: Path, as_json: bool) -> None:
     )
 
 
-def _check_begun(store: Any, planned: Any) -> None:
+def _check_begun(store: Any, sweep_plan: Any) -> None:
     """Raise SettingsError where there is nothing to collect: results would forbid a declaration."""
     from nip_core.run_store.run import list_runs
 
-    if not {run.name for run in planned.runs} & {*list_runs(store)}:
+    if not {run.name for run in sweep_plan.runs} & {*list_runs(store)}:
         raise SettingsError(
-            f"--collect: no run of sweep {planned.name!r} has begun in {planned.run_store}; name "
+            f"--collect: no run of sweep {sweep_plan.name!r} has begun in "
+            f"{sweep_plan.run_store}; name "
             "the store by --set run_store=…, or leave --collect out to run it"
         )
 
 
-def _run_all(planned: Any, jobs: int, view: RunsView, cluster: Any) -> tuple[dict[str, str], int]:
-    """Run what is not finished; by run why it did not end, and the exit code of the first such."""
+def _run_all(
+    sweep_plan: Any, jobs: int, view: RunsView, cluster: Any
+) -> tuple[dict[str, str], int]:
+    """Run the unfinished runs; by run why it did not end, and the exit code of the first such."""
     from nip_base.machine.allowed_memory import allowed_bytes
     from nip_cli.launching.launch import with_prefect
     from nip_cli.launching.stopping import stoppable
@@ -179,42 +182,42 @@ def _run_all(planned: Any, jobs: int, view: RunsView, cluster: Any) -> tuple[dic
     from nip_study.declare.declaration import find_declared
     from nip_study.plan.memory_for_jobs import check_memory
 
-    # 1. What is finished needs no process, and what can't be run is told before anything is.
-    place = Path(planned.run_store if "://" not in planned.run_store else ".") / "sweeps"
+    # 1. A finished run needs no process; one that can't be run is named before any is started.
+    place = Path(sweep_plan.run_store if "://" not in sweep_plan.run_store else ".") / "sweeps"
     if cluster is None:
-        store = open_store(planned.run_store)
-        find_declared(store, planned.name)  # one that is damaged is said before anything is paid
+        store = open_store(sweep_plan.run_store)
+        find_declared(store, sweep_plan.name)  # one that is damaged is said before anything is paid
 
         def declared() -> str | None:
-            return find_declared(store, planned.name)
+            return find_declared(store, sweep_plan.name)
 
-        machines: Any = PlayedHere(place / planned.name, jobs, declared)
+        machines: Any = PlayedHere(place / sweep_plan.name, jobs, declared)
     else:
         from nip_study.remote_runs import Cluster
 
-        machines = Cluster(planned, cluster, jobs)
+        machines = Cluster(sweep_plan, cluster, jobs)
     team = _Team(machines, view)
-    left = [run for run in planned.runs if team.is_left(run)]
+    runs_left = [run for run in sweep_plan.runs if team.is_left(run)]
     if cluster is None:
-        check_memory(jobs, (run.parameters for run in left), allowed_bytes())
+        check_memory(jobs, (run.parameters for run in runs_left), allowed_bytes())
 
     # 2. The rest, a few at a time, with one Prefect server for all.
     def work(stop: Any) -> None:
         with with_prefect(verbose=False) as wait_for_prefect, machines:
             wait_for_prefect()
-            machines.play_all(team.run, left)
+            machines.play_all(team.run, runs_left)
 
     def stop() -> None:
         say("nip: stopping, what is finished is kept", file=sys.stderr, flush=True)
         machines.stop()
 
-    if left:
+    if runs_left:
         stoppable(work, stop)
     return team.failures, next(iter(team.codes.values()), 0)
 
 
 class _Team:
-    """The runs, and what became of them."""
+    """The runs, and how they ended."""
 
     def __init__(self, machines: Any, view: RunsView):
         self.failures: dict[str, str] = {}
@@ -236,7 +239,7 @@ class _Team:
         )
 
     def _can_begin(self, run: Any, attack: Any) -> bool:
-        """Return whether what the attack imitates is finished, or the attack has begun before."""
+        """Return whether the imitated attack is finished, or the attack has begun before."""
         from nip_core.run_store.run import list_runs
         from nip_core.run_store.store import open_store
 
@@ -248,7 +251,7 @@ class _Team:
     def _is_ended(self, run: Any) -> bool:
         """Return whether nothing can be done for a run: it is finished, or damaged.
 
-        Raises what keeps it from being started at all.
+        Raises the error that keeps it from being started at all.
         """
         from nip_core.session.prepare import prepare
         from nip_core.showing.finished import find_finished_run
@@ -284,7 +287,7 @@ class _Team:
             if self._can_begin(run, attack):
                 self._play_left(attack)
             elif (source := run.name_after(attack.imitates)) in self.failures:
-                # It is as if it had failed itself, so that what imitates it does not begin either.
+                # It is as if it had failed itself, so that its imitators do not begin either.
                 with self._lock:
                     self.failures[attack.name] = f"not begun, as {source} failed"
                 self._view.ended(attack.name, self.failures[attack.name], is_failed=True)
@@ -296,21 +299,23 @@ class _Team:
     def _play(self, run: Any) -> None:
         """Play one run, with its settings from the plan."""
         try:
-            ended = self._machines.play_one(run, self._view.started)
+            outcome = self._machines.play_one(run, self._view.started)
         except NipError as error:
             self._failed(run, error)
             return
-        if ended is None:  # the sweep was stopped
+        if outcome is None:  # the sweep was stopped
             return
         with self._lock:
-            if not ended.status:
+            if not outcome.status:
                 self._finished.add(run.name)
             else:
-                self.codes[run.name] = ended.status if 0 < ended.status < 128 else 1
-                self.failures[run.name] = f"exit code {ended.status}: {ended.words} ({ended.log})"
-        failed = f"failed with exit code {ended.status}: {ended.words}"
-        words = failed if ended.status else "finished"
-        self._view.ended(run.name, words, is_failed=bool(ended.status))
+                self.codes[run.name] = outcome.status if 0 < outcome.status < 128 else 1
+                self.failures[run.name] = (
+                    f"exit code {outcome.status}: {outcome.words} ({outcome.log})"
+                )
+        failed = f"failed with exit code {outcome.status}: {outcome.words}"
+        words = failed if outcome.status else "finished"
+        self._view.ended(run.name, words, is_failed=bool(outcome.status))
 
 
 class PlayedHere:
@@ -366,7 +371,7 @@ class PlayedHere:
         return Ended(status or 0, last_line(log.read_text(errors="replace")), str(log))
 
     def stop(self) -> None:
-        """Interrupt all of them, and wait until they have put away what they have."""
+        """Interrupt all of them, and wait until they have saved their work."""
         from nip_prefect.tasks.run_process import LEAVE_S
 
         with self._lock:
@@ -379,19 +384,19 @@ class PlayedHere:
             process.stop(until)
 
 
-def _show_plan(planned: Any, as_json: bool) -> None:
-    """The runs with what they would take."""
+def _show_plan(sweep_plan: Any, as_json: bool) -> None:
+    """The runs with their estimates."""
     from nip_core.run_store.store import check_location
     from nip_core.session.attacked_run import plan_reach
     from nip_core.session.prepare import estimate_settings, plan_run
 
-    check_location(planned.run_store)
-    warn_of_models(run.parameters for run in planned.runs)
+    check_location(sweep_plan.run_store)
+    warn_of_models(run.parameters for run in sweep_plan.runs)
     rows = []
-    for run in planned.runs:
+    for run in sweep_plan.runs:
         try:
             rows.append((run, run, plan_run(run.parameters)[1]))
-            # There is nobody to attack yet, so their models are not looked for.
+            # Their victims do not exist yet, so their models are not looked for.
             rows += [
                 (run, attack, estimate_settings(attack.parameters))
                 for attack in run.attacks_in_order
@@ -417,8 +422,8 @@ def _show_plan(planned: Any, as_json: bool) -> None:
         then = "" if source is None else f"  after {source}, which it imitates"
         reach = reach_cell(reaches[step.name])
         say(f"{step.name:<{width}}  {estimate.calls:>11,} calls  {cost}{reach}{then}")
-    known = [e.usd for _, _, e in rows if e.usd is not None]
-    total = f"${sum(known):,.2f}" if len(known) == len(rows) else "cost unknown"
+    prices = [e.usd for _, _, e in rows if e.usd is not None]
+    total = f"${sum(prices):,.2f}" if len(prices) == len(rows) else "cost unknown"
     calls = sum(e.calls for _, _, e in rows)
     say(f"{amount(len(rows), 'run')}, at most {amount(calls, 'call')}, {total}; none started")
     explain_reach(reaches.values())

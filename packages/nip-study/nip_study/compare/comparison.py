@@ -31,7 +31,7 @@ from nip_study.parts.page_tables import markdown_table
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
 BELIEVED = "believed"
-"""The column, where there is one, of what believing the prover would give."""
+"""The column, where there is one, of the accuracy of believing the prover."""
 _OWN = ("run_name", "run_store")
 _SHORT = 60  # characters of a setting in the page
 
@@ -44,7 +44,7 @@ class AgainstFirst(PairedDifference):
 
 
 class AmountsSpent(Part):
-    """What a run has spent."""
+    """The tokens and dollars of a run."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -77,7 +77,7 @@ class ComparedRun(Part):
     always_fail_rate: float | None = None
     always_fail_rate_ci95: Interval95 | None = None
     believed_accuracy: float | None = None
-    """What believing the prover would give."""
+    """The accuracy of believing the prover."""
     without_prover: int | None = None
     """Episodes that this leaves out, as no prover spoke in them."""
     against: AgainstFirst | None = None
@@ -135,10 +135,10 @@ def _labels(runs: Sequence[PlayedRun]) -> list[str]:
 
 
 def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> ComparedRun:
-    """Take what a comparison shows of a run from its last test."""
+    """Take the figures of a run in a comparison from its last test."""
     test = run.test(run.tests[-1]) if run.tests else SplitMetrics()
-    before = run.test(run.tests[0]) if len(run.tests) > 1 else SplitMetrics()
-    first, last = before.accuracy, test.accuracy
+    first_rates = run.test(run.tests[0]) if len(run.tests) > 1 else SplitMetrics()
+    first, last = first_rates.accuracy, test.accuracy
     believed = test.believe_the_prover
     costs = read_costs(run.records)
     return ComparedRun(
@@ -177,8 +177,8 @@ def _compare_with_first(runs: Sequence[PlayedRun]) -> list[AgainstFirst | None]:
         paired = compare_tests((first, first.tests[-1]), (run, run.tests[-1]), ["accuracy"])
         rows.append(AgainstFirst.model_validate(paired["accuracy"].as_json()))
     # All rows are looked at together, so the chance that one of them misleads is theirs together.
-    known = [row.p for row in rows if row is not None and row.p is not None]
-    adjusted = iter(holm(known))
+    p_values = [row.p for row in rows if row is not None and row.p is not None]
+    adjusted = iter(holm(p_values))
     return [
         row if row is None or row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
         for row in rows
@@ -187,11 +187,13 @@ def _compare_with_first(runs: Sequence[PlayedRun]) -> list[AgainstFirst | None]:
 
 def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[JsonValue]]:
     """Return by key the values of all runs, where they are not all the same."""
-    given = [run.record.parameters for run in runs]
-    keys = {key for other in given[1:] for key in settings_difference(given[0], other)}
-    leaves = [flatten(complete_settings(dict(settings))) for settings in given]
+    run_settings = [run.record.parameters for run in runs]
+    keys = {
+        key for later in run_settings[1:] for key in settings_difference(run_settings[0], later)
+    }
+    leaves = [flatten(complete_settings(dict(settings))) for settings in run_settings]
     return {
-        key: [of.get(key) for of in leaves]
+        key: [settings_of_run.get(key) for settings_of_run in leaves]
         for key in sorted(keys)
         if key not in _OWN and not key.endswith("_type")
     }
@@ -232,7 +234,7 @@ def comparison_figure(results: RunComparison) -> str:
 
 
 def _marks(row: ComparedRun) -> dict[str, Mark | None]:
-    """Return by rate what the figure shows: the value, and the ends of its interval."""
+    """Return by rate the points of the figure: the value, and the ends of its interval."""
     marks: dict[str, Mark | None] = {}
     for rate, (value, interval) in row.rates.items():
         if value is None:
@@ -265,8 +267,8 @@ def _value_and_interval(cell: str) -> tuple[str, str]:
 
 
 def _short(value: Any) -> str:
-    shown = json.dumps(value, ensure_ascii=False)
-    return shown if len(shown) <= _SHORT else f"{shown[:_SHORT]}…"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}…"
 
 
 @cache
@@ -303,15 +305,16 @@ def _check_free(directory: Path, results: RunComparison) -> None:
     """Raise SettingsError for a directory whose files are not a comparison of the same runs."""
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
-    before = _read_comparison(directory)
-    if before is None:
+    earlier = _read_comparison(directory)
+    if earlier is None:
         raise SettingsError(
             f"{directory}: something else is there, which nothing is written over; name another "
             "directory by --out"
         )
-    if {run.place for run in before.runs} != {run.place for run in results.runs}:
+    if {run.place for run in earlier.runs} != {run.place for run in results.runs}:
         raise SettingsError(
-            f"{directory}: a comparison of {', '.join(run.label for run in before.runs)} is there; "
+            f"{directory}: a comparison of {', '.join(run.label for run in earlier.runs)} is "
+            "there; "
             "name another directory by --out, or delete that one"
         )
 

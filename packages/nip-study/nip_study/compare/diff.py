@@ -164,8 +164,8 @@ def _compare_models(a: PlayedRun, b: PlayedRun) -> dict[str, GroupModels]:
 
 def _pair(a: ModelOnRecord | None, b: ModelOnRecord | None) -> ModelPair:
     """Compare two models by their weights, or by their names where they were not trained here."""
-    known = [model and (model.digest or model.base) for model in (a, b)]
-    return ModelPair(a, b, known[0] == known[1] if all(known) else None)
+    model_names = [model and (model.digest or model.base) for model in (a, b)]
+    return ModelPair(a, b, model_names[0] == model_names[1] if all(model_names) else None)
 
 
 def _first_models(run: PlayedRun) -> dict[str, ModelOnRecord]:
@@ -204,24 +204,24 @@ def _compare_results(a: PlayedRun, b: PlayedRun) -> tuple[tuple[PairedTest, ...]
 def _pair_tests(a: PlayedRun, b: PlayedRun) -> Iterator[PairedTest]:
     """Compare the first tests, and the last ones where these are others."""
     pairs = {"first": (a.tests[0], b.tests[0]), "last": (a.tests[-1], b.tests[-1])}
-    for when, (of_a, of_b) in pairs.items():
-        if when == "last" and pairs["first"] == pairs["last"]:
+    for moment, (of_a, of_b) in pairs.items():
+        if moment == "last" and pairs["first"] == pairs["last"]:
             return
         differences = compare_tests((a, of_a), (b, of_b))
         tests = (a.test(of_a), b.test(of_b))
         yield PairedTest(
-            when,
+            moment,
             (of_a, of_b),
             {
                 rate: RatePair(
                     tests[0].rates[rate],
                     tests[1].rates[rate],
-                    found.difference,
-                    found.ci95,
-                    found.problems,
-                    found.questions,
-                    found.p,
+                    difference.difference,
+                    difference.ci95,
+                    difference.problems,
+                    difference.questions,
+                    difference.p,
                 )
-                for rate, found in ((rate, differences[rate]) for rate in LABELS)
+                for rate, difference in ((rate, differences[rate]) for rate in LABELS)
             },
         )

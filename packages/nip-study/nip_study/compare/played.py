@@ -1,6 +1,6 @@
 """Runs on record, for comparisons: their names, their tests, and how far apart these are.
 
-PlayedRun        a run by its place, with what comparing needs of it
+PlayedRun        a run by its place, with its facts for comparing
 find_played_run  the run that a name, or a path to it, stands for
 check_alike      refuse runs that were tested on different problems
 compare_tests    how much better one test is than another, problem by problem
@@ -60,8 +60,8 @@ class PlayedRun:
     @cached_property
     def tests(self) -> tuple[int, ...]:
         """List the tested iterations, in order."""
-        known = self.records.all()
-        return tuple(r.iteration for r in known if r.stored_metrics(TEST) is not None)
+        records = self.records.all()
+        return tuple(r.iteration for r in records if r.stored_metrics(TEST) is not None)
 
     def test(self, iteration: int) -> SplitMetrics:
         """Return the metrics of the test of one of `tests`."""

@@ -97,7 +97,7 @@ def compare_files(
 
     Args:
         paths: logs of Inspect (`.eval`, `.json`), and rows in JSON Lines (`.jsonl`).
-        columns: which keys of rows say what.
+        columns: the keys of rows, by their meaning.
         only_common: leave out the questions that some arm lacks.
         difference: the difference to say for how many questions would show it; None: the one seen.
 

@@ -1,7 +1,7 @@
 """Scores of other programs, from JSON Lines: one row for each answer to a question.
 
 ScoredRow      a score of an arm on a question
-Columns        which keys of a row say what
+Columns        the keys of a row, by their meaning
 ScoredFile     the rows of a file, by arm
 read_jsonl     the rows of a file in JSON Lines
 find_score     a number out of a value, or an error
@@ -33,7 +33,7 @@ class ScoredRow:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which keys of a row say what; a dot leads into an object, as in `meta.topic`."""
+    """The keys of a row, by their meaning; a dot leads into an object, as in `meta.topic`."""
 
     question: str = "id"
     score: str | None = None
@@ -126,7 +126,7 @@ def _find_name(data: Mapping[str, Any], key: str, place: str) -> str:
 
 
 def look_up(data: Mapping[str, Any], key: str) -> tuple[bool, Any]:
-    """Find what is under a key, or under `a.b` in the object under `a`; say whether it is there."""
+    """Find the value of a key, or of `a.b` in the object under `a`; say whether it is there."""
     if key in data:
         return True, data[key]
     first, dot, rest = key.partition(".")

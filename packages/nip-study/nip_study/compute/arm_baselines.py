@@ -5,7 +5,7 @@ asked_again_pairs       which arms are compared with a verifier alone that is as
 compare_with_baselines  all that they say of a sweep's arms, as plain data
 baseline_lines          the same in words
 
-docs/statistics.md has the rules: what is said follows from intervals and p-values alone.
+docs/statistics.md has the rules: the sentences follow from intervals and p-values alone.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ _MEANING: Mapping[str, tuple[str, str]] = {
         "its accuracy is no evidence that anything was learned from the labels",
     ),
 }
-"""By kind of baseline what it is, and what follows where an arm is not shown to be better."""
+"""By kind of baseline its description, and the conclusion if no arm is shown to be better."""
 
 
 class ByMajority(Counted):
@@ -89,7 +89,7 @@ class ByMajority(Counted):
 
 
 def compare_with_baselines(
-    counted: Counted,
+    counter: Counted,
     by_majority: ByMajority,
     sweep: SweepFacts,
     last_tests: Mapping[str, SweptTest],
@@ -98,7 +98,7 @@ def compare_with_baselines(
 ) -> BaselineFindings:
     """Compare the arms of a sweep with the baselines among them.
 
-    `counted` knows the runs that are finished and tested, and `by_majority` the same, with those
+    `counter` knows the runs that are finished and tested, and `by_majority` the same, with those
     that are compared by a majority; `last_tests` has the last test of each. ``compared`` has each
     arm with each baseline, ``alone`` the arms without provers of which is known how often their
     verifier could be right, ``believed`` how many runs of an arm were right more often than
@@ -107,40 +107,40 @@ def compare_with_baselines(
     """
     return BaselineFindings(
         compared=tuple(_compare_accuracy(by_majority, sweep, differences)),
-        alone=tuple(_find_alone(counted, sweep)),
+        alone=tuple(_find_alone(counter, sweep)),
         believed=tuple(_find_believed(sweep, last_tests)),
         any_of=tuple(asked_again),
     )
 
 
 def _compare_accuracy(
-    counted: ByMajority, sweep: SweepFacts, differences: ArmDifferences | None
+    majority: ByMajority, sweep: SweepFacts, differences: ArmDifferences | None
 ) -> Iterator[BaselineComparison]:
     """Compare the accuracy of each arm with each of its baselines."""
     arms = {arm: runs[0].game for arm, runs in sweep.arms.items()}
     kinds = {arm: game.kind for arm, game in arms.items()}
     both = [
-        (arm, other, kind)
+        (arm, name, kind)
         for arm in arms
-        for other, kind in kinds.items()
-        if kinds[arm] is None and kind is not None and _is_for(kind, arms[other], arms[arm])
+        for name, kind in kinds.items()
+        if kinds[arm] is None and kind is not None and _is_for(kind, arms[name], arms[arm])
     ]
     axes = [axis for axis in sweep.axes if axis != SEED]
     # Each on its own: who wants to show that an arm beats them all needs no adjustment for it.
-    asked = [
+    pairs_of_runs = [
         Hypothesis(
             says="better than the baseline",
             figure="accuracy",
             arm=dict(zip(axes, arm, strict=True)),
-            against=dict(zip(axes, other, strict=True)),
+            against=dict(zip(axes, baseline, strict=True)),
             expected="higher",
             primary=True,
         )
-        for arm, other, _ in both
+        for arm, baseline, _ in both
     ]
-    results = judge_hypotheses(counted, sweep, asked)
+    results = judge_hypotheses(majority, sweep, pairs_of_runs)
     for (arm, other, kind), result in zip(both, results, strict=True):
-        is_voted = any(run.name in counted.runs for run in sweep.arms[other])
+        is_voted = any(run.name in majority.runs for run in sweep.arms[other])
         # The table of differences has neither majorities nor untrained verifiers.
         is_other = is_voted or _is_untrained(result.alone)
         yield BaselineComparison(
@@ -158,10 +158,10 @@ def _compare_accuracy(
         )
 
 
-def _is_untrained(alone: tuple[float | None, float | None] | None) -> bool:
+def _is_untrained(rates: tuple[float | None, float | None] | None) -> bool:
     """Return whether of a verifier alone the untrained one is the better, and counts."""
-    before, after = alone or (None, None)
-    return before is not None and after is not None and before > after
+    rate_before, rate_after = rates or (None, None)
+    return rate_before is not None and rate_after is not None and rate_before > rate_after
 
 
 def _find_interval(
@@ -180,27 +180,27 @@ def _find_interval(
     return None
 
 
-def asked_again_pairs(counted: Counted, sweep: SweepFacts) -> list[tuple[int, int]]:
+def asked_again_pairs(counter: Counted, sweep: SweepFacts) -> list[tuple[int, int]]:
     """Pair the places of each arm with provers with those of verifiers alone on its problems.
 
-    `counted` knows the runs that are finished and tested: their problems must be the same.
+    `counter` knows the runs that are finished and tested: their problems must be the same.
     """
     arms = [runs[0].game for runs in sweep.arms.values()]
-    problems = [_list_problems(counted, runs) for runs in sweep.arms.values()]
+    problems = [_list_problems(counter, runs) for runs in sweep.arms.values()]
     kinds = [game.kind for game in arms]
     return [
-        (place, other)
+        (place, number)
         for place, arm in enumerate(arms)
-        for other, baseline in enumerate(arms)
-        if kinds[place] is None and kinds[other] == "alone" and _is_for("alone", baseline, arm)
-        if problems[place] == problems[other]
+        for number, baseline in enumerate(arms)
+        if kinds[place] is None and kinds[number] == "alone" and _is_for("alone", baseline, arm)
+        if problems[place] == problems[number]
     ]
 
 
-def _list_problems(counted: Counted, runs: Iterable[RunFacts]) -> set[frozenset[str]]:
+def _list_problems(counter: Counted, runs: Iterable[RunFacts]) -> set[frozenset[str]]:
     """List the sets of problems of these runs' last tests; one, where all were tested alike."""
-    tested = (run.name for run in runs if counted.count(run.name, "accuracy") is not None)
-    return {frozenset(play.problem for play in counted.plays(name)) for name in tested}
+    tested_runs = (run.name for run in runs if counter.count(run.name, "accuracy") is not None)
+    return {frozenset(play.problem for play in counter.plays(name)) for name in tested_runs}
 
 
 def _is_for(kind: Kind, baseline: SweptGame, arm: SweptGame) -> bool:
@@ -217,14 +217,14 @@ def _is_for(kind: Kind, baseline: SweptGame, arm: SweptGame) -> bool:
     return kind == "alone" or not is_known or baseline.rules == arm.rules
 
 
-def _find_alone(counted: Counted, sweep: SweepFacts) -> Iterator[VerifierAlone]:
+def _find_alone(counter: Counted, sweep: SweepFacts) -> Iterator[VerifierAlone]:
     """Put each verifier without provers beside how often it could be right by itself."""
     for arm, runs in sweep.arms.items():
         rate_alone = runs[0].game.rate_alone
-        counts = [counted.count(run.name, "accuracy") for run in runs]
+        counts = [counter.count(run.name, "accuracy") for run in runs]
         plays = [of_run for of_run in counts if of_run is not None]
         # By the name of the table's interval, so that it is the same one.
-        both_ways = average_runs(plays, f"{sweep.name} {' '.join(arm)} accuracy", counted.spread)
+        both_ways = average_runs(plays, f"{sweep.name} {' '.join(arm)} accuracy", counter.spread)
         if rate_alone is None or both_ways is None:
             continue
         # Where all are right nothing shows the spread, and Wilson's interval still has a width.
@@ -257,7 +257,7 @@ def _find_believed(
 
 
 def baseline_lines(findings: BaselineFindings) -> list[str]:
-    """Say what the baselines hold against the arms, a sentence each; [] for nothing."""
+    """Say the baselines' objections to the arms, a sentence each; [] without any."""
     lines = [
         f"`{row.arm}`: {alone_words(row.accuracy, row.ci95, row.rate_alone)}"
         for row in findings.alone
@@ -278,8 +278,8 @@ def _left_out_words(row: ProverBelieved) -> str:
     """Say how many episodes are left out because no prover spoke in them; "" for none."""
     if not row.without_prover:
         return ""
-    counted = f"{row.without_prover:,} of {row.episodes:,} episodes"
-    return f", without {counted} in which no prover spoke"
+    episode_count = f"{row.without_prover:,} of {row.episodes:,} episodes"
+    return f", without {episode_count} in which no prover spoke"
 
 
 def _is_not_better(row: BaselineComparison) -> bool:
@@ -289,10 +289,10 @@ def _is_not_better(row: BaselineComparison) -> bool:
 
 def _comparison_line(row: BaselineComparison) -> str:
     """Write the sentence on an arm not shown to be better than its baseline."""
-    what, meaning = _MEANING[row.kind]
-    what += ", untrained" if _is_untrained(row.alone) else ""
+    description, meaning = _MEANING[row.kind]
+    description += ", untrained" if _is_untrained(row.alone) else ""
     if row.because is not None:
-        return f"`{row.arm}` was not compared with `{row.baseline}`, {what}: {row.because}."
+        return f"`{row.arm}` was not compared with `{row.baseline}`, {description}: {row.because}."
     arm, baseline = (plain_percent(rate) for rate in row.rates)
     sure = "the same everywhere"
     if row.ci95 is not None:
@@ -300,6 +300,7 @@ def _comparison_line(row: BaselineComparison) -> str:
         sure = f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
     points = "" if row.difference is None else f"{100 * row.difference:+.1f} points, "
     return (
-        f"`{row.arm}`: {arm}, not shown to be more than `{row.baseline}`, {what}: {baseline} "
+        f"`{row.arm}`: {arm}, not shown to be more than `{row.baseline}`, {description}: "
+        f"{baseline} "
         f"({points}{sure}); {meaning}."
     )

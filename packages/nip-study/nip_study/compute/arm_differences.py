@@ -1,7 +1,7 @@
-"""Each arm of a sweep less the first one, for comparisons that nobody declared.
+"""Each arm of a sweep less the first one, for undeclared comparisons.
 
-The first arm is the first one of the file. What was declared is left out: it stands under
-"Declared", where nobody chose it for how it came out.
+The first arm is the first one of the file. Declared comparisons are left out: they stand under
+"Declared", where no one could choose them by their results.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,33 +26,33 @@ RunPair = tuple[PlannedRun, PlannedRun]
 
 
 def subtract_first_arm(
-    counted: Counted, sweep: PlannedSweep, hypotheses: Sequence[Hypothesis] = ()
+    counter: Counted, sweep: PlannedSweep, hypotheses: Sequence[Hypothesis] = ()
 ) -> ArmDifferences | None:
     """Subtract the figures of the first arm from those of each other, but for declared ones.
 
-    `counted` knows the runs that are finished and tested. Runs of the same seed are paired, and in
+    `counter` knows the runs that are finished and tested. Runs of the same seed are paired, and in
     them questions; intervals and p-values count seeds and questions as drawn (`two_way`). p-values
     are adjusted after Holm over all comparisons. None with fewer than two arms.
     """
     (first, of_first), *other_arms = sweep.arms.items()
     if not other_arms:
         return None
-    known = [
+    p_values = [
         (_declared_pairs(sweep, each.arm, each.against), each.figure, each.after)
         for each in hypotheses
         if isinstance(each.against, Mapping)
     ]
-    rows, declared = list[ArmDifference](), 0
-    for figure, after in _list_figures(sweep):
+    rows, declared_count = list[ArmDifference](), 0
+    for figure, attack in _list_figures(sweep):
         for arm, runs in other_arms:
             pairs = _pair_by_seed(runs, of_first)
-            if after is not None and not any(_is_attacked(pair, after) for pair in pairs):
+            if attack is not None and not any(_is_attacked(pair, attack) for pair in pairs):
                 continue
-            if (_name_pairs(pairs), figure, after) in known:
-                declared += 1
+            if (_name_pairs(pairs), figure, attack) in p_values:
+                declared_count += 1
                 continue
             name = f"{' '.join(arm)} less {' '.join(first)}"
-            rows.append(_subtract(counted, " ".join(arm), name, pairs, figure, after))
+            rows.append(_subtract(counter, " ".join(arm), name, pairs, figure, attack))
     adjusted = iter(holm([row.p for row in rows if row.p is not None]))
     return ArmDifferences(
         first=" ".join(first),
@@ -60,12 +60,12 @@ def subtract_first_arm(
             row if row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
             for row in rows
         ),
-        declared=declared,
+        declared=declared_count,
     )
 
 
 def _list_figures(sweep: PlannedSweep) -> Iterator[tuple[Figure, str | None]]:
-    """List what arms are compared by: of their own tests, and after each attack."""
+    """List the figures that arms are compared by: of their own tests, and after each attack."""
     yield from ((figure, None) for figure in _OWN)
     yield from ((figure, attack) for attack in sweep.attacks for figure in _AFTER)
 
@@ -81,7 +81,7 @@ def _is_attacked(pair: RunPair, attack: str) -> bool:
 
 
 def _name_pairs(pairs: Sequence[RunPair]) -> frozenset[frozenset[str]]:
-    """Name what is compared, whichever of two runs is subtracted from the other."""
+    """Name the compared settings, in either order of the two runs."""
     return frozenset(frozenset(run.name for run in pair) for pair in pairs)
 
 
@@ -93,22 +93,22 @@ def _declared_pairs(sweep: PlannedSweep, arm: Arm, against: Arm) -> frozenset[fr
 
 
 def _subtract(
-    counted: Counted,
+    counter: Counted,
     arm: str,
     name: str,
     pairs: Sequence[RunPair],
     figure: Figure,
-    after: str | None,
+    attack: str | None,
 ) -> ArmDifference:
     """Subtract a figure of two arms over finished pairs of runs; `name` seeds its interval."""
-    of_pairs = [[counted.count(run.name_after(after), figure) for run in pair] for pair in pairs]
+    of_pairs = [[counter.count(run.name_after(attack), figure) for run in pair] for pair in pairs]
     both = [(a, b) for a, b in of_pairs if a is not None and b is not None]
-    difference, because = _find_difference(pairs, both, f"{name} {figure} {after}", counted.spread)
+    difference, because = _find_difference(pairs, both, f"{name} {figure} {attack}", counter.spread)
     interval = None if difference is None else difference.ci95
     return ArmDifference(
         arm=arm,
         figure=figure,
-        after=after,
+        after=attack,
         rates=(share_right([first for first, _ in both]), share_right([one for _, one in both])),
         difference=None if difference is None else difference.value,
         ci95=None if interval is None else clip_interval(interval, lowest=-1.0),
@@ -128,7 +128,7 @@ def _find_difference(
     if not pairs:
         return None, "no seed is in both arms"
     # Questions of two datasets may have the same names.
-    if any(_game(run) != _game(other) for run, other in pairs):
+    if any(_game(run) != _game(other_run) for run, other_run in pairs):
         return None, "the arms play other problems"
     if not both:
         return None, "no pair of runs is finished and tested"

@@ -2,7 +2,7 @@
 
 summarize_asked_again    of an arm, for each k, both rates with their intervals, and tokens
 compare_at_equal_tokens  each arm with provers beside the most verdicts played in its tokens
-compare_attacked         what each attack left of it, beside the most in its verifier's
+compare_attacked         the rates under each attack, beside the most in its verifier's
 
 Rejecting where any of k plays rejects is `nip_core.evaluation.any_of`; docs/statistics.md says what
 it is for.
@@ -45,8 +45,8 @@ def summarize_asked_again(
     the last test. Tokens are those of a problem. () where no problem is played again.
     """
     tests: list[AskedAgainTest] = []
-    for at in (0, -1):
-        of_runs = [(run.run, run.tests[at]) for run in runs if run.tests]
+    for index in (0, -1):
+        of_runs = [(run.run, run.tests[index]) for run in runs if run.tests]
         iterations = {test.iteration for _, test in of_runs}
         is_again = tests and tests[0].iteration in iterations
         by_run = [test.any_of for _, test in of_runs if test.any_of]
@@ -54,7 +54,7 @@ def summarize_asked_again(
         if len(iterations) != 1 or is_again or len(by_run) < len(of_runs):
             continue
         [iteration] = iterations
-        counted = [_count_right(verdicts, run, iteration) for run, _ in of_runs]
+        right_counts = [_count_right(verdicts, run, iteration) for run, _ in of_runs]
         # Where a run was played less often, no k is a mean over fewer runs than another.
         plays = min(len(rows) for rows in by_run)
         is_last = all(run.tests[-1].iteration == iteration for run in runs if run.tests)
@@ -64,30 +64,30 @@ def summarize_asked_again(
             seeds = {rate: f"{name} {iteration} {rate} {k}" for rate in _LABELS}
             if is_last and k == 1:
                 seeds = {rate: f"{name} {rate}" for rate in _LABELS}
-            rows.append(_average_row(of_k, counted, seeds, verdicts.spread))
+            rows.append(_average_row(of_k, right_counts, seeds, verdicts.spread))
         tests.append(AskedAgainTest(iteration=iteration, rows=tuple(rows)))
     return tuple(tests)
 
 
 def _average_row(
     rows: Sequence[AnyOfRow],
-    counted: Sequence[Mapping[tuple[str, int], Counts]],
+    right_counts: Sequence[Mapping[tuple[str, int], Counts]],
     seeds: Mapping[str, str],
     spread: Spread,
 ) -> AskedAgainRow:
-    """Average the rows of several runs for one k; `seeds` names by rate what seeds the intervals.
+    """Average the rows of several runs for one k; `seeds` names by rate the seeds of the intervals.
 
     By any play and by majority have one seed: with one play, and often with two, they are one rate.
     """
     k = rows[0].k
 
     def average_votes(rate: str) -> OverRuns | None:
-        counts = [of_run[f"majority {rate}", k] for of_run in counted]
+        counts = [of_run[f"majority {rate}", k] for of_run in right_counts]
         values = [share_right([of_run]) for of_run in counts]
         return sum_up(values, average_runs(counts, seeds[rate], spread))
 
     def average(rate: str, values: Sequence[float | None]) -> OverRuns | None:
-        counts = [of_run[rate, k] for of_run in counted]
+        counts = [of_run[rate, k] for of_run in right_counts]
         return sum_up(values, average_runs(counts, seeds[rate], spread))
 
     return AskedAgainRow(
@@ -109,16 +109,16 @@ def _count_right(verdicts: Verdicts, run: str, iteration: int) -> dict[tuple[str
     plays = verdicts.tests(run)[LastTest(iteration)]
     by_problem = count_right_choices(make_episodes(plays)).values()
     counts: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
-    for of in by_problem:
-        for rate in (rate for rate, labels in _LABELS.items() if of.y in labels):
-            for name, shares in ((rate, of.right), (f"majority {rate}", of.voted)):
+    for problem in by_problem:
+        for rate in (rate for rate, labels in _LABELS.items() if problem.y in labels):
+            for name, shares in ((rate, problem.right), (f"majority {rate}", problem.voted)):
                 for k, right in enumerate(shares.tolist(), 1):
-                    here = counts.setdefault((name, k), {})
-                    hits, problems = here.get(of.question_id, (0.0, 0))
-                    here[of.question_id] = (hits + right, problems + 1)
-    most = max((len(of.right) for of in by_problem), default=0)
+                    cell = counts.setdefault((name, k), {})
+                    hits, problems = cell.get(problem.question_id, (0.0, 0))
+                    cell[problem.question_id] = (hits + right, problems + 1)
+    max_plays = max((len(problem.right) for problem in by_problem), default=0)
     names = [name for rate in _LABELS for name in (rate, f"majority {rate}")]
-    return {(name, k): counts.get((name, k), {}) for name in names for k in range(1, most + 1)}
+    return {(name, k): counts.get((name, k), {}) for name in names for k in range(1, max_plays + 1)}
 
 
 def compare_at_equal_tokens(
@@ -129,8 +129,8 @@ def compare_at_equal_tokens(
     `pairs` say by the places of `arms` which is compared with which. ``k`` is the highest that was
     played with no more tokens, at least 1; more may fit. The figures are those of both.
     """
-    for place, other in pairs:
-        arm, baseline = arms[place], arms[other]
+    for place, other_place in pairs:
+        arm, baseline = arms[place], arms[other_place]
         if not baseline.any_of or arm.generated_tokens is None:
             continue
         tokens, rows = arm.generated_tokens.mean, baseline.any_of[-1].rows
@@ -143,8 +143,8 @@ def compare_at_equal_tokens(
             soundness=arm.soundness,
             completeness=arm.completeness,
             attacked={
-                label: AttackedRates(soundness=left.soundness, completeness=left.completeness)
-                for label, left in arm.attacks.items()
+                label: AttackedRates(soundness=rates.soundness, completeness=rates.completeness)
+                for label, rates in arm.attacks.items()
             },
             any_of=tuple(_take_row(test, k) for test in baseline.any_of),
         )
@@ -153,17 +153,17 @@ def compare_at_equal_tokens(
 def compare_attacked(
     arms: Sequence[ArmResult], pairs: Sequence[tuple[int, int]]
 ) -> Iterator[AttackedAtEqualTokens]:
-    """Put what each attack left of each arm beside a baseline at no more tokens of the verifier.
+    """Put the rates of each arm under each attack beside a baseline at no more verifier's tokens.
 
-    `pairs` are those of `compare_at_equal_tokens`. What provers say costs the baseline nothing
-    here, so ``k`` is lower: it is what the verifier finds by itself with the effort it made.
+    `pairs` come from `compare_at_equal_tokens`. Provers' messages cost the baseline nothing
+    here, so ``k`` is lower: the verifier finds as much by itself with the effort it made.
     """
-    for place, other in pairs:
-        arm, baseline = arms[place], arms[other]
-        for label, left in arm.attacks.items() if baseline.any_of else ():
-            if left.verifier_tokens is None:
+    for place, other_place in pairs:
+        arm, baseline = arms[place], arms[other_place]
+        for label, rates in arm.attacks.items() if baseline.any_of else ():
+            if rates.verifier_tokens is None:
                 continue
-            tokens, rows = left.verifier_tokens.mean, baseline.any_of[-1].rows
+            tokens, rows = rates.verifier_tokens.mean, baseline.any_of[-1].rows
             k = _find_highest(rows, tokens)
             yield AttackedAtEqualTokens(
                 arm=arm.name,
@@ -171,8 +171,8 @@ def compare_attacked(
                 baseline=baseline.name,
                 k=k,
                 verifier_tokens=(tokens, rows[k - 1].generated_tokens),
-                soundness=left.soundness,
-                completeness=left.completeness,
+                soundness=rates.soundness,
+                completeness=rates.completeness,
                 any_of=tuple(_take_row(test, k) for test in baseline.any_of),
             )
 

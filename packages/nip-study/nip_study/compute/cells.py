@@ -1,6 +1,6 @@
 """Every verdict of the tests and attacks of a sweep in one table; its figures are their means.
 
-read_verdicts   the table, from what is in the store, and what could not be read
+read_verdicts   the table, from the store, and the unreadable parts
 encode_parquet  the same as a file: the same verdicts give the same bytes (of one pyarrow)
 
 Each row is a verdict. Nothing of a run but its committed rollouts is read, so runs that are not
@@ -66,16 +66,16 @@ def read_verdicts(store: Store, sweep: Sweep) -> tuple[pa.Table, dict[str, str]]
     attack by best-of-n the number of messages, else null; ``question``, equal where problems count
     as variants of one another; ``problem`` and ``sample`` (how often the problem came before in
     this test); ``y``; ``decision``, 0 reject, 1 accept, 2 none (failed episodes, too), 3 neither;
-    and ``believed``, in a run's own tests what believing the prover decides, null where none spoke.
-    A verdict is right where ``decision`` is ``y``.
+    and ``believed``, in a run's own tests the decision of believing the prover, null where none
+    spoke. A verdict is right where ``decision`` is ``y``.
     """
     left_out = dict[str, str]()
     parts = [_schema(sweep).empty_table()]
     for run in sweep.runs:
         split_by = find_split_columns(settings := run.parameters.to_dict())
         claims = find_claims_on_record(settings)
-        played = [(run.name, None), *((attack.name, attack.label) for attack in run.attacks)]
-        for name, label in played:
+        names = [(run.name, None), *((attack.name, attack.label) for attack in run.attacks)]
+        for name, label in names:
             try:
                 parts += [
                     _cells(sweep, run, label, test, split_by)
@@ -84,7 +84,7 @@ def read_verdicts(store: Store, sweep: Sweep) -> tuple[pa.Table, dict[str, str]]
             except StoreError as error:
                 left_out[name] = str(error)
     table = pa.concat_tables(parts)
-    # What is null, as a run's own tests are no attack, comes first.
+    # Null values, as a run's own tests are no attack, come first.
     first = {"attack": pc.fill_null(table["attack"], ""), "n": pc.fill_null(table["n"], 0)}
     keys = pa.table({name: first.get(name, table[name]) for name in _ORDER})
     order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in _ORDER])
@@ -118,7 +118,7 @@ class _Test:
     n: int | None
     episodes: pa.Table
     believed: Mapping[str, int] | None = None
-    """By the keys of episodes, see `decide_as_claimed`; None where nobody can be believed."""
+    """By the keys of episodes, see `decide_as_claimed`; None where no prover can be believed."""
 
 
 def _tests(run: RunStore, claims: ClaimsAndProvers | None) -> Iterator[_Test]:
@@ -135,16 +135,16 @@ def _tests(run: RunStore, claims: ClaimsAndProvers | None) -> Iterator[_Test]:
     for iteration, split, place in places:
         if split == TEST and is_apart:
             continue
-        stored = StoredRollouts(run.store, [place])
-        episodes = stored.episodes(_OF_EPISODES)
-        if not stored.has_choices:
+        rollouts = StoredRollouts(run.store, [place])
+        episodes = rollouts.episodes(_OF_EPISODES)
+        if not rollouts.has_choices:
             believed = None
             if claims is not None and claims[0] and claims[1]:
-                spoken = stored.generations(_OF_GENERATIONS)
+                spoken = rollouts.generations(_OF_GENERATIONS)
                 believed = decide_as_claimed(episodes, spoken, *claims)
             yield _Test(iteration, None, episodes, believed)
             continue
-        choices = stored.choices()
+        choices = rollouts.choices()
         for n in sorted(set(choices["n"].to_pylist())):
             yield _Test(iteration, n, choose_episodes(episodes, choices, n))
 
@@ -152,38 +152,38 @@ def _tests(run: RunStore, claims: ClaimsAndProvers | None) -> Iterator[_Test]:
 def _cells(
     sweep: Sweep, run: SweptRun, attack: str | None, test: _Test, split_by: Sequence[str]
 ) -> pa.Table:
-    of, believed = test.episodes, test.believed or {}
-    failed = pc.equal(of["outcome"], "failed")
+    episodes, believed = test.episodes, test.believed or {}
+    failed = pc.equal(episodes["outcome"], "failed")
     columns = {
         "run": run.name,
         **{f"{AXIS}{axis}": value for axis, value in run.values.items()},
         "attack": attack,
         "iteration": test.iteration,
         "n": test.n,
-        "question": pa.chunked_array([_name_questions(of, split_by)]),
-        **{name: of[name] for name in ("problem", "sample", "y")},
-        "decision": pc.if_else(failed, pa.scalar(NO_DECISION, pa.int8()), of["decision"]),
+        "question": pa.chunked_array([_name_questions(episodes, split_by)]),
+        **{name: episodes[name] for name in ("problem", "sample", "y")},
+        "decision": pc.if_else(failed, pa.scalar(NO_DECISION, pa.int8()), episodes["decision"]),
         "believed": pa.chunked_array(
-            [pa.array([believed.get(key) for key in of["key"].to_pylist()], pa.int8())]
+            [pa.array([believed.get(key) for key in episodes["key"].to_pylist()], pa.int8())]
         ),
     }
     schema = _schema(sweep)
     arrays = [
         column
         if isinstance(column := columns[field.name], pa.ChunkedArray)
-        else pa.repeat(pa.scalar(column, field.type), of.num_rows)
+        else pa.repeat(pa.scalar(column, field.type), episodes.num_rows)
         for field in schema
     ]
     return pa.table(arrays, schema=schema)
 
 
 def _name_questions(episodes: pa.Table, split_by: Sequence[str]) -> pa.Array:
-    """Name the question of each episode: its id, or a digest of what it shares with others."""
+    """Name the question of each episode: its id, or a digest of the texts it shares with others."""
     ids = episodes["question_id"].to_pylist()
     if split_by:
         shared = find_questions(episodes, split_by)
         texts = [shared[problem] for problem in episodes["problem"].to_pylist()]
-        # A passage is long, and nobody has to read it here.
+        # A passage is long, and need not be read here.
         ids = [
             id_
             if text == f"id {id_}"

@@ -1,7 +1,7 @@
-"""What of a sweep is not as it was declared.
+"""The departures of a sweep from its declaration.
 
 list_departures  a line for each
-find_stamp       the time stamp over the declaration, and what of it is in doubt
+find_stamp       the time stamp over the declaration, and its doubts
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,11 +31,13 @@ def list_departures(
 
     `status` is that of each run and attack of the sweep, by name.
     """
-    declared, now = declaration.plan.runs, settings_digests(sweep)
-    lines = [f"{name}: not declared" for name in sorted(now.keys() - declared.keys())]
-    lines += [f"{name}: declared, and not in the sweep" for name in declared if name not in now]
-    for name in sorted(now.keys() & declared.keys()):
-        if now[name] != declared[name]:
+    declared_digests, now = declaration.plan.runs, settings_digests(sweep)
+    lines = [f"{name}: not declared" for name in sorted(now.keys() - declared_digests.keys())]
+    lines += [
+        f"{name}: declared, and not in the sweep" for name in declared_digests if name not in now
+    ]
+    for name in sorted(now.keys() & declared_digests.keys()):
+        if now[name] != declared_digests[name]:
             lines.append(f"{name}: other settings than declared")
         if status[name] != FINISHED:
             lines.append(f"{name}: {status[name]}")
@@ -58,7 +60,7 @@ def list_departures(
 def find_stamp(
     store: Store, declaration: StudyDeclaration, status: Mapping[str, str]
 ) -> tuple[StampFacts | None, tuple[str, ...]]:
-    """Find the time stamp over a declaration, and say what it does not show, a line each."""
+    """Find the time stamp over a declaration, and say its limits, a line each."""
     try:
         stamp = read_stamp(store, declaration.plan.sweep)
     except (CorruptionError, SettingsError) as error:
@@ -67,51 +69,52 @@ def find_stamp(
     if stamp is None:
         return None, ()
     names = [name for name in status if status[name] not in (NOT_BEGUN, DAMAGED)]
-    begun = {name: str(RunStore(store, name).open().created_at) for name in names}
-    # A token has whole seconds: what began in the same one may have begun before.
-    before = [
+    start_times = {name: str(RunStore(store, name).open().created_at) for name in names}
+    # A token has whole seconds: a run that began in the same one may have begun before.
+    early_runs = [
         name
         for name in names
-        if datetime.fromisoformat(begun[name]).replace(microsecond=0) <= stamp.at
+        if datetime.fromisoformat(start_times[name]).replace(microsecond=0) <= stamp.at
     ]
-    facts = StampFacts(time=stamp.time, begun_before=len(before))
+    facts = StampFacts(time=stamp.time, begun_before=len(early_runs))
     doubts = []
     if stamp.at < datetime.fromisoformat(declaration.declared_at).replace(microsecond=0):
         doubts.append(
             f"time stamp: of {stamp.time}, before the declaration was made by its own clock, "
             f"{declaration.declared_at}"
         )
-    if before:
-        first = min(before, key=begun.__getitem__)
+    if early_runs:
+        first = min(early_runs, key=start_times.__getitem__)
         doubts.append(
-            f"time stamp: of {stamp.time}, when {amount(len(before), 'run')} had begun (the first "
-            f"{first}, at {begun[first]})"
+            f"time stamp: of {stamp.time}, when {amount(len(early_runs), 'run')} had begun "
+            "(the first "
+            f"{first}, at {start_times[first]})"
         )
     return facts, tuple(doubts)
 
 
-def _list_changed_files(sweep: Sweep, declared: Mapping[str, str] | None) -> Iterator[str]:
-    """List the user's files that are not what they were when the plan was declared."""
-    if declared is None:  # of a version that did not look
+def _list_changed_files(sweep: Sweep, declared_files: Mapping[str, str] | None) -> Iterator[str]:
+    """List the user's files that changed after the plan was declared."""
+    if declared_files is None:  # of a version that did not look
         return
     try:
         now = file_digests(sweep)
     except SettingsError as error:
-        # Results are collected all the same: they are of what was played.
+        # Results are collected all the same: they are of the played runs.
         yield f"files that settings name can't be looked at: {error}"
         return
-    for name in sorted({*declared, *now}):
+    for name in sorted({*declared_files, *now}):
         if name not in now:
             yield f"{name}: declared, and not there any longer"
-        elif name not in declared:
+        elif name not in declared_files:
             yield f"{name}: not declared"
-        elif now[name] != declared[name]:
+        elif now[name] != declared_files[name]:
             yield f"{name}: other content than declared"
 
 
 def _list_of_begin(record: RunRecord, declaration: StudyDeclaration) -> Iterator[str]:
-    """List what was otherwise when a run began: its declaration, and the files it was given."""
-    under, declared = record.declaration, declaration.plan.files
+    """List the departures when a run began: of its declaration, and of its files."""
+    under, declared_files = record.declaration, declaration.plan.files
     if under is None:
         # Runs of earlier versions have none, and neither had their declarations anything of it.
         if declaration.format >= 2:
@@ -119,8 +122,8 @@ def _list_of_begin(record: RunRecord, declaration: StudyDeclaration) -> Iterator
         return
     if under.sha256 != declaration.sha256:
         yield "begun under another declaration"
-    if declared is None:
+    if declared_files is None:
         return
     for name, content in under.files.items():
-        if content != declared.get(name):
+        if content != declared_files.get(name):
             yield f"begun with another content of {name} than declared"

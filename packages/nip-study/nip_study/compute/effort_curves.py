@@ -1,6 +1,6 @@
-"""What attacks left over what they took: calls, tokens, and dollars where prices are known.
+"""The rates under attacks over their effort: calls, tokens, and dollars where prices are known.
 
-list_efforts    what the tests of an attack took, of its figures on record
+list_efforts    the effort of an attack's tests, of its figures on record
 measure_curve   an attack, point by point
 average_curves  the attacks of an arm
 effort_page     the same as a part of the page
@@ -29,27 +29,27 @@ in the arm's own test.
 """
 
 
-def list_efforts(shown: ShownAttack) -> Iterator[EffortOfTest]:
-    """List what was taken until each test that verdicts are kept of; older figures have none."""
+def list_efforts(attack: ShownAttack) -> Iterator[EffortOfTest]:
+    """List the effort until each test that verdicts are kept of; older figures have none."""
     efforts = {
-        row.n if isinstance(row, ChoiceMetrics) else row.step: row.effort for row in shown.rows
+        row.n if isinstance(row, ChoiceMetrics) else row.step: row.effort for row in attack.rows
     }
     places: list[tuple[str, int, int | None, int]]
-    if shown.by_n is not None:
-        places = [(f"n {row.n}", 0, row.n, row.n) for row in shown.by_n]
-    elif shown.course_on is None:
-        steps = [row.step for row in shown.by_step or ()]
+    if attack.by_n is not None:
+        places = [(f"n {row.n}", 0, row.n, row.n) for row in attack.by_n]
+    elif attack.course_on is None:
+        steps = [row.step for row in attack.by_step or ()]
         places = [(f"step {step}", step, None, step) for step in steps]
     else:
-        worst = shown.worst.step if shown.worst is not None else 0
-        places = [(UNTRAINED, 0, None, 0), (WORST, shown.last_test, None, worst)]
+        worst = attack.worst.step if attack.worst is not None else 0
+        places = [(UNTRAINED, 0, None, 0), (WORST, attack.last_test, None, worst)]
         # With provers that were the worst before any training there is one test.
-        places = places[: 1 if shown.last_test == 0 else 2]
-    for at, iteration, n, key in places:
+        places = places[: 1 if attack.last_test == 0 else 2]
+    for place, iteration, n, key in places:
         effort = efforts.get(key)
         if effort is not None:
             yield EffortOfTest(
-                at=at,
+                at=place,
                 iteration=iteration,
                 n=n,
                 calls=effort.calls,
@@ -59,7 +59,7 @@ def list_efforts(shown: ShownAttack) -> Iterator[EffortOfTest]:
 
 
 def measure_curve(verdicts: Verdicts, attack: AttackFacts) -> tuple[AttackPoint, ...]:
-    """Put what each test of a finished attack left beside what was taken until then."""
+    """Put the rates in each test of a finished attack beside the effort until then."""
     points = []
     for effort in attack.efforts:
         sound, complete = (_share(verdicts, attack, effort, y) for y in (0, 1))
@@ -101,24 +101,24 @@ def average_curves(
         if has_worst and [effort.at for effort in attack.efforts] == [UNTRAINED]:
             by_place.setdefault(WORST, []).append((attack, attack.efforts[0]))
     points = []
-    for at, known in by_place.items():
+    for place, efforts in by_place.items():
         rates: dict[str, OverRuns | None] = {}
-        counts_for_arm = all(_is_last(*one) for one in known)
-        point = name if counts_for_arm else f"{name} {at}"
+        counts_for_arm = all(_is_last(*one) for one in efforts)
+        point = name if counts_for_arm else f"{name} {place}"
         for figure, y in _LABELS.items():
-            counts = [count_plays(_plays(verdicts, *one), figure) for one in known]
-            values = [_share(verdicts, *one, y) for one in known]
+            counts = [count_plays(_plays(verdicts, *one), figure) for one in efforts]
+            values = [_share(verdicts, *one, y) for one in efforts]
             rates[figure] = sum_up(
                 values, average_runs(counts, f"{point} {figure}", verdicts.spread)
             )
-        dollars = [effort.usd for _, effort in known]
+        dollars = [effort.usd for _, effort in efforts]
         paid = [usd for usd in dollars if usd is not None]
         points.append(
             ArmPoint(
-                at=at,
-                attacks=len(known),
-                calls=sum(effort.calls for _, effort in known) / len(known),
-                tokens=sum(effort.tokens for _, effort in known) / len(known),
+                at=place,
+                attacks=len(efforts),
+                calls=sum(effort.calls for _, effort in efforts) / len(efforts),
+                tokens=sum(effort.tokens for _, effort in efforts) / len(efforts),
                 usd=sum(paid) / len(paid) if len(paid) == len(dollars) else None,
                 soundness=rates["soundness"],
                 completeness=rates["completeness"],
@@ -132,7 +132,7 @@ def _is_last(attack: AttackFacts, effort: EffortOfTest) -> bool:
 
 
 def effort_page(results: SweepResults) -> str:
-    """Write what attacks left over what they took; "" without such figures."""
+    """Write the rates under attacks over their effort; "" without such figures."""
     points = [
         (arm.name, label, point)
         for arm in results.arms

@@ -1,7 +1,7 @@
 """A rate over seeds and questions against a given number: lower, higher, or as good as equal?
 
 bound_rate  a mean of `two_way` -> its exact one-sided bounds, and p-values against a number
-RateBounds  what came out
+RateBounds  the result
 
 Where every verdict is the same nothing varies, and Student's t has nothing to go by. Near 0 and 1
 it errs, too: few verdicts differ, by chance often in few questions, and bounds then come out too
@@ -33,7 +33,7 @@ class RateBounds:
     """A rate, in [0, 1], worth so many independent trials, with one-sided bounds.
 
     The bounds are those of Clopper and Pearson, "The use of confidence or fiducial limits",
-    Biometrika 26 (1934), and never tighter than what so many questions without any exception would
+    Biometrika 26 (1934), and never tighter than so many questions without any exception would
     give: an exception makes nothing surer.
     """
 
@@ -83,7 +83,7 @@ class RateBounds:
         """
         if self.rate >= 1:
             return 1.0
-        # What the tail is above its level falls as the level grows, so there is one solution.
+        # The tail's excess over its level falls as the level grows, so there is one solution.
         low, high = _LEAST_P, _MOST_P
         if self._find_tail(number, high) >= high:
             return self._find_tail(number, high)
@@ -114,9 +114,9 @@ class RateBounds:
         """Compute the p-value of two one-sided tests of a rate within `margin` of `number`."""
         low, high = number - margin, number + margin
         # No rate lies beyond 0 and 1, so there is nothing to test on that side.
-        above = 0.0 if low <= NO_ERROR else self.p_higher(low)
-        below = 0.0 if high >= 1 - NO_ERROR else self.p_lower(high)
-        return max(above, below)
+        p_above = 0.0 if low <= NO_ERROR else self.p_higher(low)
+        p_below = 0.0 if high >= 1 - NO_ERROR else self.p_lower(high)
+        return max(p_above, p_below)
 
     def _mirrored(self) -> "RateBounds":
         return replace(self, rate=1 - self.rate)

@@ -1,6 +1,6 @@
 """The outcomes of declared hypotheses: arms compared over seeds and questions, or with a number.
 
-judge_hypotheses  a hypothesis each: the difference, its interval, its p-value, and what follows
+judge_hypotheses  a hypothesis each: the difference, its interval, its p-value, and the conclusion
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,17 +51,17 @@ class ArmsCompared:
 
 
 def judge_hypotheses(
-    counted: Counted, sweep: PlannedSweep, hypotheses: Sequence[Hypothesis]
+    counter: Counted, sweep: PlannedSweep, hypotheses: Sequence[Hypothesis]
 ) -> list[HypothesisOutcome]:
     """Compare the arms of each hypothesis, in their order.
 
-    `counted` knows the runs that are finished. Differences are paired by run and question, their
+    `counter` knows the runs that are finished. Differences are paired by run and question, their
     intervals and p-values count seeds and questions as drawn (`two_way`). p-values are adjusted
     after Holm among the hypotheses that are not primary. "shown", "contradicted" or "not shown"
     follow from them; "not tested" says why in ``because``. If one of them is the gate and is not
     shown, no other is tested.
     """
-    compared = [_compare_arms(counted, sweep, hypothesis) for hypothesis in hypotheses]
+    compared = [_compare_arms(counter, sweep, hypothesis) for hypothesis in hypotheses]
     compared = _wait_for_gate(hypotheses, compared)
     p_values = [
         None if both.because else _p_value(hypothesis, both)
@@ -95,44 +95,46 @@ def _wait_for_gate(
     return [*compared]
 
 
-def _compare_arms(counted: Counted, sweep: PlannedSweep, hypothesis: Hypothesis) -> ArmsCompared:
+def _compare_arms(counter: Counted, sweep: PlannedSweep, hypothesis: Hypothesis) -> ArmsCompared:
     """Compare both arms over their finished pairs of runs, or the runs of one with a number."""
     try:
-        named = list_compared(sweep, hypothesis)
+        compared_runs = list_compared(sweep, hypothesis)
     except SettingsError as error:  # the sweep is not as it was when this was declared
         return ArmsCompared(because=str(error))
     if hypothesis.number is not None:
-        return _compare_with_number(counted, named, hypothesis, hypothesis.number)
-    alone = _find_alone(counted, hypothesis, [against for _, against in named])
-    against_counted = counted if alone is None else alone.counted
-    of_pairs = (_count_pair(counted, against_counted, hypothesis, pair) for pair in named)
+        return _compare_with_number(counter, compared_runs, hypothesis, hypothesis.number)
+    alone_rates = _find_alone(counter, hypothesis, [against for _, against in compared_runs])
+    against_counted = counter if alone_rates is None else alone_rates.counted
+    of_pairs = (_count_pair(counter, against_counted, hypothesis, pair) for pair in compared_runs)
     both = [pair for pair in of_pairs if pair is not None]
     worst: tuple[str, ...] = ()
     if hypothesis.after == WORST:
-        attacked = (
-            run for pair in named for run in (pair if hypothesis.any_of is None else pair[:1])
+        attack_names = (
+            run
+            for pair in compared_runs
+            for run in (pair if hypothesis.any_of is None else pair[:1])
         )
-        worst = tuple(_name_worst(counted, attacked))
-    if counted.definitions > 1:
+        worst = tuple(_name_worst(counter, attack_names))
+    if counter.definitions > 1:
         sides = [weigh_alike([pair[side] for pair in both]) for side in (0, 1)]
         both = [*zip(*sides, strict=True)]
     rates = (share_right([first for first, _ in both]), share_right([second for _, second in both]))
-    rates_alone = None if alone is None else alone.rates
+    rates_alone = None if alone_rates is None else alone_rates.rates
     undecided = ArmsCompared(rates, worst=worst, alone=rates_alone)
     if not any(first for first, _ in both):
-        why = "no pair of runs is finished and tested"
+        reason = "no pair of runs is finished and tested"
         if both and hypothesis.after == WORST:
-            why = "the worst attacks of no pair were tested on a question in common"
-        return replace(undecided, because=why)
+            reason = "the worst attacks of no pair were tested on a question in common"
+        return replace(undecided, because=reason)
     if any(first.keys() != second.keys() for first, second in both):
         return replace(
             undecided, worst=(), because="the arms were not tested on the same questions"
         )
     seed = derive_seed(hypothesis.figure, hypothesis.arm, hypothesis.against)
-    compared = subtract_runs(both, seed, counted.spread)
+    compared = subtract_runs(both, seed, counter.spread)
     assert compared is not None  # there are questions
     because = "one run or one question shows no spread" if compared.error is None else None
-    because = because or _find_unmet(counted, against_counted, named, hypothesis)
+    because = because or _find_unmet(counter, against_counted, compared_runs, hypothesis)
     return replace(undecided, difference=compared, pairs=len(both), because=because)
 
 
@@ -145,7 +147,7 @@ class _Alone:
 
 
 def _find_alone(
-    counted: Counted, hypothesis: Hypothesis, runs: Sequence[PlannedRun]
+    counter: Counted, hypothesis: Hypothesis, runs: Sequence[PlannedRun]
 ) -> _Alone | None:
     """Choose between the untrained and the trained verifier alone.
 
@@ -153,18 +155,20 @@ def _find_alone(
     with the better one, too.
     """
     is_alone = hypothesis.any_of is not None or all(map(_plays_alone, runs))
-    if not is_alone or counted.definitions == 1:
+    if not is_alone or counter.definitions == 1:
         return None
 
     def average(of_tests: Counted) -> float | None:
         counts = [_count(of_tests, hypothesis, run, True, hypothesis.figure) for run in runs]
         return share_right(weigh_alike([one for one in counts if one is not None]))
 
-    untrained = counted.find_untrained(runs)
-    before, after = None if untrained is None else average(untrained), average(counted)
-    is_better = before is not None and after is not None and before > after
+    untrained = counter.find_untrained(runs)
+    rate_before, rate_after = None if untrained is None else average(untrained), average(counter)
+    is_better = rate_before is not None and rate_after is not None and rate_before > rate_after
     # Without a test of the untrained one the page shows that the trained one counts.
-    return _Alone(untrained if untrained is not None and is_better else counted, (before, after))
+    return _Alone(
+        untrained if untrained is not None and is_better else counter, (rate_before, rate_after)
+    )
 
 
 def _plays_alone(run: PlannedRun) -> bool:
@@ -172,16 +176,16 @@ def _plays_alone(run: PlannedRun) -> bool:
 
 
 def _count(
-    counted: Counted, hypothesis: Hypothesis, run: PlannedRun, is_against: bool, figure: Figure
+    counter: Counted, hypothesis: Hypothesis, run: PlannedRun, is_against: bool, figure: Figure
 ) -> Counts | None:
     """Count right plays of a run of one arm or of the other, as the hypothesis takes them."""
     if is_against and hypothesis.any_of is not None:
-        return counted.count_any_of(run, hypothesis.any_of, figure)
-    return counted.count_after(run, hypothesis.after, figure, hypothesis.balanced)
+        return counter.count_any_of(run, hypothesis.any_of, figure)
+    return counter.count_after(run, hypothesis.after, figure, hypothesis.balanced)
 
 
 def _count_pair(
-    counted: Counted,
+    counter: Counted,
     against_counted: Counted,
     hypothesis: Hypothesis,
     pair: tuple[PlannedRun, ...],
@@ -190,16 +194,20 @@ def _count_pair(
     first, second = pair
 
     def count(figure: Figure) -> tuple[Counts, Counts] | None:
-        plays = _count(counted, hypothesis, first, False, figure)
-        others = _count(against_counted, hypothesis, second, True, figure)
-        if plays is None or others is None:
+        plays = _count(counter, hypothesis, first, False, figure)
+        other_counts = _count(against_counted, hypothesis, second, True, figure)
+        if plays is None or other_counts is None:
             return None
         # The worst attacks of two runs may have been tested on more problems, or fewer.
-        return _keep_common(plays, others) if hypothesis.after == WORST else (plays, others)
+        return (
+            _keep_common(plays, other_counts)
+            if hypothesis.after == WORST
+            else (plays, other_counts)
+        )
 
     is_attacked = hypothesis.after is not None
     if not (
-        is_attacked and hypothesis.figure == "accuracy" and counted.is_honest(hypothesis.balanced)
+        is_attacked and hypothesis.figure == "accuracy" and counter.is_honest(hypothesis.balanced)
     ):
         return count(hypothesis.figure)
     # Halves are put together last: wrong problems that one of them lacks would weigh less.
@@ -210,68 +218,68 @@ def _count_pair(
 
 
 def _compare_with_number(
-    counted: Counted,
-    named: Sequence[tuple[PlannedRun, ...]],
+    counter: Counted,
+    compared_runs: Sequence[tuple[PlannedRun, ...]],
     hypothesis: Hypothesis,
     number: float,
 ) -> ArmsCompared:
     """Compare the rate of an arm over its finished runs with a number."""
-    runs = [run for (run,) in named]
-    of_runs = [_count(counted, hypothesis, run, False, hypothesis.figure) for run in runs]
-    tested = [counts for counts in of_runs if counts]
-    verdicts = round(sum(plays for counts in tested for _, plays in counts.values()))
-    tested = weigh_alike(tested) if counted.definitions > 1 else tested
-    worst = tuple(_name_worst(counted, runs)) if hypothesis.after == WORST else ()
-    rates = (share_right(tested), number)
-    # What these bounds hold was measured with this error.
-    mean = average_runs(tested, f"{hypothesis.arm} {hypothesis.figure}", "robust")
+    runs = [run for (run,) in compared_runs]
+    of_runs = [_count(counter, hypothesis, run, False, hypothesis.figure) for run in runs]
+    tested_counts = [counts for counts in of_runs if counts]
+    verdicts = round(sum(plays for counts in tested_counts for _, plays in counts.values()))
+    tested_counts = weigh_alike(tested_counts) if counter.definitions > 1 else tested_counts
+    worst = tuple(_name_worst(counter, runs)) if hypothesis.after == WORST else ()
+    rates = (share_right(tested_counts), number)
+    # The coverage of these bounds was measured with this error.
+    mean = average_runs(tested_counts, f"{hypothesis.arm} {hypothesis.figure}", "robust")
     if mean is None:
         return ArmsCompared(rates, because="no run is finished and tested", worst=worst)
     bounds = bound_rate(mean, verdicts, 1 - hypothesis.alpha)
     because = "one run or one question shows no spread" if bounds is None else None
-    because = because or _find_unmet(counted, counted, named, hypothesis)
+    because = because or _find_unmet(counter, counter, compared_runs, hypothesis)
     # Seeds of an interval by a bootstrap have no part in it: the bounds are exact ones.
     difference = replace(mean, value=mean.value - number, ci95=None)
     if (wide := bound_rate(mean, verdicts, 0.975)) is not None:
         low, high = wide.interval
         difference = replace(difference, ci95=(low - number, high - number))
-    return ArmsCompared(rates, difference, len(tested), because, worst, bounds=bounds)
+    return ArmsCompared(rates, difference, len(tested_counts), because, worst, bounds=bounds)
 
 
 def _keep_common(first: Counts, second: Counts) -> tuple[Counts, Counts]:
     """Keep the questions that both have."""
     return (
-        {question: of for question, of in first.items() if question in second},
-        {question: of for question, of in second.items() if question in first},
+        {question: plays for question, plays in first.items() if question in second},
+        {question: plays for question, plays in second.items() if question in first},
     )
 
 
-def _name_worst(counted: Counted, runs: Iterable[PlannedRun]) -> Iterator[str]:
+def _name_worst(counter: Counted, runs: Iterable[PlannedRun]) -> Iterator[str]:
     """Name the worst attack on each run that has one."""
     for run in runs:
-        if (worst := counted.find_worst(run)) is not None:
+        if (worst := counter.find_worst(run)) is not None:
             yield f"{run.name}: {worst.words}"
 
 
 def _find_unmet(
-    counted: Counted,
+    counter: Counted,
     against_counted: Counted,
-    named: Sequence[tuple[PlannedRun, ...]],
+    compared_runs: Sequence[tuple[PlannedRun, ...]],
     hypothesis: Hypothesis,
 ) -> str | None:
     """Name in words the first unmet condition of the hypothesis; None if all are met."""
-    for figure, least in hypothesis.where.items():
-        for runs, which in zip(zip(*named, strict=True), ("arm", "against"), strict=False):
-            is_against = which == "against"
-            tests = against_counted if is_against else counted
+    for figure, minimum in hypothesis.where.items():
+        for runs, side in zip(zip(*compared_runs, strict=True), ("arm", "against"), strict=False):
+            is_against = side == "against"
+            tests = against_counted if is_against else counter
             plays = (_count(tests, hypothesis, run, is_against, figure) for run in runs)
             measured_runs = [counts for counts in plays if counts is not None]
             reached = share_right(
-                weigh_alike(measured_runs) if counted.definitions > 1 else measured_runs
+                weigh_alike(measured_runs) if counter.definitions > 1 else measured_runs
             )
-            if reached is None or reached < least:
-                measured = "unknown" if reached is None else f"{reached:.3f}"
-                return f"{figure} of {which} is {measured}, below {least:g}"
+            if reached is None or reached < minimum:
+                value = "unknown" if reached is None else f"{reached:.3f}"
+                return f"{figure} of {side} is {value}, below {minimum:g}"
     return None
 
 
@@ -290,12 +298,12 @@ def _p_value(hypothesis: Hypothesis, both: ArmsCompared) -> float:
         assert p is not None  # it has an error
         return p
     if error <= NO_ERROR:
-        # As for a difference: what is left is how many seeds or questions there are.
+        # As for a difference: the number of seeds or questions remains.
         fewer = min(difference.seeds, difference.questions)
         return 1.0 if abs(value) >= margin else 2 * 0.5**fewer
-    tested = _test_equivalence(hypothesis, difference)
-    assert tested is not None  # it has an error
-    return tested.p
+    equivalence = _test_equivalence(hypothesis, difference)
+    assert equivalence is not None  # it has an error
+    return equivalence.p
 
 
 def _p_against_number(hypothesis: Hypothesis, bounds: RateBounds, number: float) -> float:
@@ -332,7 +340,7 @@ def _adjust_p_values(
 def _judge(
     hypothesis: Hypothesis, both: ArmsCompared, p: float | None, p_holm: float | None
 ) -> HypothesisOutcome:
-    """Put together what came of a hypothesis, by its p-values before and after Holm."""
+    """Put together the outcome of a hypothesis, by its p-values before and after Holm."""
     difference, bounds = both.difference, both.bounds
     interval = None if difference is None else difference.ci95
     outcome, because = _find_outcome(hypothesis, both, p_holm)
@@ -371,14 +379,14 @@ def _find_interval_of_tests(hypothesis: Hypothesis, both: ArmsCompared) -> Inter
         low, high = both.bounds.interval
         is_equality = hypothesis.margin is not None
         return (low - hypothesis.number, high - hypothesis.number) if is_equality else None
-    tested = _test_equivalence(hypothesis, both.difference)
-    return None if tested is None else tested.interval
+    equivalence = _test_equivalence(hypothesis, both.difference)
+    return None if equivalence is None else equivalence.interval
 
 
 def _find_outcome(
     hypothesis: Hypothesis, both: ArmsCompared, p: float | None
 ) -> tuple[Finding, str | None]:
-    """Say what follows from the adjusted p-value, and why it was not tested if it was not."""
+    """Say the conclusion from the adjusted p-value, or why it was not tested."""
     if both.because is not None or p is None or both.difference is None:
         return "not tested", both.because or "no p-value"
     if p > hypothesis.alpha:

@@ -1,7 +1,7 @@
 """Hypotheses that were declared by earlier definitions, by those of today: after the fact.
 
 judge_post_hoc  those that are counted otherwise today
-post_hoc_page   what came of them, in Markdown
+post_hoc_page   their outcomes, in Markdown
 
 docs/decisions/0057-attacked-figures.md has both definitions. Nothing that was declared changes.
 """
@@ -43,17 +43,17 @@ def judge_post_hoc(
     """
     if facts.definitions != 1:
         return ()
-    counted = Counted(Verdicts(verdicts, "calibrated"), tests, 2)
-    asked = [
+    counter = Counted(Verdicts(verdicts, "calibrated"), tests, 2)
+    asked_hypotheses = [
         one.model_copy(update={"primary": True, "gate": False})
         for one in hypotheses
         if one.after is not None or one.any_of is not None
     ]
-    return tuple(judge_hypotheses(counted, facts, asked))
+    return tuple(judge_hypotheses(counter, facts, asked_hypotheses))
 
 
 def post_hoc_page(outcomes: Sequence[HypothesisOutcome]) -> str:
-    """Write what came of them as a table; "" without one."""
+    """Write their outcomes as a table; "" without one."""
     if not outcomes:
         return ""
     heads = ["hypothesis", "figure", "arm", "against", "difference", "95 % interval", "p"]
@@ -65,8 +65,8 @@ def post_hoc_page(outcomes: Sequence[HypothesisOutcome]) -> str:
         if row.any_of is not None:
             against += " (one verdict)" if row.any_of == 1 else f" (any of {row.any_of})"
         if row.alone is not None:
-            untrained, trained = (plain_percent(rate) for rate in row.alone)
-            against += f"; untrained {untrained}, trained {trained}"
+            untrained, trained_rate = (plain_percent(rate) for rate in row.alone)
+            against += f"; untrained {untrained}, trained {trained_rate}"
         interval = row.ci95
         rows.append(
             [
@@ -87,5 +87,5 @@ def post_hoc_page(outcomes: Sequence[HypothesisOutcome]) -> str:
 def _p_cell(row: HypothesisOutcome) -> str:
     if row.p is None:
         return DASH
-    within = "" if row.margin is None else f" (within ± {100 * row.margin:g})"
-    return f"{row.p:.3g}{within}"
+    margin_text = "" if row.margin is None else f" (within ± {100 * row.margin:g})"
+    return f"{row.p:.3g}{margin_text}"

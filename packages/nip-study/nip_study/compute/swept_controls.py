@@ -60,10 +60,10 @@ class _Made:
     guaranteed: float | None
 
 
-def collect_controls(counted: Counted, facts: SweepFacts) -> AttackControls | None:
+def collect_controls(counter: Counted, facts: SweepFacts) -> AttackControls | None:
     """Put each attacked verifier beside the untrained one; None without an attack.
 
-    None of what an earlier version has collected as well, which does not say which attacks are the
+    None also for facts of an earlier version, which do not say which attacks are the
     same.
     """
     attacks = [attack for run in facts.runs for attack in run.attacks]
@@ -73,22 +73,24 @@ def collect_controls(counted: Counted, facts: SweepFacts) -> AttackControls | No
     without: list[str] = []
     for arm, runs in facts.arms.items():
         groups = [*_group_attacks(" ".join(arm), runs, facts)]
-        trained = [group for group in groups if group.is_trained]
+        trained_groups = [group for group in groups if group.is_trained]
         controls = {group.way: group for group in groups if not group.is_trained}
-        for group in trained:
-            if (row := _measure(counted, group)) is None:
+        for group in trained_groups:
+            if (row := _measure(counter, group)) is None:
                 continue
             rows.append(row)
             control = controls.get(group.way)
-            beside = None if control is None else _measure(counted, control)
-            if beside is None:
+            control_rates = None if control is None else _measure(counter, control)
+            if control_rates is None:
                 without.append(f"{group.arm} {group.label}".strip())
             else:
-                rows.append(beside)
+                rows.append(control_rates)
         # One whose attack on trained verifiers is not in this sweep stands by itself.
-        ways = {group.way for group in trained}
-        alone = [_measure(counted, group) for way, group in controls.items() if way not in ways]
-        rows += [row for row in alone if row is not None]
+        ways = {group.way for group in trained_groups}
+        lone_controls = [
+            _measure(counter, group) for way, group in controls.items() if way not in ways
+        ]
+        rows += [row for row in lone_controls if row is not None]
     return AttackControls(
         verifiers=tuple(_adjust(rows)),
         without_control=tuple(without),
@@ -99,10 +101,12 @@ def collect_controls(counted: Counted, facts: SweepFacts) -> AttackControls | No
 def _group_attacks(arm: str, runs: Sequence[RunFacts], facts: SweepFacts) -> Iterator[_Made]:
     """Group the finished attacks on the runs of an arm by name, and by whose models they attack."""
     for label in facts.attacks:
-        named = [of for run in runs for of in run.attacks if of.label == label]
+        labelled_attacks = [
+            attack for run in runs for attack in run.attacks if attack.label == label
+        ]
         for is_trained in (True, False):
-            attacks = [of for of in named if bool(of.attacked) == is_trained]
-            finished = tuple(of.name for of in attacks if of.status == FINISHED)
+            attacks = [attack for attack in labelled_attacks if bool(attack.attacked) == is_trained]
+            finished = tuple(attack.name for attack in attacks if attack.status == FINISHED)
             if finished:
                 yield _Made(
                     arm=arm,
@@ -115,25 +119,25 @@ def _group_attacks(arm: str, runs: Sequence[RunFacts], facts: SweepFacts) -> Ite
                 )
 
 
-def _measure(counted: Counted, made: _Made) -> AttackedVerifier | None:
+def _measure(counter: Counted, group: _Made) -> AttackedVerifier | None:
     """Measure the last tests of these attacks; None without a wrong problem in them."""
-    sound = _average(counted, made, "soundness")
+    sound = _average(counter, group, "soundness")
     if sound is None:
         return None
-    complete = _average(counted, made, "completeness")
+    complete = _average(counter, group, "completeness")
     return AttackedVerifier(
-        arm=made.arm,
-        attack=made.label,
-        verifier="trained" if made.is_trained else "untrained",
-        runs=len(made.runs),
+        arm=group.arm,
+        attack=group.label,
+        verifier="trained" if group.is_trained else "untrained",
+        runs=len(group.runs),
         questions=sound.questions,
         soundness=sound.rate,
         soundness_ci95=sound.ci95,
         completeness=None if complete is None else complete.rate,
         completeness_ci95=None if complete is None else complete.ci95,
-        guaranteed=made.guaranteed,
+        guaranteed=group.guaranteed,
         # Nothing is lower than 0.
-        p=_find_p(sound.counts, made.guaranteed) if made.guaranteed else None,
+        p=_find_p(sound.counts, group.guaranteed) if group.guaranteed else None,
     )
 
 
@@ -145,14 +149,14 @@ class _Rate:
     counts: Sequence[Counts]
 
 
-def _average(counted: Counted, made: _Made, figure: Figure) -> _Rate | None:
+def _average(counter: Counted, group: _Made, figure: Figure) -> _Rate | None:
     """Average a rate over runs and questions, with the interval that the arm's table has."""
-    found = [counted.count(run, figure) for run in made.runs]
-    counts = [of_run for of_run in found if of_run]
-    if not made.is_trained:
+    run_counts = [counter.count(run, figure) for run in group.runs]
+    counts = [of_run for of_run in run_counts if of_run]
+    if not group.is_trained:
         # Runs of one base model are plays of the same verifier, so only questions are drawn.
         counts = _merge(counts)
-    mean = average_runs(counts, f"{made.name} {figure}", counted.spread)
+    mean = average_runs(counts, f"{group.name} {figure}", counter.spread)
     if mean is None:
         return None
     interval = mean.ci95
@@ -202,9 +206,11 @@ def _adjust(rows: Sequence[AttackedVerifier]) -> Iterator[AttackedVerifier]:
 def _list_left_out(facts: SweepFacts) -> Iterator[ScriptsLeftOut]:
     """List by arm the scripts of its scenario that attack none of its trained verifiers."""
     for arm, runs in facts.arms.items():
-        attacks: list[AttackFacts] = [of for run in runs for of in run.attacks if of.attacked]
-        played = {of.script for of in attacks if of.status == FINISHED}
-        left_out = tuple(name for name in runs[0].game.scripts if name not in played)
+        attacks: list[AttackFacts] = [
+            attack for run in runs for attack in run.attacks if attack.attacked
+        ]
+        scripts = {attack.script for attack in attacks if attack.status == FINISHED}
+        left_out = tuple(name for name in runs[0].game.scripts if name not in scripts)
         if attacks and left_out:
             yield ScriptsLeftOut(arm=" ".join(arm) or facts.name, scripts=left_out)
 
@@ -227,9 +233,9 @@ def controls_page(results: SweepResults) -> str:
         text += f"\n{NO_CONTROL}: {names}.\n"
     if controls.scripts_left_out:
         text += "\nScripts that come with the scenario and were not played:\n\n"
-        for of in controls.scripts_left_out:
-            names = ", ".join(f"`{one_line(name)}`" for name in of.scripts)
-            text += f"- `{one_line(of.arm)}`: {names}\n"
+        for script in controls.scripts_left_out:
+            names = ", ".join(f"`{one_line(name)}`" for name in script.scripts)
+            text += f"- `{one_line(script.arm)}`: {names}\n"
     return text
 
 
@@ -239,5 +245,5 @@ def _list_cells(row: AttackedVerifier, is_guaranteed: bool) -> list[str]:
     cells.append(percent_cell(row.completeness, row.completeness_ci95))
     if not is_guaranteed:
         return cells
-    given = DASH if row.guaranteed is None else percent_cell(row.guaranteed)
-    return [*cells, given, p_value(row.p), p_value(row.p_holm)]
+    guarantee = DASH if row.guaranteed is None else percent_cell(row.guaranteed)
+    return [*cells, guarantee, p_value(row.p), p_value(row.p_holm)]

@@ -1,7 +1,7 @@
 """The figures of tests and attacks of a sweep, from their verdicts.
 
 measure_test    a run's own test
-measure_attack  an attack: what it left, and what was lost to what
+measure_attack  an attack: the rates under it, and the losses by their cause
 
 They are those that the run and the attack have on record themselves, digit for digit.
 """
@@ -17,7 +17,7 @@ from nip_core.evaluation.baseline_verifiers import majority_decisions
 from nip_core.evaluation.baseline_words import shows_checking
 from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.split_metrics import AnyOfRow, BelievedMetrics, SplitMetrics
-from nip_core.evaluation.spread import Asked
+from nip_core.evaluation.spread import Resampling
 from nip_core.protocols import ACCEPT, REJECT
 from nip_study.compute.effort_curves import measure_curve
 from nip_study.documents.results_document import FINISHED, AttackResult, SweptTest
@@ -39,7 +39,7 @@ def measure_test(plays: Sequence[Play], facts: SpentOnTest, seed: int) -> SweptT
         by_problem.setdefault(play.problem, []).append(play.is_right)
     right = sum(play.is_right for play in plays)
     heard = [play for play in plays if play.believed is not None]
-    # Where nobody has claimed anything there is nothing to believe.
+    # Without a claim there is nothing to believe.
     is_believed = any(play.believed in (REJECT, ACCEPT) for play in heard)
     trusting = [
         play._replace(decision=play.believed) for play in heard if play.believed is not None
@@ -63,8 +63,8 @@ def measure_test(plays: Sequence[Play], facts: SpentOnTest, seed: int) -> SweptT
     )
 
 
-def _share(of: Iterable[bool]) -> float | None:
-    values = [*of]
+def _share(flags: Iterable[bool]) -> float | None:
+    values = [*flags]
     return sum(values) / len(values) if values else None
 
 
@@ -90,9 +90,9 @@ def _measure_any_of(
         "prompt_tokens": _divide(facts.prompt_tokens, len(plays)),
         "generated_tokens": _divide(facts.generated_tokens, len(plays)),
     }
-    known = {name: tokens for name, tokens in a_play.items() if tokens is not None}
+    known_tokens = {name: tokens for name, tokens in a_play.items() if tokens is not None}
     return tuple(
-        row.model_copy(update={name: row.k * tokens for name, tokens in known.items()})
+        row.model_copy(update={name: row.k * tokens for name, tokens in known_tokens.items()})
         for row in rows
     )
 
@@ -113,17 +113,17 @@ def _find_interval(plays: Sequence[Play], seed: int) -> Interval | None:
     numbers = {problem: number for number, problem in enumerate(ids)}
     problem = np.array([numbers[play.problem] for play in plays], dtype=np.int64)
     hit = np.array([play.is_right for play in plays], dtype=bool)
-    return Asked(seed, questions).spread(ids).rate(problem, hit, np.ones(len(plays)))
+    return Resampling(seed, questions).spread(ids).rate(problem, hit, np.ones(len(plays)))
 
 
 def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> AttackResult:
-    """Measure what an attack left with its largest n, or in its last test, and what was lost."""
+    """Measure the rates under an attack with its largest n, or in its last test, and the losses."""
     tests = verdicts.tests(attack.name)
     last = tests.get(LastTest(attack.iteration, attack.n), ())
     if attack.status != FINISHED or not last:
         return AttackResult(run=attack.name, status=attack.status, failure=attack.failure)
     first = next(iter(tests.values()))
-    before = verdicts.tests(run.name).get(LastTest(attack.attacked), ())
+    earlier_plays = verdicts.tests(run.name).get(LastTest(attack.attacked), ())
     return AttackResult(
         run=attack.name,
         status=attack.status,
@@ -131,9 +131,9 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
         soundness=share_right([count_plays(last, "soundness")]),
         completeness=share_right([count_plays(last, "completeness")]),
         fooled=sum(play.decision == ACCEPT for play in last if play.y == 0),
-        lost_to_lying=_find_loss(before, first) if attack.is_lying_known else None,
+        lost_to_lying=_find_loss(earlier_plays, first) if attack.is_lying_known else None,
         lost_to_training=None if attack.is_script else _find_loss(first, last),
-        lost_to_script=_find_loss(before, last) if attack.is_script else None,
+        lost_to_script=_find_loss(earlier_plays, last) if attack.is_script else None,
         caution=attack.caution,
         verifier_tokens=attack.verifier_tokens,
         by_effort=measure_curve(verdicts, attack),
@@ -144,10 +144,10 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
     )
 
 
-def _find_loss(before: Sequence[Play], after: Sequence[Play]) -> float | None:
+def _find_loss(earlier_plays: Sequence[Play], later_plays: Sequence[Play]) -> float | None:
     """Return how much soundness was lost, over the wrong problems that both tests have."""
     shares = []
-    for plays in (before, after):
+    for plays in (earlier_plays, later_plays):
         right: dict[str, list[bool]] = {}
         for play in plays:
             if play.y == 0:

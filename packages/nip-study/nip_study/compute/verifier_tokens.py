@@ -1,4 +1,4 @@
-"""What the verifier generated in the test of an attack that counts: a baseline may take as much."""
+"""The verifier's tokens in the test of an attack that counts: a baseline may take as many."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +14,7 @@ VERIFIER = "verifier"
 
 
 def count_verifier_tokens(attack: RunStore, iteration: int, n: int | None) -> float | None:
-    """Average what the verifier generated in an episode of an attack's test, retries included.
+    """Average the verifier's tokens in an episode of an attack's test, retries included.
 
     Of an attack by choice that is an episode whose verdict counts for `n`, not the continuations
     by which messages were judged. None without such a test.
@@ -24,13 +24,13 @@ def count_verifier_tokens(attack: RunStore, iteration: int, n: int | None) -> fl
     place = next((one for one in places if is_committed(attack.store, one)), None)
     if place is None:
         return None
-    stored = StoredRollouts(attack.store, [place])
-    episodes = stored.episodes([*row_columns(Leaf)])
-    spoken = stored.generations(["episode", "branch_path", "agent", "completion_tokens"])
+    rollouts = StoredRollouts(attack.store, [place])
+    episodes = rollouts.episodes([*row_columns(Leaf)])
+    spoken = rollouts.generations(["episode", "branch_path", "agent", "completion_tokens"])
     spoken = spoken.filter(pc.equal(spoken["agent"], VERIFIER))
     count = episodes.num_rows
-    if stored.has_choices:
-        choices = stored.choices()
+    if rollouts.has_choices:
+        choices = rollouts.choices()
         keys = choices.filter(pc.equal(choices["n"], n))["episode"].combine_chunks()
         by_episode = for_each_episode(episodes, spoken)
         spoken = by_episode.filter(pc.is_in(by_episode["episode"], value_set=keys))

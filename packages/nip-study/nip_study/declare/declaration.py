@@ -1,4 +1,4 @@
-"""A study says before it is run what it will show; later, what was done otherwise is listed.
+"""A study declares its hypotheses before it is run; later, departures are listed.
 
 read_plan  a YAML file -> StudyPlan: a sweep and hypotheses about its arms
 declare    the plan's declaration, put beside the sweep's results before its first run
@@ -52,7 +52,7 @@ from nip_study.plan.planned import PlannedRun
 from nip_study.plan.swept_runs import Sweep, SweptRun, read_sweep, read_yaml_as
 
 FORMAT = 2
-"""Of what is declared from now on."""
+"""Of declarations from now on."""
 
 
 class PlanFile(BaseModel):
@@ -128,7 +128,7 @@ class StudyDeclaration(BaseModel):
     declared_at: str
     """UTC, ISO 8601."""
     sha256: str
-    """Of all other keys: what is changed by hand is noticed."""
+    """Of all other keys: a change by hand is noticed."""
 
     def as_json(self) -> dict[str, Any]:
         """Encode the declaration as it stands in its file."""
@@ -137,7 +137,7 @@ class StudyDeclaration(BaseModel):
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A sweep, and what is expected of it."""
+    """A sweep, and the expectations of it."""
 
     sweep: Sweep
     file: PlanFile
@@ -157,7 +157,7 @@ class StudyPlan:
 def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
     """Read a plan from its file, with its sweep, and look every arm up in it.
 
-    Raises SettingsError for what is wrong; the message names file and place.
+    Raises SettingsError for a fault; the message names file and place.
     """
     file = read_yaml_as(path, PlanFile)
     sweep = read_sweep(path.parent / file.sweep, overrides)
@@ -177,25 +177,27 @@ def _check_attacked(
     sweep: Sweep, hypothesis: Hypothesis, compared: Sequence[tuple[PlannedRun, ...]]
 ) -> None:
     """Raise SettingsError unless each run has the attack of the hypothesis, if it names one."""
-    after, attacked = hypothesis.after, compared
+    attack, attacked_runs = hypothesis.after, compared
     if hypothesis.any_of is not None:
         names = {against.name for _, against in compared}
-        asked = [run for run in sweep.runs if run.name in names]
-        _check_asked_again(hypothesis.any_of, after, asked)
-        attacked = [runs[:1] for runs in compared]
-    if after == WORST:
-        _check_worst(sweep, [run for runs in attacked for run in runs])
+        asked_runs = [run for run in sweep.runs if run.name in names]
+        _check_asked_again(hypothesis.any_of, attack, asked_runs)
+        attacked_runs = [runs[:1] for runs in compared]
+    if attack == WORST:
+        _check_worst(sweep, [run for runs in attacked_runs for run in runs])
         return
-    if after is not None and after not in sweep.attacks:
-        there = ", ".join(sweep.attacks) or "none"
-        raise SettingsError(f"after: {after!r}: the sweep has no such attack; it has {there}")
-    for run in (run for runs in attacked for run in runs):
-        if run.name_after(after) is None:
-            raise SettingsError(f"after: {after!r} leaves out {run.name}")
+    if attack is not None and attack not in sweep.attacks:
+        attack_names = ", ".join(sweep.attacks) or "none"
+        raise SettingsError(
+            f"after: {attack!r}: the sweep has no such attack; it has {attack_names}"
+        )
+    for run in (run for runs in attacked_runs for run in runs):
+        if run.name_after(attack) is None:
+            raise SettingsError(f"after: {attack!r} leaves out {run.name}")
 
 
-def _check_asked_again(k: int, after: str | None, runs: Sequence[SweptRun]) -> None:
-    """Raise SettingsError unless problems are played often enough, and nobody could attack."""
+def _check_asked_again(k: int, attack: str | None, runs: Sequence[SweptRun]) -> None:
+    """Raise SettingsError unless problems are played often enough, and no agent could attack."""
     for run in runs:
         plays = run.parameters.rl.num_test_iterations
         if plays < k:
@@ -203,10 +205,10 @@ def _check_asked_again(k: int, after: str | None, runs: Sequence[SweptRun]) -> N
                 f"any_of: {run.name} plays each test problem {plays} times, not {k}; raise its "
                 "rl.num_test_iterations"
             )
-        if after is not None and (attackers := find_attackers(run.parameters)):
+        if attack is not None and (attackers := find_attackers(run.parameters)):
             raise SettingsError(
                 f"any_of: {run.name} has {', '.join(attackers)}, who could attack it as well; "
-                f"after: {after!r} would spare it, so compare with a verifier alone"
+                f"after: {attack!r} would spare it, so compare with a verifier alone"
             )
 
 
@@ -217,12 +219,12 @@ def _check_worst(sweep: Sweep, runs: Sequence[PlannedRun]) -> None:
             "after: 'worst' is the lowest of all attacks, and the sweep has an attack of this "
             "name; give that one another"
         )
-    first, *others = runs
+    first, *other_runs = runs
     if not first.tested_by:
         raise SettingsError(
             f"after: 'worst': no attack is made on {first.name} on its test problems"
         )
-    for run in others:
+    for run in other_runs:
         if run.tested_by != first.tested_by:
             names = [", ".join(one.tested_by) or "none" for one in (first, run)]
             raise SettingsError(
@@ -241,13 +243,13 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
             another declaration.
         SettingsError: a file that settings name can't be used.
     """
-    before, contents = read_declaration(store, plan.sweep.name), plan.contents
-    begun = sorted({*contents.runs} & {*list_runs(store)})
-    if before is not None and before.plan_sha256 == _digest_plan(contents, before):
-        _check_begun_under(store, plan.sweep.name, begun, before)
-        return before, False
-    _check_undeclared(store, plan.sweep.name, begun, before, _list_edited(contents, before))
-    # With all defaults: a later version may have others, and they must not change what was said.
+    earlier, contents = read_declaration(store, plan.sweep.name), plan.contents
+    begun_runs = sorted({*contents.runs} & {*list_runs(store)})
+    if earlier is not None and earlier.plan_sha256 == _digest_plan(contents, earlier):
+        _check_begun_under(store, plan.sweep.name, begun_runs, earlier)
+        return earlier, False
+    _check_undeclared(store, plan.sweep.name, begun_runs, earlier, _list_edited(contents, earlier))
+    # With all defaults: a later version may have others, and they must not change the plan.
     in_full = contents.model_dump(mode="json")
     plan_sha256 = digest(in_full)
     document = {
@@ -261,35 +263,37 @@ def declare(store: Store, plan: StudyPlan) -> tuple[StudyDeclaration, bool]:
         "declared_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     document["sha256"] = digest(document)
-    # Of another declaration; first, so that a stamp never lies beside what it is not about.
+    # Of another declaration; first, so that a stamp never lies beside another declaration.
     if store.exists(stamp := timestamp_path(plan.sweep.name)):
         store.delete(stamp)
     store.put(declaration_path(plan.sweep.name), json.dumps(document, indent=2).encode())
     return StudyDeclaration.model_validate(document), True
 
 
-def _digest_plan(contents: DeclaredPlan, before: StudyDeclaration) -> str:
-    """Digest a plan as the version that made the declaration `before` did."""
-    looked = before.plan.files is not None
+def _digest_plan(contents: DeclaredPlan, earlier: StudyDeclaration) -> str:
+    """Digest a plan as the version that made the declaration `earlier` did."""
+    looked = earlier.plan.files is not None
     return digest(contents.model_dump(mode="json", exclude=None if looked else {"files"}))
 
 
-def _list_edited(contents: DeclaredPlan, before: StudyDeclaration | None) -> list[str]:
+def _list_edited(contents: DeclaredPlan, earlier: StudyDeclaration | None) -> list[str]:
     """List the files that are other than declared, where nothing else of the plan is."""
-    if before is None or before.plan.files is None or contents.files is None:
+    if earlier is None or earlier.plan.files is None or contents.files is None:
         return []
-    as_before = contents.model_copy(update={"files": before.plan.files})
-    if _digest_plan(as_before, before) != before.plan_sha256:
+    as_before = contents.model_copy(update={"files": earlier.plan.files})
+    if _digest_plan(as_before, earlier) != earlier.plan_sha256:
         return []
-    now, declared = contents.files, before.plan.files
-    return sorted(name for name in {*now, *declared} if now.get(name) != declared.get(name))
+    now, declared_files = contents.files, earlier.plan.files
+    return sorted(
+        name for name in {*now, *declared_files} if now.get(name) != declared_files.get(name)
+    )
 
 
 def _check_begun_under(
-    store: Store, sweep: str, begun: Sequence[str], declaration: StudyDeclaration
+    store: Store, sweep: str, begun_runs: Sequence[str], declaration: StudyDeclaration
 ) -> None:
     """Raise RunConflictError if a run has another declaration on record."""
-    for name in begun:
+    for name in begun_runs:
         try:
             under = RunStore(store, name).open().declaration
         except StoreError:  # a damaged run is named wherever it is used
@@ -305,13 +309,13 @@ def _check_begun_under(
 def _check_undeclared(
     store: Store,
     sweep: str,
-    begun: Sequence[str],
-    before: StudyDeclaration | None,
+    begun_runs: Sequence[str],
+    earlier: StudyDeclaration | None,
     edited: Sequence[str],
 ) -> None:
     """Raise RunConflictError if anything is known of the sweep already.
 
-    `edited` are files that settings name, where nothing else is other than declared `before`.
+    `edited` are files that settings name, where nothing else is other than declared `earlier`.
     """
     # Results can be had of runs that were deleted since, so they count beside the runs.
     if store.exists(f"sweeps/{sweep}/results.json"):
@@ -319,16 +323,16 @@ def _check_undeclared(
             f"sweep {sweep!r} has results already, so nothing can be declared of it; "
             "give it another name"
         )
-    # A plan may be changed until the first of its runs begins: nobody has seen anything before.
-    if begun:
-        what = "another plan is declared" if before is not None else "nothing was declared"
-        back = ", or put the plan back" if before is not None else ""
+    # A plan may be changed until the first of its runs begins: there is no result before.
+    if begun_runs:
+        state = "another plan is declared" if earlier is not None else "nothing was declared"
+        back = ", or put the plan back" if earlier is not None else ""
         if edited:
-            what, back = f"{', '.join(edited)} is not what was declared", ", or put the file back"
+            state, back = f"{', '.join(edited)} is not what was declared", ", or put the file back"
         raise RunConflictError(
-            f"sweep {sweep!r}: {what}, and {len(begun)} of its runs have begun (as "
-            f"{begun[0]!r}): a plan is declared before its first run. Give the sweep another name"
-            + back
+            f"sweep {sweep!r}: {state}, and {len(begun_runs)} of its runs have begun (as "
+            f"{begun_runs[0]!r}): a plan is declared before its first run. Give the sweep "
+            "another name" + back
         )
 
 
@@ -367,9 +371,9 @@ def parse_declaration(content: bytes, path: str) -> StudyDeclaration:
         return StudyDeclaration.model_validate({**document, "sha256": sha256})
     except ValidationError as error:
         [first, *_] = error.errors()
-        where = ".".join(map(str, first["loc"]))
+        place = ".".join(map(str, first["loc"]))
         raise CorruptionError(
-            f"{path}: not a declaration that this version reads ({where}: {first['msg']})"
+            f"{path}: not a declaration that this version reads ({place}: {first['msg']})"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What a declaration holds fast, in digests: settings, files that they name, and code.
+"""The digests in a declaration: of settings, files that they name, and code.
 
 settings_digests  by run and by attack of a sweep, of its settings
 settings_digest   of the settings of one

@@ -1,4 +1,4 @@
-"""Hypotheses of a plan: what they say of arms, and the runs that they are about.
+"""Hypotheses of a plan: their statements on arms, and the runs that they are about.
 
 Hypothesis     a statement about two arms, or about one and a number
 list_compared  the runs that it is about
@@ -43,7 +43,7 @@ class Hypothesis(BaseModel):
     number in their place, such as the rate that a theorem gives."""
     any_of: Annotated[int, Field(ge=1)] | None = Field(default=None, exclude_if=is_none)
     """The arm in `against` is a verifier alone, asked so often: it rejects where any of so many
-    plays of its last test does; 1 is a verdict at a time, averaged over plays. Nobody can attack
+    plays of its last test does; 1 is a verdict at a time, averaged over plays. No agent can attack
     it, so `after` is about `arm` alone."""
     expected: Literal["higher", "lower", "equal"]
     """Of `arm`, as against `against`."""
@@ -52,7 +52,7 @@ class Hypothesis(BaseModel):
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Of all hypotheses of its kind (primary or not) together, by Holm's method."""
     where: dict[Figure, Rate] = Field(default_factory=dict)
-    """What both arms (with a number: the one) must have at least, or nothing is said of the
+    """The least rates of both arms (with a number: of the one), or nothing is said of the
     hypothesis."""
     primary: bool = False
     """Exactly one of a plan is."""
@@ -117,12 +117,14 @@ def pair_runs(sweep: PlannedSweep, arm: Arm, against: Arm) -> list[tuple[Planned
             f"name the same axes in arm and against (got {', '.join(arm)} and {', '.join(against)})"
         )
     if by_rest[0].keys() != by_rest[1].keys():
-        alone = by_rest[0].keys() ^ by_rest[1].keys()
-        told = ", ".join(sorted(" ".join(rest) for rest in alone))
-        raise SettingsError(f"arm and against must have the same other values (unpaired: {told})")
+        lone_keys = by_rest[0].keys() ^ by_rest[1].keys()
+        lone_names = ", ".join(sorted(" ".join(other_values) for other_values in lone_keys))
+        raise SettingsError(
+            f"arm and against must have the same other values (unpaired: {lone_names})"
+        )
     if arms[0] == arms[1]:
         raise SettingsError("arm and against are the same runs")
-    return [(by_rest[0][rest], by_rest[1][rest]) for rest in by_rest[0]]
+    return [(by_rest[0][other_values], by_rest[1][other_values]) for other_values in by_rest[0]]
 
 
 def _runs_with(sweep: PlannedSweep, arm: Arm) -> list[PlannedRun]:
@@ -130,7 +132,7 @@ def _runs_with(sweep: PlannedSweep, arm: Arm) -> list[PlannedRun]:
     for axis, value in arm.items():
         values = list(dict.fromkeys(run.values.get(axis) for run in sweep.runs))
         if as_text(value) not in values:
-            what = f"values are {', '.join(map(str, values))}" if any(values) else "no such axis"
-            raise SettingsError(f"{axis}: {value!r}: {what}")
+            detail = f"values are {', '.join(map(str, values))}" if any(values) else "no such axis"
+            raise SettingsError(f"{axis}: {value!r}: {detail}")
     texts = {axis: as_text(value) for axis, value in arm.items()}
     return [run for run in sweep.runs if texts.items() <= run.values.items()]

@@ -7,7 +7,7 @@ check_token      the time that a token gives a file
 
 The library ``rfc3161-client`` makes the query, reads the reply and verifies it: the token was
 granted, is about the declaration, and bears the signature of a certificate for time stamps that was
-valid at its time and comes from a root in the token or on this machine. Anybody can make such a
+valid at its time and comes from a root in the token or on this machine. Anyone can make such a
 root. A reader who doubts the authority runs ``openssl ts -verify`` with the certificate of an
 authority that they trust.
 """
@@ -80,11 +80,11 @@ def stamp(
 
     content = store.get(declaration_path(sweep))
     try:
-        kept = read_stamp(store, sweep)
-    except CorruptionError:  # of no use to anybody
-        kept = None
-    if kept is not None:
-        return kept, False
+        stamp = read_stamp(store, sweep)
+    except CorruptionError:  # of no use
+        stamp = None
+    if stamp is not None:
+        return stamp, False
     query = TimestampRequestBuilder(content, HashAlgorithm.SHA256).build()
     reply = _post(url, query.as_bytes(), environment)
     try:
@@ -112,7 +112,7 @@ def read_stamp(store: Store, sweep: str) -> Stamp | None:
 def check_token(token: bytes, content: bytes, path: str) -> Stamp:
     """Read the token at `path`, which is to be about a file with this content.
 
-    Raises what `read_stamp` raises.
+    Raises the errors of `read_stamp`.
     """
     _check_library()
     try:
@@ -134,10 +134,10 @@ def _verify(reply: bytes, content: bytes, nonce: int | None) -> Stamp:
     token = _read_granted(reply)
     # The library raises ValueError, and the exceptions of `cryptography`, at broken fields.
     try:
-        at = token.tst_info.gen_time.replace(microsecond=0, tzinfo=UTC)
+        moment = token.tst_info.gen_time.replace(microsecond=0, tzinfo=UTC)
         sha256 = token.tst_info.message_imprint.message
-        shown = [load_der_x509_certificate(one) for one in token.signed_data.certificates]
-        roots = [*_list_roots(), *(one for one in shown if one.issuer == one.subject)]
+        certificates = [load_der_x509_certificate(one) for one in token.signed_data.certificates]
+        roots = [*_list_roots(), *(one for one in certificates if one.issuer == one.subject)]
         verifier = VerifierBuilder(roots=roots, nonce=nonce).build()
     except Exception as error:
         raise CorruptionError(f"a token that can't be read ({printable(str(error))})") from None
@@ -148,9 +148,9 @@ def _verify(reply: bytes, content: bytes, nonce: int | None) -> Stamp:
     try:
         verifier.verify_message(token, content)
     except VerificationError as error:
-        _refuse_unknown_root(shown, roots)
+        _refuse_unknown_root(certificates, roots)
         raise CorruptionError(f"the token is not genuine ({printable(str(error))})") from None
-    return Stamp(at)
+    return Stamp(moment)
 
 
 def _read_granted(reply: bytes) -> "TimeStampResponse":
@@ -177,11 +177,11 @@ def _list_roots() -> "list[Certificate]":
     return [load_der_x509_certificate(one) for one in context.get_ca_certs(binary_form=True)]
 
 
-def _refuse_unknown_root(shown: "list[Certificate]", roots: "list[Certificate]") -> None:
+def _refuse_unknown_root(certificates: "list[Certificate]", roots: "list[Certificate]") -> None:
     """Raise SettingsError where a certificate of a token has an issuer that is not there."""
-    known = {one.subject for one in (*shown, *roots)}
-    for one in shown:
-        if one.issuer not in known:
+    subjects = {one.subject for one in (*certificates, *roots)}
+    for one in certificates:
+        if one.issuer not in subjects:
             raise SettingsError(
                 f"the root {printable(one.issuer.rfc4514_string())} of the authority's certificate "
                 "is neither in the token nor on this machine, so its signature can't be verified; "
@@ -219,24 +219,24 @@ def _check_library() -> None:
 
 def _post(url: str, query: bytes, environment: Mapping[str, str]) -> bytes:
     """Ask an authority. Raises ServerError for anything but an answer in time."""
-    ended: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+    results: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            ended.put(_receive(url, query, environment))
+            results.put(_receive(url, query, environment))
         except BaseException as error:  # raised below, for the caller
-            ended.put(error)
+            results.put(error)
 
     # The client's deadlines are for one piece each, and headers may come byte by byte for ever. A
-    # thread that nobody waits for any more ends with the process.
+    # thread that is no longer awaited ends with the process.
     threading.Thread(target=ask, name="time stamp", daemon=True).start()
     try:
-        got = ended.get(timeout=_TIMEOUT_S)
+        result = results.get(timeout=_TIMEOUT_S)
     except queue.Empty:
         raise _too_late(url) from None
-    if isinstance(got, BaseException):
-        raise got
-    return got
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 def _too_late(url: str) -> ServerError:

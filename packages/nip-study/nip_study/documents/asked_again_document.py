@@ -2,7 +2,7 @@
 
 AskedAgainTest         a test of an arm, by the number of plays
 AtEqualTokens          an arm beside one
-AttackedAtEqualTokens  what an attack left of an arm beside one
+AttackedAtEqualTokens  an arm's rates under an attack beside one
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class AskedAgainTest(Part):
 
 
 class AttackedRates(Part):
-    """What an attack left of an arm."""
+    """An arm's rates under an attack."""
 
     soundness: OverRuns | None
     completeness: OverRuns | None
@@ -70,7 +70,7 @@ class AtEqualTokens(Part):
 
 
 class AttackedAtEqualTokens(Part):
-    """What an attack left of an arm, beside a verifier alone at no more tokens of the verifier."""
+    """An arm's rates under an attack, beside a verifier alone at no more verifier's tokens."""
 
     arm: str
     attack: str

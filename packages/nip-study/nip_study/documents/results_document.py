@@ -1,11 +1,11 @@
 """The document ``results.json`` of a sweep, part by part.
 
-SweepResults      all of it: arms, runs, baselines, and what came of a declaration
+SweepResults      all of it: arms, runs, baselines, and the outcomes of a declaration
 RunResult         a run with its tests and the attacks on it
 ArmResult         the runs of an arm, summed up
-BaselineFindings  what the baselines among the arms say of the others
-ArmDifferences    each arm less the first, which nobody declared
-HypothesisOutcome what came of a hypothesis
+BaselineFindings  the findings of the baselines among the arms on the others
+ArmDifferences    each arm less the first, undeclared
+HypothesisOutcome the outcome of a hypothesis
 
 The order of the fields is that of the keys in the file. A field that is not set has no key there,
 so results of earlier versions, which knew less, can be read and written back as they are.
@@ -51,7 +51,7 @@ class SweptTest(Part):
     any_of: tuple[AnyOfRow, ...] | None = None
     """By the number of plays; None where no problem was played more than once."""
     believed_accuracy: float | None = None
-    """What believing the prover would give."""
+    """The accuracy of believing the prover."""
     without_prover: int | None = None
     """Episodes that this leaves out, as no prover had spoken."""
     shows_checking: bool | None = None
@@ -64,7 +64,7 @@ class SweptTest(Part):
 
 
 class AttackPoint(Part):
-    """What a test of an attack left, and what the attack had taken until then."""
+    """The rates in a test of an attack, and the attack's effort until then."""
 
     at: str
     """The number of messages, or the step, in words."""
@@ -89,13 +89,13 @@ class ArmPoint(Part):
 
 
 class AttackResult(Part):
-    """An attack on a run. What follows the failure has keys where the attack is finished."""
+    """An attack on a run. The fields after the failure have keys where the attack is finished."""
 
     run: str
     status: str
     failure: str | None = Field(default=None, exclude_if=is_none)
     soundness: float | None = None
-    """With the largest n, or after the last tested step; so is what follows."""
+    """With the largest n, or after the last tested step; as the next fields."""
     completeness: float | None = None
     fooled: int | None = None
     """Wrong solutions that were accepted."""
@@ -116,7 +116,7 @@ class AttackResult(Part):
     """Its reach: the share of messages below which a kind may never have been sampled; no key of a
     script, and where it is not known."""
     rarest_to_train: float | None = Field(default=None, exclude_if=is_none)
-    """The share below which a kind may never have trained anybody."""
+    """The share below which a kind may never have trained an agent."""
 
 
 class RunResult(Part):
@@ -140,7 +140,7 @@ class RunResult(Part):
 
 
 class ArmAttack(Part):
-    """What an attack did to the runs of an arm."""
+    """The effects of an attack on the runs of an arm."""
 
     runs: int
     finished: int
@@ -158,12 +158,12 @@ class ArmAttack(Part):
 
     @property
     def rates(self) -> dict[str, OverRuns | None]:
-        """Return what the attack left of the verifier, by the names of the table."""
+        """Return the verifier's rates under the attack, by the names of the table."""
         return {"soundness": self.soundness, "completeness": self.completeness}
 
     @property
     def losses(self) -> dict[str, OverRuns | None]:
-        """Return by what soundness was lost, by the names of the table."""
+        """Return the losses of soundness, by the names of the table."""
         return {
             "lost to lying": self.lost_to_lying,
             "lost to training": self.lost_to_training,
@@ -198,7 +198,7 @@ class ArmResult(Part):
 
     @property
     def figures(self) -> dict[str, OverRuns | None]:
-        """Return what an arm is judged by, by name."""
+        """Return the figures of an arm, by name."""
         return {
             "accuracy": self.accuracy,
             "completeness": self.completeness,
@@ -237,7 +237,7 @@ class VerifierAlone(Part):
 
 
 class ProverBelieved(Part):
-    """An arm beside what believing its provers would give."""
+    """An arm beside the accuracy of believing its provers."""
 
     arm: str
     runs: int
@@ -251,7 +251,7 @@ class ProverBelieved(Part):
 
 
 class BaselineFindings(Part):
-    """What the baselines among the arms of a sweep say of the others."""
+    """The findings of the baselines among the arms of a sweep on the others."""
 
     compared: tuple[BaselineComparison, ...] = ()
     alone: tuple[VerifierAlone, ...] = ()
@@ -304,7 +304,7 @@ class ArmDifferences(Part):
 
 
 class HypothesisOutcome(Part):
-    """What came of a hypothesis."""
+    """The outcome of a hypothesis."""
 
     says: str
     primary: bool
@@ -327,15 +327,15 @@ class HypothesisOutcome(Part):
     """Of an equality the interval of 1 - 2 alpha: both one-sided tests hold where it lies within
     the margin."""
     number: float | None = Field(default=None, exclude_if=is_none)
-    """What the arm is compared with, where that is no arm."""
+    """The number that the arm is compared with, if any."""
     any_of: int | None = Field(default=None, exclude_if=is_none)
     """How often the other arm, a verifier alone, is asked: it rejects where any play does."""
     trials: float | None = Field(default=None, exclude_if=is_none)
     """Against a number, how many independent trials the verdicts are worth."""
     at_most: float | None = Field(default=None, exclude_if=is_none)
-    """Of an arm that is to be lower than a number, what its rate is at most, at 1 - alpha."""
+    """Of an arm that is to be lower than a number, the upper bound of its rate, at 1 - alpha."""
     at_least: float | None = Field(default=None, exclude_if=is_none)
-    """Of one that is to be higher, what it is at least."""
+    """Of one that is to be higher, the lower bound."""
     gate: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether no other was tested unless this one is shown."""
     worst: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
@@ -348,7 +348,7 @@ class HypothesisOutcome(Part):
 
 
 class DeclaredResults(Part):
-    """What was declared of a sweep, and what came of it."""
+    """The declaration of a sweep, and its outcomes."""
 
     sha256: str
     declared_at: str
@@ -356,7 +356,7 @@ class DeclaredResults(Part):
     stopping: str
     outcomes: tuple[HypothesisOutcome, ...]
     departures: tuple[str, ...]
-    """What is not as declared, a line each."""
+    """The departures from the declaration, a line each."""
     stamp: StampFacts | None = Field(default=None, exclude_if=is_none)
     """No key where there is no time stamp that could be read."""
     definitions: Definitions = Field(default=1, exclude_if=lambda value: value == 1)
@@ -366,11 +366,11 @@ class DeclaredResults(Part):
 
 
 class CellsWritten(Part):
-    """What is in ``cells.parquet``."""
+    """The contents of ``cells.parquet``."""
 
     verdicts: int
     left_out: tuple[str, ...]
-    """What could not be read, a sentence each."""
+    """The unreadable parts, a sentence each."""
 
 
 class SweepResults(Part):
@@ -388,7 +388,7 @@ class SweepResults(Part):
     cells: CellsWritten | None = Field(default=None, exclude_if=is_none)
     """No key in results of versions that wrote none."""
     controls: AttackControls | None = Field(default=None, exclude_if=is_none)
-    """No key without attacks, and of what an earlier version has collected."""
+    """No key without attacks, and in results of an earlier version."""
     intervals: Spread = Field(default="robust", exclude_if=lambda value: value == "robust")
     """How those over seeds and questions are computed; no key for "robust", which earlier versions
     had."""

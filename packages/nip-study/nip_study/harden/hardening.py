@@ -1,6 +1,6 @@
 """Hardening a verifier: rounds in which it is attacked, and trained further against the attackers.
 
-HardeningSettings  what is asked for
+HardeningSettings  the settings of the rounds
 plan_hardening     all runs of all rounds of a finished run, with their settings
 plan_rounds        the same of a run that may yet have to be played
 AttackAsked        a way of attacking; parse_attack, parse_mix: as they are written
@@ -37,7 +37,7 @@ _SAME_PROBLEMS = (
     *("test_dataset_split", "interaction_protocol", "protocol_common", "seed", "attack"),
 )
 _FILLED_IN = ("run_name", "run_store", "base_run", "opponents", "attack")
-"""What follows from the rounds, in their training."""
+"""The settings that follow from the rounds, in their training."""
 _FILLED_IN_ATTACKS = ("run_name", "run_store", "base_run", "attack.run", "attack.iteration")
 _GAME = ("scenario", "scenario_settings", "code_validation", "dataset", "interaction_protocol")
 HONEST = "honest"
@@ -71,7 +71,7 @@ class AttackAsked:
 
 @dataclass(frozen=True)
 class HardeningSettings:
-    """What is asked for; the defaults of attacks are those of `nip attack`."""
+    """The settings of the rounds; attacks have the defaults of `nip attack`."""
 
     rounds: int
     attacks: tuple[AttackAsked, ...]
@@ -95,7 +95,7 @@ class HardeningSettings:
     """The same for the attacks."""
 
     def __post_init__(self) -> None:
-        """Raises SettingsError for what can't be asked for."""
+        """Raises SettingsError for settings that can't be."""
         if not 1 <= self.rounds <= MOST_ROUNDS:
             raise SettingsError(
                 f"--rounds {self.rounds}: a round attacks and trains; give 1 to {MOST_ROUNDS}"
@@ -119,11 +119,13 @@ class HardeningSettings:
                 raise SettingsError(f"--{option} is for --attack {training} alone; leave it out")
 
 
-def _refuse_settings(option: str, overrides: Sequence[str], refused: Sequence[str]) -> None:
+def _refuse_settings(
+    option: str, overrides: Sequence[str], refused_settings: Sequence[str]
+) -> None:
     """Refuse settings that follow from the rounds, or would play another game."""
     for override in overrides:
         setting = override.partition("=")[0]
-        if any(setting == name or setting.startswith(f"{name}.") for name in refused):
+        if any(setting == name or setting.startswith(f"{name}.") for name in refused_settings):
             raise SettingsError(
                 f"{option} {setting}: the rounds set it, or it is the game of the hardened run; "
                 "leave it out"
@@ -182,7 +184,7 @@ class Hardening:
     @property
     def steps(self) -> tuple[PlannedStep, ...]:
         """Return all of its runs in their order."""
-        return tuple(step for planned in self.rounds for step in planned.steps)
+        return tuple(step for round_plan in self.rounds for step in round_plan.steps)
 
 
 def parse_attack(text: str) -> AttackAsked:
@@ -190,14 +192,14 @@ def parse_attack(text: str) -> AttackAsked:
 
     Raises SettingsError for one without provers that a verifier can be trained against.
     """
-    by, _, script = text.partition(":")
+    way, _, script = text.partition(":")
     for kind in ATTACKS:
-        if by == kind.name and (kind.takes_script or (kind.trains and not script)):
-            return AttackAsked(by, script or None)
-    if script and by not in {kind.name for kind in ATTACKS}:
-        asked = AttackAsked(text)
-        if asked.kind.trains or asked.kind.takes_script:
-            return asked
+        if way == kind.name and (kind.takes_script or (kind.trains and not script)):
+            return AttackAsked(way, script or None)
+    if script and way not in {kind.name for kind in ATTACKS}:
+        attack = AttackAsked(text)
+        if attack.kind.trains or attack.kind.takes_script:
+            return attack
     raise SettingsError(
         f"--attack {text!r}: use sneaky, script (the scenario's first), script:NAME or "
         "path/to/file.py:Class of an attack by training; one that chooses, as best-of-n, trains "
@@ -241,77 +243,79 @@ def plan_hardening(run_store: str, run: str, settings: HardeningSettings) -> Har
     store = open_store(run_store, read_only=True, setting="--run-store")
     source = RunStore(store, run)
     try:
-        stored = complete_settings(source.open().parameters)
+        stored_settings = complete_settings(source.open().parameters)
     except MissingFileError:
-        there = ", ".join(list_runs(store)) or "none"
-        raise SettingsError(f"run {run!r} is not in {store.url}; there are {there}") from None
-    trained = read_settings({**stored, "run_store": run_store})
-    # What can never be hardened is said of a run that has stopped, too.
-    planned = plan_rounds(trained, settings)
+        run_names = ", ".join(list_runs(store)) or "none"
+        raise SettingsError(f"run {run!r} is not in {store.url}; there are {run_names}") from None
+    parameters = read_settings({**stored_settings, "run_store": run_store})
+    # A run that can never be hardened is refused also when it has stopped.
+    hardening = plan_rounds(parameters, settings)
     if (status := find_status(source, Records(source))) != "finished":
         raise SettingsError(
             f"run {run!r} is {status}, not finished, so its verifier may yet change; go on with it "
             f"first (nip continue-run {run})"
         )
-    return planned
+    return hardening
 
 
-def plan_rounds(trained: HyperParameters, settings: HardeningSettings) -> Hardening:
-    """Plan the rounds for a run with the settings `trained`, which may yet have to be played.
+def plan_rounds(parameters: HyperParameters, settings: HardeningSettings) -> Hardening:
+    """Plan the rounds for a run with the settings `parameters`, which may yet have to be played.
 
     Raises SettingsError as `plan_hardening` does.
     """
-    _check_trained(trained)
-    hardened = _Hardened(trained, settings)
+    _check_trained(parameters)
+    hardened = _Hardened(parameters, settings)
     return Hardening(
         name=hardened.name,
-        run=trained.run_name,
-        run_store=trained.run_store,
+        run=parameters.run_name,
+        run_store=parameters.run_store,
         settings=settings,
         rounds=tuple(hardened.plan()),
     )
 
 
-def _check_trained(trained: HyperParameters) -> None:
+def _check_trained(parameters: HyperParameters) -> None:
     """Refuse a run whose verifier can't be hardened. Raises SettingsError."""
-    name = trained.run_name
-    if trained.attack.run is not None:
+    name = parameters.run_name
+    if parameters.attack.run is not None:
         raise SettingsError(
-            f"run {name!r} is an attack and has trained no verifier; harden {trained.attack.run!r}"
+            f"run {name!r} is an attack and has trained no verifier; harden "
+            f"{parameters.attack.run!r}"
         )
-    if (kind := trained.opponents.kind) != "present":
-        what = "in a league" if kind != RUNS else "against other runs"
+    if (kind := parameters.opponents.kind) != "present":
+        opponents = "in a league" if kind != RUNS else "against other runs"
         raise SettingsError(
-            f"run {name!r} was trained {what} (opponents), which the rounds would leave out; "
+            f"run {name!r} was trained {opponents} (opponents), which the rounds would leave out; "
             "harden a run without, or go on with a hardening by more --rounds"
         )
-    if trained.protocol_common.randomize_prover_stance:
+    if parameters.protocol_common.randomize_prover_stance:
         raise SettingsError(
             f"run {name!r} draws what its provers argue for "
             "(protocol_common.randomize_prover_stance), and an attacker always argues for "
             "acceptance, which is another game; harden a run without"
         )
-    if not find_attackers(trained):
+    if not find_attackers(parameters):
         raise SettingsError(
-            f"run {name!r}: protocol {trained.interaction_protocol!r} has no prover with a model "
+            f"run {name!r}: protocol {parameters.interaction_protocol!r} has no prover with "
+            "a model "
             "that argues for acceptance, so nobody can attack its verifier"
         )
-    verifier = trained.model_agents.get("verifier")
+    verifier = parameters.model_agents.get("verifier")
     if verifier is None or verifier.freeze_agent:
         raise SettingsError(
             f"run {name!r} trains no verifier (agents.verifier); harden one that does"
         )
-    if trained.base_run.base_run_type == "rerun_tests" or not trained.rl.num_iterations:
+    if parameters.base_run.base_run_type == "rerun_tests" or not parameters.rl.num_iterations:
         raise SettingsError(f"run {name!r} trains nobody; harden one that has trained")
 
 
 class _Hardened:
     """The run whose verifier is hardened."""
 
-    def __init__(self, trained: HyperParameters, settings: HardeningSettings) -> None:
-        self._trained, self._settings = trained, settings
-        self.stored = trained.to_dict()
-        self.name = settings.name or f"{trained.run_name}-harden"
+    def __init__(self, parameters: HyperParameters, settings: HardeningSettings) -> None:
+        self._trained, self._settings = parameters, settings
+        self.stored = parameters.to_dict()
+        self.name = settings.name or f"{parameters.run_name}-harden"
 
     def plan(self) -> Iterator[PlannedRound]:
         """Plan the rounds, each from the one before."""
@@ -329,13 +333,13 @@ class _Hardened:
 
     def _plan_training(self, number: int, previous: str, attackers: Sequence[str]) -> PlannedStep:
         """Plan how a round trains the verifier of the run before on."""
-        settings, stored = self._settings, self.stored
+        settings, stored_settings = self._settings, self.stored
         share = settings.attackers / len(attackers)
-        rl = dict(stored["rl"])
+        rl = dict(stored_settings["rl"])
         if settings.iterations is not None:
             rl["num_iterations"] = settings.iterations
         values = {
-            **stored,
+            **stored_settings,
             "run_name": self._name(number, None),
             "agents": self._agents(),
             "rl": rl,
@@ -345,12 +349,12 @@ class _Hardened:
                 "runs": [{"run": a, "share": share, "on": settings.on} for a in attackers],
             },
         }
-        if stored["text_rl"]["test_scheme"] == "none":
-            values["text_rl"] = {**stored["text_rl"], "test_scheme": "last"}
+        if stored_settings["text_rl"]["test_scheme"] == "none":
+            values["text_rl"] = {**stored_settings["text_rl"], "test_scheme": "last"}
         refuse_default(settings.overrides, f"run {self._trained.run_name!r}")
         parameters = load_parameters(values, settings.overrides)
         for setting in _SAME_PROBLEMS:
-            if parameters.to_dict()[setting] != stored[setting]:
+            if parameters.to_dict()[setting] != stored_settings[setting]:
                 raise SettingsError(
                     f"--set {setting}: all rounds are trained and tested on the problems of run "
                     f"{self._trained.run_name!r}, in its game; leave it out"
@@ -358,43 +362,45 @@ class _Hardened:
         return PlannedStep(parameters.run_name, parameters)
 
     def _plan_attacks(
-        self, number: int, run: str, iteration: int, attacked: HyperParameters
+        self, number: int, run: str, iteration: int, attacked_parameters: HyperParameters
     ) -> Iterator[PlannedStep]:
         settings, names = self._settings, set[str]()
-        for asked in settings.attacks:
-            is_scripted, trains = asked.kind.takes_script, asked.kind.trains
-            script = asked.script or (self._first_script() if is_scripted else None)
-            name = self._name(number, name_way(asked.by, script or ""))
+        for wanted_attack in settings.attacks:
+            is_scripted, trains = wanted_attack.kind.takes_script, wanted_attack.kind.trains
+            script = wanted_attack.script or (self._first_script() if is_scripted else None)
+            name = self._name(number, name_way(wanted_attack.by, script or ""))
             if name in names:
                 raise SettingsError(f"--attack script:{script} stands twice; give each once")
             names.add(name)
-            attack: PlainDict = {"by": asked.by, "run": run, "iteration": iteration}
+            attack: PlainDict = {"by": wanted_attack.by, "run": run, "iteration": iteration}
             attack |= {"problems": settings.problems} | (
                 {} if script is None else {"script": script}
             )
             attack |= {"until": settings.until} if trains and settings.until else {}
             parameters = derive_attack(
-                attacked,
+                attacked_parameters,
                 attack,
                 steps=settings.steps if trains else None,
                 every=settings.every or TESTED_EVERY,
                 name=name,
                 overrides=settings.attack_overrides,
             )
-            yield PlannedStep(name, parameters, asked.by, name_way(asked.by, script or ""))
+            yield PlannedStep(
+                name, parameters, wanted_attack.by, name_way(wanted_attack.by, script or "")
+            )
 
     def _agents(self) -> dict[str, PlainMapping]:
-        """Return the agents' settings: the verifier is trained on, everybody else is frozen."""
+        """Return the agents' settings: the verifier is trained on, all others are frozen."""
         agents: dict[str, PlainMapping] = {**self.stored["agents"]}
         verifier = agents["verifier"]
         shared = verifier.get("shared_model_group") or "verifier"
         for name, agent in self.stored["agents"].items():
             if name != "verifier" and not agent.get("is_random"):
                 group = agent.get("shared_model_group")
-                apart = HONEST if (group or name) == shared else group
-                agents[name] = {**agent, **_FROZEN, "shared_model_group": apart}
+                own_group = HONEST if (group or name) == shared else group
+                agents[name] = {**agent, **_FROZEN, "shared_model_group": own_group}
         # Each adapter goes on from the one before: a verifier that is trained anew on these
-        # episodes alone has lost what it knew.
+        # episodes alone has lost its earlier skill.
         agents["verifier"] = {
             **verifier,
             **_FROZEN,

@@ -46,13 +46,16 @@ _LINES = {
 
 def rounds_svg(lines: Mapping[str, Sequence[RateOfRound]], rounds: int) -> str:
     """Draw the rates by round as an SVG element; `rounds` are counted from 0 to this one."""
-    after = lines.get(AFTER, ())
-    told = ", ".join(f"{of.rate:.1%} in round {of.round}" for of in after) or "not attacked yet"
+    rates_after = lines.get(AFTER, ())
+    text = (
+        ", ".join(f"{rate.rate:.1%} in round {rate.round}" for rate in rates_after)
+        or "not attacked yet"
+    )
     return svg_element(
         lambda figure: _draw(figure.add_axes(_AXES), lines, rounds),
         _SIZE_INCHES,
         "nip-rounds",
-        f"{AFTER}: {told}",
+        f"{AFTER}: {text}",
     )
 
 
@@ -64,13 +67,13 @@ def _draw(axes: Any, lines: Mapping[str, Sequence[RateOfRound]], rounds: int) ->
         rates = lines.get(name, ())
         if not rates:
             continue
-        bounds = [of.ci95 or (of.rate, of.rate) for of in rates]
+        bounds = [rate.ci95 or (rate.rate, rate.rate) for rate in rates]
         axes.errorbar(
-            [of.round + line.shift for of in rates],
-            [of.rate for of in rates],
+            [rate.round + line.shift for rate in rates],
+            [rate.rate for rate in rates],
             yerr=[
-                [max(0.0, of.rate - low) for of, (low, _) in zip(rates, bounds, strict=True)],
-                [max(0.0, high - of.rate) for of, (_, high) in zip(rates, bounds, strict=True)],
+                [max(0.0, rate.rate - low) for rate, (low, _) in zip(rates, bounds, strict=True)],
+                [max(0.0, high - rate.rate) for rate, (_, high) in zip(rates, bounds, strict=True)],
             ],
             color=line.colour,
             marker=line.marker,

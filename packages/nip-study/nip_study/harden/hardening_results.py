@@ -1,7 +1,7 @@
 """The results of a hardening: one document, one table, one figure, by round.
 
 HardeningResults   the document ``results.json``
-collect_hardening  what there is of the rounds in the store
+collect_hardening  the rounds in the store
 write_hardening    the document, a page and a figure into the store
 rounds_table       the rounds as a Markdown table
 """
@@ -62,7 +62,7 @@ class AttackInRound(Part):
     rarest: float | None = None
     """The share of messages beyond which a kind was likely never sampled; None: a script."""
     rarest_to_train: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    """The share below which a kind may never have trained anybody."""
+    """The share below which a kind may never have trained an agent."""
 
 
 class HardenedRound(Part):
@@ -79,8 +79,8 @@ class HardenedRound(Part):
     def lowest(self) -> AttackInRound | None:
         """Return the attack that left the least soundness."""
         rated = [(a.after.soundness, a) for a in self.attacks if a.after is not None]
-        known = [(rate, attack) for rate, attack in rated if rate is not None]
-        return min(known, key=lambda pair: pair[0])[1] if known else None
+        known_rates = [(rate, attack) for rate, attack in rated if rate is not None]
+        return min(known_rates, key=lambda pair: pair[0])[1] if known_rates else None
 
 
 class UntrainedUnderAttack(Part):
@@ -112,7 +112,7 @@ class HardeningResults(Part):
 def collect_hardening(
     store: Store, hardening: Hardening, failures: dict[str, str] | None = None
 ) -> HardeningResults:
-    """Collect what there is of the rounds."""
+    """Collect the rounds as far as they were played."""
     settings = hardening.settings
     return HardeningResults(
         hardening=hardening.name,
@@ -121,35 +121,39 @@ def collect_hardening(
         honest=settings.honest,
         attackers=settings.attackers,
         on=settings.on,
-        rounds=tuple(_collect_round(store, planned) for planned in hardening.rounds),
+        rounds=tuple(_collect_round(store, round_plan) for round_plan in hardening.rounds),
         untrained=tuple(_collect_untrained(store, hardening)),
         failures=failures or {},
     )
 
 
-def _collect_round(store: Store, planned: PlannedRound) -> HardenedRound:
-    attacks, before = [], None
-    for attack in planned.attacks:
+def _collect_round(store: Store, round_plan: PlannedRound) -> HardenedRound:
+    attacks, rates_before = [], None
+    for attack in round_plan.attacks:
         figures = _read_attack(store, attack)
         attacks.append(_sum_up_attack(store, attack, figures))
-        if before is None and figures is not None and figures.trained is not None:
-            before = Rates.model_validate(figures.trained.as_json())
-    if before is None:
-        before = _read_own_test(store, planned)
-    status = _read_status(store, planned.run)
+        if rates_before is None and figures is not None and figures.trained is not None:
+            rates_before = Rates.model_validate(figures.trained.as_json())
+    if rates_before is None:
+        rates_before = _read_own_test(store, round_plan)
+    status = _read_status(store, round_plan.run)
     return HardenedRound(
-        round=planned.number, run=planned.run, status=status, before=before, attacks=tuple(attacks)
+        round=round_plan.number,
+        run=round_plan.run,
+        status=status,
+        before=rates_before,
+        attacks=tuple(attacks),
     )
 
 
 def _collect_untrained(store: Store, hardening: Hardening) -> Iterator[UntrainedUnderAttack]:
     """Find each attack of round 0 on the models that the run began with."""
     for attack in hardening.rounds[0].attacks:
-        found = find_control(store, hardening.run, attack.parameters.to_dict())
+        control = find_control(store, hardening.run, attack.parameters.to_dict())
         yield UntrainedUnderAttack(
             label=attack.label,
-            run=None if found is None else found.run,
-            after=_rates(found),
+            run=None if control is None else control.run,
+            after=_rates(control),
         )
 
 
@@ -169,11 +173,11 @@ def _read_attack(store: Store, attack: PlannedStep) -> AttackMetrics | None:
     return records.of(records.shown.last).attack
 
 
-def _read_own_test(store: Store, planned: PlannedRound) -> Rates | None:
+def _read_own_test(store: Store, round_plan: PlannedRound) -> Rates | None:
     """Read the test of the round's verifier with honest provers, before any attack is there."""
-    if _read_status(store, planned.run) != FINISHED:
+    if _read_status(store, round_plan.run) != FINISHED:
         return None
-    test = Records(RunStore(store, planned.run)).of(planned.iteration).stored_metrics(TEST)
+    test = Records(RunStore(store, round_plan.run)).of(round_plan.iteration).stored_metrics(TEST)
     return None if test is None else _rates(test)
 
 
@@ -181,21 +185,21 @@ def _sum_up_attack(
     store: Store, attack: PlannedStep, figures: AttackMetrics | None
 ) -> AttackInRound:
     status = _read_status(store, attack.name)
-    named: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "run": attack.name,
         "by": attack.by,
         "label": attack.label,
         "status": status,
     }
     if figures is None:
-        return AttackInRound(**named)
+        return AttackInRound(**fields)
     losses = ("lost_to_lying", "lost_to_training", "lost_to_script")
-    lost = {name: getattr(figures, name) for name in losses}
+    losses_by_name = {name: getattr(figures, name) for name in losses}
     course = figures.course
     return AttackInRound(
-        **named,
+        **fields,
         after=_rates(figures.worst if figures.by_step is not None else figures.rows[-1]),
-        **{name: of.difference for name, of in lost.items() if of is not None},
+        **{name: loss.difference for name, loss in losses_by_name.items() if loss is not None},
         steps_to_exploit=figures.steps_to_exploit,
         steps=None if course is None else course.step,
         verdict=None if course is None else course.verdict,
@@ -223,20 +227,22 @@ def write_hardening(store: Store, results: HardeningResults) -> str:
 
 
 def _lines(results: HardeningResults) -> dict[str, list[RateOfRound]]:
-    """Return what the figure shows: by line, a rate with its interval in each round."""
+    """Return the points of the figure: by line, a rate with its interval in each round."""
     lines: dict[str, list[RateOfRound]] = {}
-    for of in results.rounds:
-        lowest = of.lowest
-        after = None if lowest is None else lowest.after
+    for hardened_round in results.rounds:
+        lowest = hardened_round.lowest
+        rates_after = None if lowest is None else lowest.after
         for name, rates, rate in (
-            (BEFORE, of.before, "soundness"),
-            (AFTER, after, "soundness"),
-            (COMPLETE, after, "completeness"),
+            (BEFORE, hardened_round.before, "soundness"),
+            (AFTER, rates_after, "soundness"),
+            (COMPLETE, rates_after, "completeness"),
         ):
             value = None if rates is None else getattr(rates, rate)
             if value is not None:
                 interval = getattr(rates, f"{rate}_ci95")
-                lines.setdefault(name, []).append(RateOfRound(of.round, value, interval))
+                lines.setdefault(name, []).append(
+                    RateOfRound(hardened_round.round, value, interval)
+                )
     return lines
 
 
@@ -277,15 +283,21 @@ def render_hardening(results: HardeningResults) -> str:
         rest=", and on right problems with the honest ones alone" if on_wrong else "",
         table=rounds_table(results).rstrip(),
     )
-    if any(attack.rarest is not None for of in results.rounds for attack in of.attacks):
+    if any(
+        attack.rarest is not None
+        for hardened_round in results.rounds
+        for attack in hardened_round.attacks
+    ):
         page += _REACH
-    if any(of.rarest_to_train is not None for each in results.rounds for of in each.attacks):
+    if any(
+        attack.rarest_to_train is not None for each in results.rounds for attack in each.attacks
+    ):
         page += _TO_TRAIN
-    if missing := [of.label for of in results.untrained if of.after is None]:
-        page += f"\n{NO_CONTROL}: {', '.join(missing)}. The same attack on run {results.run} with "
+    if labels := [entry.label for entry in results.untrained if entry.after is None]:
+        page += f"\n{NO_CONTROL}: {', '.join(labels)}. The same attack on run {results.run} with "
         page += "--iteration 0 plays it; without it nobody can tell what training did.\n"
     if results.failures:
-        lines = "\n".join(f"- {run}: {why}" for run, why in results.failures.items())
+        lines = "\n".join(f"- {run}: {reason}" for run, reason in results.failures.items())
         page += f"\nNot ended:\n\n{lines}\n"
     return page
 
@@ -297,39 +309,39 @@ def rounds_table(results: HardeningResults) -> str:
         *("after", "steps to exploit", "lost to lying", "to training"),
         *("lost to the script", "reach", "ended"),
     ]
-    rows = [_list_untrained_cells(of, results.run) for of in results.untrained if of.after]
-    rows += [cells for of in results.rounds for cells in _list_cells(of)]
-    # A script trains nobody, so where no attack does there is nothing to tell of training.
-    kept = [i for i in range(len(heads)) if i < 7 or any(row[i] != DASH for row in rows)]
-    return markdown_table([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    rows = [_list_untrained_cells(entry, results.run) for entry in results.untrained if entry.after]
+    rows += [cells for hardened_round in results.rounds for cells in _list_cells(hardened_round)]
+    # A script trains no agent, so without another attack there is nothing to tell of training.
+    columns = [i for i in range(len(heads)) if i < 7 or any(row[i] != DASH for row in rows)]
+    return markdown_table([heads[i] for i in columns], [[row[i] for i in columns] for row in rows])
 
 
-def _list_cells(of: HardenedRound) -> Iterator[list[str]]:
-    for attack in of.attacks:
+def _list_cells(hardened_round: HardenedRound) -> Iterator[list[str]]:
+    for attack in hardened_round.attacks:
         exploit = attack.steps_to_exploit
         never = DASH if attack.after is None or attack.steps is None else "not exploited"
         is_done = attack.status == FINISHED
-        ended = attack.verdict or (f"step {attack.steps}" if attack.steps is not None else DASH)
+        ending = attack.verdict or (f"step {attack.steps}" if attack.steps is not None else DASH)
         yield [
-            str(of.round),
-            of.run,
+            str(hardened_round.round),
+            hardened_round.run,
             attack.label,
-            _cell(of.before, "soundness"),
+            _cell(hardened_round.before, "soundness"),
             _cell(attack.after, "soundness") if is_done else attack.status,
-            _cell(of.before, "completeness"),
+            _cell(hardened_round.before, "completeness"),
             _cell(attack.after, "completeness"),
             never if exploit is None else str(exploit),
             _points(attack.lost_to_lying),
             _points(attack.lost_to_training),
             _points(attack.lost_to_script),
             reach_share(attack.rarest, attack.rarest_to_train),
-            ended,
+            ending,
         ]
 
 
-def _list_untrained_cells(of: UntrainedUnderAttack, run: str) -> list[str]:
-    sound, complete = _cell(of.after, "soundness"), _cell(of.after, "completeness")
-    return ["untrained", run, of.label, DASH, sound, DASH, complete, *[DASH] * 6]
+def _list_untrained_cells(entry: UntrainedUnderAttack, run: str) -> list[str]:
+    sound, complete = _cell(entry.after, "soundness"), _cell(entry.after, "completeness")
+    return ["untrained", run, entry.label, DASH, sound, DASH, complete, *[DASH] * 6]
 
 
 def _cell(rates: Rates | None, rate: str) -> str:

@@ -36,8 +36,8 @@ _VOTES = ("majority: soundness", "majority: completeness")
 
 def asked_again_page(results: SweepResults) -> str:
     """Write the tables of verifiers alone, asked again; "" where none was."""
-    asked = [arm for arm in results.arms if arm.any_of]
-    if not asked:
+    arms = [arm for arm in results.arms if arm.any_of]
+    if not arms:
         return ""
     heads = ["arm", "test", "k", "generated tokens", *_ANY_OF, *_VOTES]
     rows = [
@@ -51,7 +51,7 @@ def asked_again_page(results: SweepResults) -> str:
             write_cell(row.majority_soundness),
             write_cell(row.majority_completeness),
         ]
-        for arm in asked
+        for arm in arms
         for test in arm.any_of
         for row in test.rows
     ]
@@ -69,18 +69,23 @@ def asked_again_page(results: SweepResults) -> str:
         cells += [write_cell(pair.attacked[label].soundness) for label in attacks]
         # Untrained and trained, in a line each.
         for test in pair.any_of:
-            again = [f"{pair.baseline}, {_when(test)}", _k_cell(pair.k, tokens, of_baseline)]
-            again.append(f"{of_baseline:,.0f}")
-            rows.append([*cells, *again, write_cell(test.soundness), write_cell(test.completeness)])
+            baseline_cells = [
+                f"{pair.baseline}, {_when(test)}",
+                _k_cell(pair.k, tokens, of_baseline),
+            ]
+            baseline_cells.append(f"{of_baseline:,.0f}")
+            rows.append(
+                [*cells, *baseline_cells, write_cell(test.soundness), write_cell(test.completeness)]
+            )
     text = f"{text}{_AT_AS_MANY}\n{markdown_table(heads, rows)}"
     text += _attacked_part(results.baselines.attacked)
-    attacked = [(pair.k, *pair.verifier_tokens) for pair in results.baselines.attacked]
-    places = [*((pair.k, *pair.generated_tokens) for pair in compared), *attacked]
+    key = [(pair.k, *pair.verifier_tokens) for pair in results.baselines.attacked]
+    places = [*((pair.k, *pair.generated_tokens) for pair in compared), *key]
     return text + (_FEWER if any(_count_fitting(*place) > place[0] for place in places) else "")
 
 
 def _attacked_part(compared: Sequence[AttackedAtEqualTokens]) -> str:
-    """Write what attacks left beside a verifier asked again; "" without an attack."""
+    """Write the rates under attacks beside a verifier asked again; "" without an attack."""
     if not compared:
         return ""
     heads = ["arm", "attack", "verifier's tokens", *_ANY_OF]
@@ -93,8 +98,11 @@ def _attacked_part(compared: Sequence[AttackedAtEqualTokens]) -> str:
         for test in pair.any_of:
             rates = [test.soundness, test.completeness]
             rates += [test.majority_soundness, test.majority_completeness]
-            again = [f"{pair.baseline}, {_when(test)}", _k_cell(pair.k, tokens, of_baseline)]
-            rows.append([*cells, *again, f"{of_baseline:,.0f}", *map(write_cell, rates)])
+            baseline_cells = [
+                f"{pair.baseline}, {_when(test)}",
+                _k_cell(pair.k, tokens, of_baseline),
+            ]
+            rows.append([*cells, *baseline_cells, f"{of_baseline:,.0f}", *map(write_cell, rates)])
     return f"{_UNDER_ATTACK}\n{markdown_table(heads, rows)}"
 
 
@@ -113,8 +121,8 @@ def _count_fitting(k: int, tokens: float, of_baseline: float) -> int:
         return k
     a_verdict = of_baseline / k
     # Rounding moves the last one by half a token, so it may be one less.
-    most = int((round(tokens) + 0.5) / a_verdict)
-    return max(k, most if round(most * a_verdict) <= round(tokens) else most - 1)
+    max_k = int((round(tokens) + 0.5) / a_verdict)
+    return max(k, max_k if round(max_k * a_verdict) <= round(tokens) else max_k - 1)
 
 
 def _when(test: AskedAgainTest | AskedAgainAt) -> str:

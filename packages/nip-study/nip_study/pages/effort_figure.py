@@ -1,4 +1,4 @@
-"""The figure of what attacks left over the tokens they took.
+"""The figure of the rates under attacks over the attacks' tokens.
 
 efforts_svg  a panel for each arm, in which text takes the colour of the reader's scheme
 """
@@ -19,7 +19,7 @@ _MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 _DASHES = ("solid", (0, (4, 2)), (0, (1.5, 1.5)))
 """Of attacks, in their order. No two of the first 35 have colour and marker in common."""
 _NOTHING = 0.5
-"""How far left of the fewest tokens what took none stands, in powers of ten."""
+"""How far left of the fewest tokens a point without any stands, in powers of ten."""
 
 
 def efforts_svg(results: SweepResults) -> str | None:
@@ -58,16 +58,16 @@ def _draw(
     figure: Any, arms: Sequence[ArmResult], labels: Sequence[str], sizes: tuple[float, float]
 ) -> None:
     height, legend = sizes
-    taken = [
+    tokens_taken = [
         tokens
         for arm in arms
         for curve in _list_curves(arm).values()
         for tokens, _ in _list_points(curve)
         if tokens > 0
     ]
-    low, high = min(taken, default=1.0), max(taken, default=10.0)
+    low, high = min(tokens_taken, default=1.0), max(tokens_taken, default=10.0)
     nothing = low / 10**_NOTHING
-    # None between what took nothing and what took the least.
+    # None between the points without tokens and the next ones.
     powers = [10.0**n for n in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
     powers = powers or [10.0 ** math.ceil(math.log10(high))]
     width = (_RIGHT - _LEFT) / _COLUMNS
@@ -120,14 +120,16 @@ def _draw_arm(axes: Any, arm: ArmResult, labels: Sequence[str], nothing: float) 
         place = labels.index(label)
         colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
         dash = _DASHES[place % len(_DASHES)]
-        points = [(tokens, rate) for tokens, of in _list_points(curve) if (rate := of.soundness)]
+        points = [
+            (tokens, rate) for tokens, result in _list_points(curve) if (rate := result.soundness)
+        ]
         bounds = [rate.ci95 or (rate.mean, rate.mean) for _, rate in points]
         axes.errorbar(
             [tokens or nothing for tokens, _ in points],
             [rate.mean for _, rate in points],
             yerr=[
-                [max(0.0, r.mean - at[0]) for (_, r), at in zip(points, bounds, strict=True)],
-                [max(0.0, at[1] - r.mean) for (_, r), at in zip(points, bounds, strict=True)],
+                [max(0.0, r.mean - bound[0]) for (_, r), bound in zip(points, bounds, strict=True)],
+                [max(0.0, bound[1] - r.mean) for (_, r), bound in zip(points, bounds, strict=True)],
             ],
             color=colour,
             marker=marker,

@@ -41,13 +41,13 @@ def _list_lone(arm: ArmResult, runs: Sequence[RunResult]) -> Iterator[str]:
             attack.soundness for attack in attacks if attack.status == FINISHED
         ]
     for figure, values in figures.items():
-        known = [value for value in values if value is not None]
-        if (lone := find_lone(known)) is not None:
-            others = sorted(known)
-            others.remove(lone)
+        numbers = [value for value in values if value is not None]
+        if (lone := find_lone(numbers)) is not None:
+            sorted_numbers = sorted(numbers)
+            sorted_numbers.remove(lone)
             yield (
                 f"`{one_line(arm.name)}`, {figure}: {plain_percent(lone)}, and the others "
-                f"{plain_percent(others[0])} to {plain_percent(others[-1])}"
+                f"{plain_percent(sorted_numbers[0])} to {plain_percent(sorted_numbers[-1])}"
             )
 
 

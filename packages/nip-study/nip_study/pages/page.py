@@ -1,8 +1,8 @@
 """The results of a sweep for its reader, as Markdown.
 
-render_results     the tables, what was declared, and what did not end
+render_results     the tables, the declared outcomes, and the unfinished runs
 arms_table         the arms, one a row
-differences_table  each arm less the first, for what was not declared
+differences_table  each arm less the first, for undeclared comparisons
 """
 
 from collections.abc import Sequence
@@ -133,13 +133,13 @@ def arms_table(results: SweepResults) -> str:
             cells += map(write_cell, attack.rates.values())
             cells += map(_change, attack.losses.values())
             reach = (attack.rarest, attack.rarest_to_train)
-            cells.append(reach_share(*(None if of is None else of.mean for of in reach)))
+            cells.append(reach_share(*(None if rate is None else rate.mean for rate in reach)))
         rows.append(cells)
     # Where an attack has no figure in any arm there is no column for it.
     of_attacks = results.arms[0].attacks.values()
     own = len(heads) - sum(len(a.rates) + len(a.losses) + 1 for a in of_attacks)
-    kept = [i for i in range(len(heads)) if i < own or any(row[i] != DASH for row in rows)]
-    return markdown_table([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    columns = [i for i in range(len(heads)) if i < own or any(row[i] != DASH for row in rows)]
+    return markdown_table([heads[i] for i in columns], [[row[i] for i in columns] for row in rows])
 
 
 def differences_table(differences: ArmDifferences) -> str:
@@ -184,7 +184,7 @@ def _seeds_cell(seeds: int | None) -> str:
 
 
 def differences_summary(differences: ArmDifferences | None, intervals: Spread) -> str:
-    """Write the table with what to think of it, for a terminal; "" where there is none."""
+    """Write the table with its reading, for a terminal; "" where there is none."""
     if differences is None or not differences.compared:
         return ""
     head = f"Each arm less the first (`{one_line(differences.first)}`), not declared, in points:"
@@ -192,11 +192,11 @@ def differences_summary(differences: ArmDifferences | None, intervals: Spread) -
 
 
 def _differences_body(differences: ArmDifferences, intervals: Spread) -> str:
-    """Write the table, how many comparisons there are, how rough seeds are, and what is missing."""
+    """Write the table, the number of comparisons, how rough seeds are, and the missing rows."""
     compared = [row for row in differences.compared if row.difference is not None]
     text = f"{differences_table(differences)}\n" if compared else ""
-    tested = sum(row.p is not None for row in compared)
-    text += f"- {tested} comparison{'' if tested == 1 else 's'}, not declared"
+    test_count = sum(row.p is not None for row in compared)
+    text += f"- {test_count} comparison{'' if test_count == 1 else 's'}, not declared"
     if differences.declared:
         text += f"; {differences.declared} more {'was' if differences.declared == 1 else 'were'}"
     text += ".\n"
@@ -213,7 +213,9 @@ def _differences_body(differences: ArmDifferences, intervals: Spread) -> str:
         text += f"- With 2 pairs an interval holds the truth in {held} of 100 cases, not in 95.\n"
     # A reason for each arm, however many of its figures it is one for.
     reasons = {(row.arm, row.because): row for row in differences.compared if row not in compared}
-    return text + "".join(f"- Not compared: `{one_line(arm)}`: {why}.\n" for arm, why in reasons)
+    return text + "".join(
+        f"- Not compared: `{one_line(arm)}`: {reason}.\n" for arm, reason in reasons
+    )
 
 
 def _finished(entries: Sequence[RunResult | AttackResult]) -> str:
@@ -225,7 +227,7 @@ def _change(value: OverRuns | None) -> str:
 
 
 def render_results(results: SweepResults) -> str:
-    """Write the page of a sweep in Markdown: its table, what is said of it, and what went wrong."""
+    """Write the page of a sweep in Markdown: its table, the conclusions, and the failures."""
     attacks = results.attacks
     text = f"# Sweep {results.sweep}\n\n{_finished(results.runs)} runs"
     text += f" and {_finished(attacks)} attacks finished.\n\n" if attacks else " finished.\n\n"
@@ -239,11 +241,13 @@ def render_results(results: SweepResults) -> str:
         "from the first test to the last.\n"
     )
     if results.arms[0].attacks:
-        losses = [of.lost_to_script for arm in results.arms for of in arm.attacks.values()]
-        is_scripted = any(lost is not None for lost in losses)
+        losses = [attack.lost_to_script for arm in results.arms for attack in arm.attacks.values()]
+        is_scripted = any(loss is not None for loss in losses)
         text += _ATTACKS_PAGE + (_SCRIPTS_PAGE if is_scripted else "")
-        reached = [of.rarest for arm in results.arms for of in arm.attacks.values()]
-        to_train = [of.rarest_to_train for arm in results.arms for of in arm.attacks.values()]
+        reached = [attack.rarest for arm in results.arms for attack in arm.attacks.values()]
+        to_train = [
+            attack.rarest_to_train for arm in results.arms for attack in arm.attacks.values()
+        ]
         text += (_REACH_PAGE if any(reached) else "") + (_TO_TRAIN if any(to_train) else "")
         text += _apart_line(results)
     text += lone_runs_page(results)
@@ -299,24 +303,24 @@ def _cells_line(cells: CellsWritten | None) -> str:
     return text + "".join(f"- {one_line(error)}\n" for error in cells.left_out)
 
 
-def _declared_page(declared: DeclaredResults) -> str:
-    """Write what was declared, what came of it, and what was done otherwise."""
+def _declared_page(results: DeclaredResults) -> str:
+    """Write the declaration, its outcomes, and the departures."""
     heads = ["hypothesis", "figure", "arm", "against", "difference"]
     heads += ["95 % interval", "p (Holm)", "outcome"]
     text = (
-        f"\n## Declared\n\nDeclared at {declared.declared_at} (declaration "
-        f"`{declared.sha256[:16]}`). Stopping rule: {one_line(declared.stopping)}\n\n"
-        f"{_stamp_line(declared.stamp)}"
+        f"\n## Declared\n\nDeclared at {results.declared_at} (declaration "
+        f"`{results.sha256[:16]}`). Stopping rule: {one_line(results.stopping)}\n\n"
+        f"{_stamp_line(results.stamp)}"
         f"{write_row(heads)}\n{'|---' * len(heads)}|\n"
     )
-    for row in declared.outcomes:
+    for row in results.outcomes:
         arm, against = (plain_percent(rate) for rate in row.rates)
         against += "" if row.number is None else " (given)"
-        asked = "one verdict" if row.any_of == 1 else f"any of {row.any_of}"
-        against += "" if row.any_of is None else f" ({asked})"
+        verdict_text = "one verdict" if row.any_of == 1 else f"any of {row.any_of}"
+        against += "" if row.any_of is None else f" ({verdict_text})"
         if row.alone is not None:
-            untrained, trained = (plain_percent(rate) for rate in row.alone)
-            against += f"; untrained {untrained}, trained {trained}"
+            untrained, trained_rate = (plain_percent(rate) for rate in row.alone)
+            against += f"; untrained {untrained}, trained {trained_rate}"
         kinds = [kind for kind, is_one in (("primary", row.primary), ("gate", row.gate)) if is_one]
         cells = [
             row.says + (f" ({', '.join(kinds)})" if kinds else ""),
@@ -333,22 +337,21 @@ def _declared_page(declared: DeclaredResults) -> str:
         "\nDifferences in points, paired by run and question; intervals and p-values count seeds "
         "and questions as drawn.\n"
     )
-    text += (
-        _notes_on(declared.outcomes, is_honest=declared.definitions > 1) + "\n### Departures\n\n"
-    )
-    text += "".join(f"- {line}\n" for line in declared.departures) or "None.\n"
-    return text + post_hoc_page(declared.post_hoc)
+    text += _notes_on(results.outcomes, is_honest=results.definitions > 1) + "\n### Departures\n\n"
+    text += "".join(f"- {line}\n" for line in results.departures) or "None.\n"
+    return text + post_hoc_page(results.post_hoc)
 
 
 def _stamp_line(stamp: StampFacts | None) -> str:
-    """Say what a third party's time stamp shows; "" without one."""
+    """Explain a third party's time stamp; "" without one."""
     if stamp is None:
         return ""
-    begun = stamp.begun_before
+    begun_runs = stamp.begun_before
     shows = (
         "none of its runs had begun then, by their own clocks"
-        if not begun
-        else f"{amount(begun, 'run')} had begun by then, so it does not show that the declaration "
+        if not begun_runs
+        else f"{amount(begun_runs, 'run')} had begun by then, so it does not show that the "
+        "declaration "
         "is older than they are"
     )
     return (
@@ -370,19 +373,19 @@ def _interval_cell(row: HypothesisOutcome) -> str:
 
 
 def _outcome_cell(row: HypothesisOutcome) -> str:
-    """Say what came of a hypothesis; of an equality, within which margin."""
+    """Say the outcome of a hypothesis; of an equality, within which margin."""
     text: str = row.outcome
     for side, bound in (("most", row.at_most), ("least", row.at_least)):
         if bound is not None and row.outcome != "not tested":
             text += f" (at {side} {100 * bound:.1f})"
     if row.margin is not None and row.outcome != "not tested":
-        within = f"within ± {100 * row.margin:g}"
-        text = within if row.outcome == "shown" else f"not shown to be {within}"
+        margin_text = f"within ± {100 * row.margin:g}"
+        text = margin_text if row.outcome == "shown" else f"not shown to be {margin_text}"
     return text + (f": {row.because}" if row.because is not None else "")
 
 
 def _trials(row: HypothesisOutcome) -> str:
-    """Say how many trials an arm's verdicts are worth; of equal ones, what they leave open."""
+    """Say how many trials an arm's verdicts are worth; of equal ones, their upper bound."""
     worth = f"{row.trials:,.0f} trials, from {row.pairs} runs and {row.questions} questions."
     if row.rates[0] not in (0.0, 1.0):
         if row.trials is None or row.questions is None or row.trials <= row.questions:
@@ -391,12 +394,12 @@ def _trials(row: HypothesisOutcome) -> str:
             f"{worth} No bound is tighter than with a question as a trial. Of other runs than "
             f"these {row.pairs} it tells little."
         )
-    most = at_most(0, row.pairs)
-    assert most is not None  # there are runs
+    bound = at_most(0, row.pairs)
+    assert bound is not None  # there are runs
     return (
         f"{worth} All verdicts are the same, so a question is a trial (the rule of three). That is "
         f"about other questions: {row.pairs} equal runs leave possible that up to "
-        f"{100 * most:.0f} % of all runs are otherwise."
+        f"{100 * bound:.0f} % of all runs are otherwise."
     )
 
 
@@ -406,11 +409,9 @@ def _notes_on(outcomes: Sequence[HypothesisOutcome], *, is_honest: bool) -> str:
     if is_honest and any(row.after is not None for row in outcomes):
         text += _HONEST
     text += _ALONE if any(row.alone is not None for row in outcomes) else ""
-    given = [row for row in outcomes if row.trials is not None]
-    if given:
-        text += (
-            _GIVEN + "\n" + "".join(f"- {one_line(row.says)}: {_trials(row)}\n" for row in given)
-        )
+    rows = [row for row in outcomes if row.trials is not None]
+    if rows:
+        text += _GIVEN + "\n" + "".join(f"- {one_line(row.says)}: {_trials(row)}\n" for row in rows)
     text += _GATE if any(row.gate for row in outcomes) else ""
     worst = dict.fromkeys(line for row in outcomes for line in row.worst)
     if worst:

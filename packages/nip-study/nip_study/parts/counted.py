@@ -59,14 +59,14 @@ class LastTest:
 
 
 class Play(NamedTuple):
-    """What is counted of an episode."""
+    """The counted values of an episode."""
 
     problem: str
     question: str
     y: int
     decision: int
     believed: int | None = None
-    """What believing the prover decides; None where none has spoken."""
+    """The decision of believing the prover; None where none has spoken."""
 
     @property
     def is_right(self) -> bool:
@@ -75,9 +75,9 @@ class Play(NamedTuple):
 
 
 class Verdicts:
-    """The verdicts of a sweep: what is counted of each episode, by run, attacks too, and test.
+    """The verdicts of a sweep: the counted values of each episode, by run, attacks too, and test.
 
-    `spread` says how the intervals of what is counted are computed.
+    `spread` says how the intervals of counts are computed.
     """
 
     def __init__(self, table: pa.Table, spread: Spread = "calibrated"):
@@ -110,7 +110,7 @@ class WorstTest:
 
 
 class Counted:
-    """Counts right verdicts by question in the last test of each run, and keeps what it counted."""
+    """Counts right verdicts by question in the last test of each run, and keeps the counts."""
 
     def __init__(
         self, verdicts: Verdicts, tests: Mapping[str, LastTest], definitions: Definitions = 2
@@ -135,29 +135,29 @@ class Counted:
         return count_plays(self.plays(name), figure)
 
     def count_after(
-        self, run: PlannedRun, after: str | None, figure: Figure, balance: Balance | None = None
+        self, run: PlannedRun, attack: str | None, figure: Figure, balance: Balance | None = None
     ) -> Counts | None:
         """Count as `count` does for a run, for an attack on it, or for the `WORST` of them.
 
         `balance` says with whose play completeness is counted then; None: by the definitions.
         """
-        if after is None or figure == "soundness":
-            return self._count_attacked(run, after, figure)
+        if attack is None or figure == "soundness":
+            return self._count_attacked(run, attack, figure)
         if not self.is_honest(balance):
-            return self._count_attacked(run, after, figure)
+            return self._count_attacked(run, attack, figure)
         honest = self.count(run.name, "completeness")
-        attacked = self._count_attacked(run, after, "soundness")
-        if honest is None or attacked is None:
+        attack_counts = self._count_attacked(run, attack, "soundness")
+        if honest is None or attack_counts is None:
             return None
-        return honest if figure == "completeness" else average_halves(attacked, honest)
+        return honest if figure == "completeness" else average_halves(attack_counts, honest)
 
     def is_honest(self, balance: Balance | None) -> bool:
         """Return whether completeness after an attack is that of the own test."""
         return (balance or ("attacked" if self.definitions == 1 else "honest")) == "honest"
 
-    def _count_attacked(self, run: PlannedRun, after: str | None, figure: Figure) -> Counts | None:
-        if after != WORST:
-            return self.count(run.name_after(after), figure)
+    def _count_attacked(self, run: PlannedRun, attack: str | None, figure: Figure) -> Counts | None:
+        if attack != WORST:
+            return self.count(run.name_after(attack), figure)
         worst = self.find_worst(run)
         return None if worst is None else count_plays(worst.plays, figure)
 
@@ -185,12 +185,12 @@ class Counted:
             return None
         by_problem = count_right_choices(make_episodes(self.plays(run.name))).values()
         counts: dict[str, tuple[float, float]] = {}
-        for of in by_problem:
-            if len(of.right) < k:
+        for plays in by_problem:
+            if len(plays.right) < k:
                 return None
-            if of.y in _LABELS[figure]:
-                right, problems = counts.get(of.question_id, (0.0, 0))
-                counts[of.question_id] = (right + float(of.right[k - 1]), problems + 1)
+            if plays.y in _LABELS[figure]:
+                right, problems = counts.get(plays.question_id, (0.0, 0))
+                counts[plays.question_id] = (right + float(plays.right[k - 1]), problems + 1)
         return counts
 
     def find_worst(self, run: PlannedRun) -> WorstTest | None:
@@ -210,13 +210,21 @@ class Counted:
             if name is not None
             for place, plays in self._verdicts.tests(name).items()
         ]
-        counted = [count_plays(test.plays, "soundness") for test in tests]
+        counts_of_tests = [count_plays(test.plays, "soundness") for test in tests]
         if self.definitions > 1:
             # The lowest of a few hundred problems and of fewer: fewer would be the lower by luck.
-            shared = set.intersection(*(set(counts) for counts in counted)) if counted else set()
+            shared = (
+                set.intersection(*(set(counts) for counts in counts_of_tests))
+                if counts_of_tests
+                else set()
+            )
             if shared:
-                counted = [{q: counts[q] for q in counts if q in shared} for counts in counted]
-        sound = [(share_right([one]), test) for one, test in zip(counted, tests, strict=True)]
+                counts_of_tests = [
+                    {q: counts[q] for q in counts if q in shared} for counts in counts_of_tests
+                ]
+        sound = [
+            (share_right([one]), test) for one, test in zip(counts_of_tests, tests, strict=True)
+        ]
         return min(
             ((soundness, test) for soundness, test in sound if soundness is not None),
             key=lambda pair: pair[0],
@@ -273,9 +281,9 @@ def weigh_alike(runs: Sequence[Counts]) -> list[Counts]:
     plays = [sum(count for _, count in counts.values()) for counts in runs]
     if len({*plays} - {0}) < 2:
         return [*runs]
-    most = max(plays)
+    max_plays = max(plays)
     return [
-        {q: (hits * most / n, count * most / n) for q, (hits, count) in counts.items()}
+        {q: (hits * max_plays / n, count * max_plays / n) for q, (hits, count) in counts.items()}
         if n
         else counts
         for counts, n in zip(runs, plays, strict=True)

@@ -1,4 +1,4 @@
-"""What the documents of a sweep are made of.
+"""The parts of a sweep's documents.
 
 Part      a document, or a part of one
 OverRuns  a figure of several runs; `sum_up` makes it
@@ -43,19 +43,19 @@ def sum_up(values: Iterable[float | None], both_ways: TwoWay | None = None) -> O
 
     `both_ways` is the same mean over seeds and questions, for its interval: that of a rate.
     """
-    measured = [value for value in values if value is not None]
-    if not measured:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return None
     interval = None if both_ways is None else both_ways.ci95
     return OverRuns(
-        mean=sum(measured) / len(measured),
-        lowest=min(measured),
-        highest=max(measured),
+        mean=sum(numbers) / len(numbers),
+        lowest=min(numbers),
+        highest=max(numbers),
         ci95=None if interval is None else clip_interval(interval),
     )
 
 
 def clip_interval(interval: Interval95, lowest: float = 0.0) -> Interval95:
     """Cut an interval to [`lowest`, 1], the range of rates, or of differences between rates."""
-    # With few seeds Student's t reaches beyond what a rate can be.
+    # With few seeds Student's t reaches beyond the range of a rate.
     return max(lowest, interval[0]), min(1.0, interval[1])

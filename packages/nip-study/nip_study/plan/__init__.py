@@ -1,1 +1,1 @@
-"""The runs of a sweep and its attacks: which there are, and what each needs."""
+"""The runs of a sweep and its attacks: which there are, and the needs of each."""

@@ -32,7 +32,7 @@ def attack_settings(
     Raises SettingsError for what is not there, and for another game than the attacked run's.
     """
     source = RunStore(_open_store(run_store), run)
-    attacked = _read_attacked(source)
+    attacked_run = _read_attacked(source)
     iteration = attack.get("iteration")
     if iteration is None:
         iteration = source.finished_iterations()
@@ -41,14 +41,14 @@ def attack_settings(
                 f"run {run!r} has finished no iteration, so its verifier was never trained; to "
                 "attack the model that it began with, give --iteration 0"
             )
-    chosen = {**attack, "run": run, "iteration": iteration}
+    attack_options = {**attack, "run": run, "iteration": iteration}
     parameters = derive_from_record(
-        attacked,
-        chosen,
+        attacked_run,
+        attack_options,
         run_store=run_store,
         steps=steps,
         every=every,
-        name=_default_name(chosen) if name is None else name,
+        name=_default_name(attack_options) if name is None else name,
         overrides=overrides,
     )
     check_attacked(parameters, source)

@@ -1,7 +1,7 @@
 """The attacks of a sweep on the verifiers of its runs, once these are trained.
 
 SweptAttack  an attack on one run of a sweep, with its settings checked
-AttackEntry  what a sweep's file says of an attack
+AttackEntry  an attack in a sweep's file
 order_attacks  the attacks on a run, each behind the one that it imitates
 
     attacks:
@@ -114,37 +114,37 @@ class SweptAttack:
 def plan_attack(
     label: str,
     entry: AttackEntry,
-    attacked: HyperParameters,
+    attacked_parameters: HyperParameters,
     labels: Collection[str] = (),
     file: str = "",
 ) -> SweptAttack:
     """Plan the attack `label` on a planned run; `labels` are those of all attacks of the `file`.
 
-    Raises SettingsError where the run has nobody who could attack, or nothing worth attacking.
+    Raises SettingsError where the run has no possible attacker, or nothing worth attacking.
     """
-    name = f"{attacked.run_name}-{label}"
+    name = f"{attacked_parameters.run_name}-{label}"
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(
             f"its run would be called {name!r}, which is not one of at most 41 lower-case letters, "
             "digits and '-'; give the attack, or the values of the axes, shorter names"
         )
-    last = attacked.rl.num_iterations
+    last = attacked_parameters.rl.num_iterations
     iteration = last if entry.iteration is None else entry.iteration
     if iteration > last:
         raise SettingsError(f"iteration {iteration}: the run has {last}, counted from 0")
-    verifier = attacked.model_agents.get("verifier")
+    verifier = attacked_parameters.model_agents.get("verifier")
     is_trained = last > 0 and (verifier is None or not verifier.freeze_agent)
     if entry.iteration is None and not is_trained:
         raise SettingsError(
             "the run trains no verifier; leave it out (leave_out), or attack the models that it "
             "begins with (iteration: 0)"
         )
-    by = _find_file("by", entry.by, file)
+    way = _find_file("by", entry.by, file)
     try:
-        entry.check_options(find_way(by))
+        entry.check_options(find_way(way))
     except ValueError as error:
         raise SettingsError(str(error)) from None
-    attack: PlainDict = {"by": by, "run": attacked.run_name, "iteration": iteration}
+    attack: PlainDict = {"by": way, "run": attacked_parameters.run_name, "iteration": iteration}
     attack |= {"problems": entry.problems, **({} if entry.n is None else {"n": [*entry.n]})}
     if entry.script is not None:
         attack["script"] = _find_file("script", entry.script, file)
@@ -152,20 +152,20 @@ def plan_attack(
     imitates = entry.start_from if entry.start_from in labels else None
     if entry.start_from is not None:
         attack["start_from"] = (
-            f"{attacked.run_name}-{imitates}"
+            f"{attacked_parameters.run_name}-{imitates}"
             if imitates
             else _find_file("start_from", entry.start_from, file)
         )
     overrides = [f"{key}={json.dumps(value)}" for key, value in entry.set.items()]
     parameters = derive_attack(
-        attacked,
+        attacked_parameters,
         attack,
         steps=entry.steps,
         every=entry.every or TESTED_EVERY,
         name=name,
         overrides=overrides,
     )
-    check_game(parameters, attacked.to_dict())
+    check_game(parameters, attacked_parameters.to_dict())
     if parameters.attack.start_file is not None:
         check_start_file(parameters)
     return SweptAttack(label, name, parameters, imitates)
@@ -173,21 +173,21 @@ def plan_attack(
 
 def _find_file(setting: str, value: str, file: str) -> str:
     """Return a path as it is found from here, where it is seen from the sweep's file."""
-    found = find_in_sweep(f"attack.{setting}", value, file)
-    return found if isinstance(found, str) else value
+    path = find_in_sweep(f"attack.{setting}", value, file)
+    return path if isinstance(path, str) else value
 
 
 def check_imitations(entries: Mapping[str, AttackEntry]) -> None:
-    """Raise SettingsError for an attack that imitates what is not there, or waits for itself."""
+    """Raise SettingsError for an attack that imitates a missing one, or waits for itself."""
     for label, entry in entries.items():
         start = entry.start_from
         if start is None or start.endswith(CHATS):
             continue
         place = f"attacks.{label}.start_from"
         if start not in entries:
-            there = ", ".join(other for other in entries if other != label) or "none"
+            names = ", ".join(name for name in entries if name != label) or "none"
             raise SettingsError(
-                f"{place}: {start!r} is neither another attack of this sweep (there are {there}) "
+                f"{place}: {start!r} is neither another attack of this sweep (there are {names}) "
                 "nor a file of chats, which ends in .jsonl"
             )
         chain = [label]
@@ -210,16 +210,16 @@ def order_attacks(attacks: Sequence[SweptAttack]) -> list[SweptAttack]:
     by_label = {attack.label: attack for attack in attacks}
     depths: dict[str, int] = {}
     for attack in attacks:
-        depth, at = 0, attack
-        while at.imitates is not None:
-            if at.imitates not in by_label:
+        depth, label = 0, attack
+        while label.imitates is not None:
+            if label.imitates not in by_label:
                 raise SettingsError(
-                    f"attacks.{at.label}.start_from: {at.imitates!r} is not made on this run "
+                    f"attacks.{label.label}.start_from: {label.imitates!r} is not made on this run "
                     "(leave_out), so there is nothing to imitate; leave this one out, too"
                 )
-            source = by_label[at.imitates]
-            _check_imitable(at, source)
-            depth, at = depth + 1, source
+            source = by_label[label.imitates]
+            _check_imitable(label, source)
+            depth, label = depth + 1, source
         depths[attack.label] = depth
     return sorted(attacks, key=lambda attack: depths[attack.label])
 
@@ -230,9 +230,9 @@ def _check_imitable(attack: SweptAttack, source: SweptAttack) -> None:
         return
     split = attack.parameters.test_dataset_split
     if source.parameters.test_dataset_split == split:
-        other = VALIDATION if split == TEST else TEST
+        other_split = VALIDATION if split == TEST else TEST
         raise SettingsError(
             f"attacks.{attack.label}.start_from: {source.label!r} plays {split} problems alone, "
             "with which this attack is tested, so all of its messages would be left out; add "
-            f"test_dataset_split: {other} to its set"
+            f"test_dataset_split: {other_split} to its set"
         )

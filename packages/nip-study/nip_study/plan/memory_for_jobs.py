@@ -1,7 +1,7 @@
 """Whether so many runs at a time fit into the memory that a sweep may have.
 
-What a run takes depends on its model. Checked is the least that any takes, so that a number of jobs
-which can't be is told before anything is started; one that passes may still be too large.
+The memory of a run depends on its model. Checked is the least that any takes, so that a number of
+jobs which can't be is told before anything is started; one that passes may still be too large.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.hosting import has_own_model
 
 _RUN_BYTES = 150 * 10**6
-"""The process of a run, when it has imported what it needs: 156 MB on Linux with Python 3.11."""
+"""The process of a run, when it has imported its modules: 156 MB on Linux with Python 3.11."""
 _ENGINE_BYTES = 240 * 10**6
 """An engine of its own beside it, before it has a model: 242 MB there."""
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class PlannedRun(Protocol):
-    """A run of a sweep: where it stands in the table, and what was played."""
+    """A run of a sweep: its place in the table, and its settings."""
 
     @property
     def name(self) -> str:

@@ -65,14 +65,14 @@ class SweepFile(BaseModel):
     name: str
     """Of the sweep; the names of its runs begin with it."""
     config: str
-    """What all runs share: a configuration's path, seen from this file or from here, or the name of
-    a bundled one."""
+    """The part that all runs share: a configuration's path, seen from this file or from here, or
+    the name of a bundled one."""
     run_store: str | None = None
     """Where the runs are kept; by default where the configuration says."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings of all runs, by dotted name."""
     axes: dict[str, Values] = Field(min_length=1)
-    """What differs: a setting with its values, or a name of your own with named values, each of
+    """The differences: a setting with its values, or a name of your own with named values, each of
     which is a mapping of settings."""
     leave_out: list[dict[str, Value]] = Field(default_factory=list)
     """Combinations that are not run: values of some of the axes each."""
@@ -108,12 +108,12 @@ class SweptRun:
         Beside attacks on the trained verifier those on the untrained one are controls: left out.
         """
         split = self.parameters.test_dataset_split
-        attacked = {attack.label: attack.parameters.attack.iteration for attack in self.attacks}
+        iterations = {attack.label: attack.parameters.attack.iteration for attack in self.attacks}
         return tuple(
             attack.label
             for attack in self.attacks
             if attack.parameters.test_dataset_split == split
-            and (attacked[attack.label] or not any(attacked.values()))
+            and (iterations[attack.label] or not any(iterations.values()))
         )
 
     @property
@@ -130,7 +130,9 @@ class SweptRun:
         """Return the name of this run, or of an attack on it; None without such an attack."""
         if attack is None:
             return self.name
-        return next((made.name for made in self.attacks if made.label == attack), None)
+        return next(
+            (attack_plan.name for attack_plan in self.attacks if attack_plan.label == attack), None
+        )
 
     @property
     def arm(self) -> tuple[str, ...]:
@@ -172,8 +174,8 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
         raise SettingsError(
             f"{path}: name {file.name!r}: use at most 41 lower-case letters, digits and '-'"
         )
-    beside = path.parent / file.config
-    config = str(beside) if beside.is_file() else file.config
+    config_path = path.parent / file.config
+    config = str(config_path) if config_path.is_file() else file.config
     _check_values(path, file)
     _check_left_out(path, "leave_out", file.leave_out, file)
     for label, entry in file.attacks.items():
@@ -184,16 +186,16 @@ def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
         raise SettingsError(f"{path}: {error}") from None
     # 2. Every combination that is not left out, as a run.
     runs = tuple(
-        _plan_run(path, file, config, named, overrides)
-        for named in _combinations(file)
-        if not any(_matches(named, left_out) for left_out in file.leave_out)
+        _plan_run(path, file, config, combination, overrides)
+        for combination in _combinations(file)
+        if not any(_matches(combination, left_out) for left_out in file.leave_out)
     )
     if not runs:
         raise SettingsError(f"{path}: leave_out leaves no run")
     # 3. No two are the same, all lie in one store.
     _check_differences(path, runs)
-    [store, *others] = {run.parameters.run_store for run in runs}
-    if others:
+    [store, *other_stores] = {run.parameters.run_store for run in runs}
+    if other_stores:
         raise SettingsError(f"{path}: the runs of a sweep need one run_store; take it off the axes")
     return Sweep(file.name, config, store, tuple(file.axes), runs, tuple(file.attacks))
 
@@ -210,7 +212,7 @@ def read_yaml_as(path: Path, kind: type[_File]) -> _File:
 
 
 def _describe_errors(error: ValidationError) -> list[str]:
-    """Say what is wrong at each place. An axis of neither kind is named once."""
+    """Say the fault at each place. An axis of neither kind is named once."""
     lines: dict[str, str] = {}
     for detail in error.errors():
         location = [str(part) for part in detail["loc"]]
@@ -242,12 +244,12 @@ Named = dict[str, tuple[str, PlainDict]]  # by axis, a value's name and its sett
 
 def _combinations(file: SweepFile) -> Iterator[Named]:
     choices = [_named_values(axis, values).items() for axis, values in file.axes.items()]
-    for chosen in product(*choices):
-        yield dict(zip(file.axes, chosen, strict=True))
+    for combination in product(*choices):
+        yield dict(zip(file.axes, combination, strict=True))
 
 
-def _matches(named: Named, left_out: Mapping[str, Value]) -> bool:
-    return all(named[axis][0] == as_text(value) for axis, value in left_out.items())
+def _matches(combination: Named, left_out: Mapping[str, Value]) -> bool:
+    return all(combination[axis][0] == as_text(value) for axis, value in left_out.items())
 
 
 def _check_values(path: Path, file: SweepFile) -> None:
@@ -264,79 +266,91 @@ def _check_values(path: Path, file: SweepFile) -> None:
 def _check_left_out(path: Path, key: str, entries: list[dict[str, Value]], file: SweepFile) -> None:
     for place, left_out in enumerate(entries):
         for axis, value in left_out.items():
-            there = _named_values(axis, file.axes.get(axis, []))
-            if as_text(value) not in there:
-                what = f"values are {', '.join(there)}" if there else "there is no such axis"
-                raise SettingsError(f"{path}: {key}[{place}]: {axis}: {value!r}: {what}")
+            values = _named_values(axis, file.axes.get(axis, []))
+            if as_text(value) not in values:
+                detail = f"values are {', '.join(values)}" if values else "there is no such axis"
+                raise SettingsError(f"{path}: {key}[{place}]: {axis}: {value!r}: {detail}")
         if not left_out:
             raise SettingsError(f"{path}: {key}[{place}]: names no value, so leaves out all")
 
 
 def _plan_run(
-    path: Path, file: SweepFile, config: str, named: Named, more: tuple[str, ...]
+    path: Path, file: SweepFile, config: str, combination: Named, more: tuple[str, ...]
 ) -> SweptRun:
-    values = {axis: name for axis, (name, _) in named.items()}
-    told = ", ".join(f"{axis} {name}" for axis, name in values.items())
+    values = {axis: name for axis, (name, _) in combination.items()}
+    values_text = ", ".join(f"{axis} {name}" for axis, name in values.items())
     run_name = "-".join([file.name, *map(_slug, values.values())])
     if not RUN_NAME.fullmatch(run_name):
         raise SettingsError(
-            f"{path}: {told}: the run's name, {run_name!r}, is not one of at most 41 lower-case "
+            f"{path}: {values_text}: the run's name, {run_name!r}, is not one of at most 41 "
+            "lower-case "
             "letters, digits and '-'; name the values of the axes shortly: {short: {setting: ...}}"
         )
     # One after the other, in the order of the file: of two that overlap the later one holds.
-    changes = [*file.set.items(), *(c for _, of_value in named.values() for c in of_value.items())]
+    changes = [
+        *file.set.items(),
+        *(c for _, of_value in combination.values() for c in of_value.items()),
+    ]
     if file.run_store is not None:
         changes.append(("run_store", file.run_store))
     if "run_name" in dict(changes) or any(text.startswith("run_name=") for text in more):
-        raise SettingsError(f"{path}: {told}: run_name follows from the sweep's name and values")
-    found = [(setting, find_in_sweep(setting, value, str(path))) for setting, value in changes]
+        raise SettingsError(
+            f"{path}: {values_text}: run_name follows from the sweep's name and values"
+        )
+    found_changes = [
+        (setting, find_in_sweep(setting, value, str(path))) for setting, value in changes
+    ]
     try:
         overrides = (
-            *(f"{setting}={json.dumps(value, ensure_ascii=False)}" for setting, value in found),
+            *(
+                f"{setting}={json.dumps(value, ensure_ascii=False)}"
+                for setting, value in found_changes
+            ),
             *more,
             f"run_name={json.dumps(run_name)}",
         )
     except TypeError as error:
         raise SettingsError(
-            f"{path}: {told}: a value is neither text nor a number ({error}); write it in quotes"
+            f"{path}: {values_text}: a value is neither text nor a number ({error}); write "
+            "it in quotes"
         ) from None
     try:
         parameters = load_parameters(config, overrides)
     except SettingsError as error:
-        raise SettingsError(f"{path}: {told}: {error}") from None
+        raise SettingsError(f"{path}: {values_text}: {error}") from None
     return SweptRun(
         run_name,
         values,
         overrides,
         merge_settings(config, overrides),
         parameters,
-        _plan_attacks(path, file, named, parameters),
+        _plan_attacks(path, file, combination, parameters),
     )
 
 
 def _plan_attacks(
-    path: Path, file: SweepFile, named: Named, attacked: HyperParameters
+    path: Path, file: SweepFile, combination: Named, attacked_parameters: HyperParameters
 ) -> tuple[SweptAttack, ...]:
     """Plan the attacks on a run, without those with this run in their `leave_out`."""
-    attacks = [*_plan_each(path, file, named, attacked)]
+    attacks = [*_plan_each(path, file, combination, attacked_parameters)]
     try:
         order_attacks(attacks)
     except SettingsError as error:
-        raise SettingsError(f"{path}: run {attacked.run_name!r}: {error}") from None
+        raise SettingsError(f"{path}: run {attacked_parameters.run_name!r}: {error}") from None
     return tuple(attacks)
 
 
 def _plan_each(
-    path: Path, file: SweepFile, named: Named, attacked: HyperParameters
+    path: Path, file: SweepFile, combination: Named, attacked_parameters: HyperParameters
 ) -> Iterator[SweptAttack]:
     for label, entry in file.attacks.items():
-        if any(_matches(named, left_out) for left_out in entry.leave_out):
+        if any(_matches(combination, left_out) for left_out in entry.leave_out):
             continue
         try:
-            yield plan_attack(label, entry, attacked, file.attacks, str(path))
+            yield plan_attack(label, entry, attacked_parameters, file.attacks, str(path))
         except SettingsError as error:
             raise SettingsError(
-                f"{path}: attacks.{label}: run {attacked.run_name!r}: {error}"
+                f"{path}: attacks.{label}: run {attacked_parameters.run_name!r}: {error}"
             ) from None
 
 
@@ -349,16 +363,18 @@ def _check_differences(path: Path, runs: tuple[SweptRun, ...]) -> None:
     names: dict[str, SweptRun] = {}
     settings: dict[str, SweptRun] = {}
     for run in runs:
-        if (other := names.setdefault(run.name, run)) is not run:
+        if (planned_run := names.setdefault(run.name, run)) is not run:
             raise SettingsError(
-                f"{path}: {_describe_run(other)} and {_describe_run(run)} would both be called "
+                f"{path}: {_describe_run(planned_run)} and {_describe_run(run)} would both "
+                "be called "
                 f"{run.name!r}; give the values of an axis other names"
             )
         # Under two names one run would be paid twice, and count as two.
         same = digest({**run.parameters.to_dict(), "run_name": ""})
-        if (other := settings.setdefault(same, run)) is not run:
+        if (planned_run := settings.setdefault(same, run)) is not run:
             raise SettingsError(
-                f"{path}: {_describe_run(other)} and {_describe_run(run)} have the same settings"
+                f"{path}: {_describe_run(planned_run)} and {_describe_run(run)} have the "
+                "same settings"
             )
     for attack in [attack for run in runs for attack in run.attacks]:
         if attack.name in names:

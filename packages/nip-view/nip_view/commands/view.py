@@ -61,15 +61,19 @@ def view(
             f"--no-token with --host {host}: whoever reaches that address would read all runs; "
             "leave the token, or listen at 127.0.0.1 and use ssh -L"
         )
-    shown = _choose_runs(runs or [], run_store)
+    shown_runs = _choose_runs(runs or [], run_store)
     listening = _listen(host, port)
     bound = listening.getsockname()[1]
     token = secrets.token_urlsafe(24) if has_token else None
     # Browsers share cookies between the ports of a machine.
     app = make_app(
-        shown, token, {host, socket.gethostname()}, f"nip_view_{bound}", takes_notes=takes_notes
+        shown_runs,
+        token,
+        {host, socket.gethostname()},
+        f"nip_view_{bound}",
+        takes_notes=takes_notes,
     )
-    threading.Thread(target=_warm_up, args=(shown,), daemon=True).start()
+    threading.Thread(target=_warm_up, args=(shown_runs,), daemon=True).start()
     name = f"[{host}]" if ":" in host else host
     end = f"?token={token}" if token else ""
     url = f"http://{name}:{bound}/{_first_page(runs)}{end}"
@@ -97,7 +101,7 @@ def view(
 def _browser_at(url: str) -> Iterator[None]:
     """Open a browser once the server is there, by a temporary page leading to `url`.
 
-    All users of a machine can read what a program is started with; this page only its owner can.
+    All users of a machine can read a program's arguments; this page only its owner can.
     """
     with held_folder("nip-view-") as folder:
         page, target = folder / "open.html", html.escape(url, quote=True)
@@ -149,11 +153,11 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _warm_up(shown: "ShownRuns") -> None:
-    """Read the index of each run before somebody asks for it."""
+def _warm_up(shown_runs: "ShownRuns") -> None:
+    """Read the index of each run before a user asks for it."""
     from nip_core.errors import NipError
 
-    for run in shown.all():
+    for run in shown_runs.all():
         with contextlib.suppress(NipError, OSError):
             run.episodes()
 

@@ -26,7 +26,7 @@ class Line:
     kind: str
     points: Sequence[Measured]
     is_joined: bool = True
-    """Whether its points are joined; groups that are few say nothing of what lies between."""
+    """Whether its points are joined; few groups say nothing of the values between them."""
 
 
 @dataclass(frozen=True)
@@ -95,20 +95,22 @@ def lay_out_chart(
     diagonal: bool = False,
 ) -> Chart | None:
     """Lay lines out; None where there is nothing to draw."""
-    known = [replace(line, points=[*filter(_is_finite, line.points)]) for line in lines]
-    known = [line for line in known if line.points]
-    if not known:
+    finite_lines = [replace(line, points=[*filter(_is_finite, line.points)]) for line in lines]
+    finite_lines = [line for line in finite_lines if line.points]
+    if not finite_lines:
         return None
-    xs = [x for line in known for x, _, _ in line.points]
-    ys = [y for line in known for _, y, _ in line.points if y is not None]
+    xs = [x for line in finite_lines for x, _, _ in line.points]
+    ys = [y for line in finite_lines for _, y, _ in line.points if y is not None]
     x_range = (0.0, 1.0) if diagonal else (min(xs), max(xs))
     y_range = (0.0, 1.0) if is_rate else _pad(min(ys), max(ys))
     return Chart(
         title,
-        _describe_shares(title, known) if diagonal else _describe(title, known, x_name, is_rate),
+        _describe_shares(title, finite_lines)
+        if diagonal
+        else _describe(title, finite_lines, x_name, is_rate),
         x_name,
         tuple(
-            _lay_out_panel(name, size, known, x_range, y_range, is_rate, chance, diagonal)
+            _lay_out_panel(name, size, finite_lines, x_range, y_range, is_rate, chance, diagonal)
             for name, size in zip(("wide", "narrow"), sizes, strict=False)
         ),
     )
@@ -120,7 +122,7 @@ def _is_finite(point: Measured) -> bool:
 
 def _pad(low: float, high: float) -> tuple[float, float]:
     margin = 0.08 * (high - low) or abs(high) * 0.1 or 1.0
-    # What can't be negative has its axis at 0 if that is near.
+    # A quantity that can't be negative has its axis at 0 if that is near.
     bottom = 0.0 if 0 <= low <= 0.5 * high else low - margin
     return bottom, high + margin
 
@@ -157,19 +159,19 @@ def _lay_out_panel(
     diagonal: bool,
 ) -> Panel:
     width, height = size
-    left, right, top, bottom = _LEFT, width - _RIGHT, _TOP, height - _BOTTOM
+    left_edge, right, top, bottom = _LEFT, width - _RIGHT, _TOP, height - _BOTTOM
     x_span, y_span = x_range[1] - x_range[0], y_range[1] - y_range[0]
 
     def across(x: float) -> float:
         if not x_span:
-            return (left + right) / 2
-        return left + 10 + (right - left - 20) * (x - x_range[0]) / x_span
+            return (left_edge + right) / 2
+        return left_edge + 10 + (right - left_edge - 20) * (x - x_range[0]) / x_span
 
     def down(y: float) -> float:
         share = (y - y_range[0]) / y_span
         return bottom - (bottom - top) * min(1.0, max(0.0, share))
 
-    drawn = tuple(_draw(line, across, down, is_rate, diagonal) for line in lines)
+    drawn_lines = tuple(_draw(line, across, down, is_rate, diagonal) for line in lines)
     x_steps = _choose_ticks(*x_range, _MOST_TICKS.get(size, 5), whole=not diagonal)
     x_ticks = [(across(x), f"{100 * x:.0f} %" if diagonal else f"{x:g}") for x in x_steps]
     y_steps = [0, 0.25, 0.5, 0.75, 1] if is_rate else _choose_ticks(*y_range, 5, whole=False)
@@ -179,11 +181,11 @@ def _lay_out_panel(
         name,
         width,
         height,
-        left,
+        left_edge,
         right,
         top,
         bottom,
-        drawn,
+        drawn_lines,
         tuple(x_ticks),
         tuple(y_ticks),
         None if chance is None else down(chance),
@@ -201,29 +203,29 @@ def _draw(
     marks = []
     for x, y, interval in line.points:
         assert y is not None
-        shown = f"{100 * y:.1f} %" if is_rate else true_minus(number(y, 4))
+        value = f"{100 * y:.1f} %" if is_rate else true_minus(number(y, 4))
         place = percent(x) if is_share else f"{x:g}"
         low, high = (None, None) if interval is None else map(down, interval)
-        marks.append(Mark(across(x), down(y), low, high, f"{line.name}, {place}: {shown}"))
+        marks.append(Mark(across(x), down(y), low, high, f"{line.name}, {place}: {value}"))
     path = " ".join(f"{mark.x:.1f},{mark.y:.1f}" for mark in marks)
-    many = len(marks) > 60  # marks of so many can't be told apart
+    is_crowded = len(marks) > 60  # marks of so many can't be told apart
     return Drawn(
         line.name,
         line.kind,
         (path,) if len(marks) > 1 and line.is_joined else (),
-        () if many else tuple(marks),
+        () if is_crowded else tuple(marks),
         line.is_joined,
     )
 
 
-def _choose_ticks(low: float, high: float, most: int, *, whole: bool) -> list[float]:
-    """Choose round numbers between `low` and `high`, at most `most`."""
+def _choose_ticks(low: float, high: float, limit: int, *, whole: bool) -> list[float]:
+    """Choose round numbers between `low` and `high`, at most `limit`."""
     span = high - low
     if span <= 0:
         return [low]
-    step = 10.0 ** math.floor(math.log10(span / most))
+    step = 10.0 ** math.floor(math.log10(span / limit))
     for factor in (1, 2, 5, 10, 20):
-        if span / (step * factor) <= most:
+        if span / (step * factor) <= limit:
             step *= factor
             break
     if whole:

@@ -1,4 +1,4 @@
-"""The verdicts of a place of a run, and what was argued there, for what differs between two.
+"""The verdicts of a place of a run, and the arguments there, for the differences of two places.
 
 JudgedPlaces  reads those of an iteration and split, and remembers the last few
 """
@@ -20,14 +20,14 @@ from nip_core.showing.changes import read_split_verdicts
 from nip_core.showing.episodes.episode_index import Episodes
 
 MOST_READ = 5_000
-"""Episodes of a side up to which what was said is read without asking, in a tenth of a second."""
+"""Episodes of a side up to which messages are read without asking, in a tenth of a second."""
 _MOST_PLACES = 4
 
 Rows = NDArray[np.int64]
 
 
 class JudgedPlaces:
-    """Reads the verdicts of whole shards. What is long stays in the files."""
+    """Reads the verdicts of whole shards. Long texts stay in the files."""
 
     def __init__(self, store: Store) -> None:
         """Reads nothing yet."""
@@ -39,7 +39,7 @@ class JudgedPlaces:
     ) -> JudgedEpisodes | None:
         """Read the verdicts of these rows of the index; None where a file can't be read.
 
-        They are all that their shards have. With arguments what was said is read from the files.
+        They are all that their shards have. With arguments the messages are read from the files.
         """
         split_by = () if game is None else game.scenario.split_by
         # Without either, all of it is in the index.
@@ -52,11 +52,11 @@ class JudgedPlaces:
         place = (str(with_arguments), *(shard.manifest.digest for shard in shards))
         with self._lock:
             if place not in self._known:
-                parts = [StoredRollouts.of_shard(self._store, of.manifest) for of in shards]
+                parts = [StoredRollouts.of_shard(self._store, shard.manifest) for shard in shards]
                 try:
                     self._known[place] = read_split_verdicts(parts, game, with_arguments)
                 except (NipError, OSError, pa.ArrowException, LookupError, ValueError):
-                    return None  # the list of episodes names what can't be read
+                    return None  # the list of episodes names the unreadable files
             self._known.move_to_end(place)
             while len(self._known) > _MOST_PLACES:
                 self._known.popitem(last=False)
@@ -65,6 +65,6 @@ class JudgedPlaces:
 
 def _read_index(episodes: Episodes, rows: Rows) -> JudgedEpisodes:
     table = episodes.table.take(pa.array(rows, pa.int64()))
-    named = zip(table["problem"].to_pylist(), table["question_id"].to_pylist(), strict=True)
-    questions = {problem: shared_text(question, {}, ()) for problem, question in named}
+    problems = zip(table["problem"].to_pylist(), table["question_id"].to_pylist(), strict=True)
+    questions = {problem: shared_text(question, {}, ()) for problem, question in problems}
     return JudgedEpisodes(table.select(JUDGED), {}, questions)

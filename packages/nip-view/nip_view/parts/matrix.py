@@ -94,12 +94,12 @@ def count_matrix(
     names = pc.dictionary_encode(table["problem"].combine_chunks())
     problem = names.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     ids = names.dictionary
-    at = pc.index_in(table["iteration"], value_set=pa.array(iterations, pa.int32()))
-    column = pc.fill_null(at, -1).to_numpy().astype(np.int64)
+    indices = pc.index_in(table["iteration"], value_set=pa.array(iterations, pa.int32()))
+    column = pc.fill_null(indices, -1).to_numpy().astype(np.int64)
     ends = pc.index_in(table["verdict"], value_set=pa.array(_ENDS)).to_numpy().astype(np.int64)
     width, height = len(iterations), len(ids)
-    shown = column >= 0
-    flat = (problem[shown] * width + column[shown]) * 3 + ends[shown]
+    is_shown = column >= 0
+    flat = (problem[is_shown] * width + column[is_shown]) * 3 + ends[is_shown]
     counts = np.bincount(flat, minlength=height * width * 3).reshape(height, width, 3)
     # 2. Which problems come first.
     order = _order_problems(counts, ids, sort)[first : first + count]
@@ -110,7 +110,7 @@ def count_matrix(
         tuple(iterations),
         tuple(rows),
         height,
-        tuple((int(of[0]), int(of.sum())) for of in totals),
+        tuple((int(column_counts[0]), int(column_counts.sum())) for column_counts in totals),
     )
 
 
@@ -120,10 +120,10 @@ def _order_problems(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDAr
     if sort == "problem" or not counts.shape[1]:
         return by_name
     # 1. Shares by problem and iteration.
-    played = counts.sum(axis=2)
+    episode_counts = counts.sum(axis=2)
     bad, failed = (
-        np.where(played > 0, of / np.maximum(played, 1), np.nan)
-        for of in (played - counts[:, :, 0], counts[:, :, 2])
+        np.where(episode_counts > 0, numerators / np.maximum(episode_counts, 1), np.nan)
+        for numerators in (episode_counts - counts[:, :, 0], counts[:, :, 2])
     )
     if sort == "changed":
         score = np.nansum(np.abs(np.diff(_carry_forward(bad), axis=1)), axis=1)
@@ -136,8 +136,8 @@ def _order_problems(counts: NDArray[np.int64], ids: pa.Array, sort: str) -> NDAr
 
 def _carry_forward(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Fill the gaps of shares: a problem not played in an iteration keeps its share before."""
-    at = np.where(np.isnan(shares), 0, np.arange(shares.shape[1]))
-    return np.take_along_axis(shares, np.maximum.accumulate(at, axis=1), axis=1)
+    indices = np.where(np.isnan(shares), 0, np.arange(shares.shape[1]))
+    return np.take_along_axis(shares, np.maximum.accumulate(indices, axis=1), axis=1)
 
 
 def _read_rows(
@@ -152,23 +152,23 @@ def _read_rows(
     on_page = np.flatnonzero(np.isin(problem, order) & (column >= 0))
     # Of these columns alone, as thousands of episodes stand behind a page.
     columns = [field.name for field in fields(_CellEpisode)]
-    shown = table.take(pa.array(on_page)).select(columns).to_pylist()
+    row_dicts = table.take(pa.array(on_page)).select(columns).to_pylist()
     first: dict[tuple[int, int], tuple[int, str]] = {}  # by cell, the worst end with its key
     about: dict[int, _CellEpisode] = {}
-    for row, values in zip(on_page, shown, strict=True):
+    for row, values in zip(on_page, row_dicts, strict=True):
         fact = _CellEpisode(**values)
         about.setdefault(int(problem[row]), fact)
         place, end = (int(problem[row]), int(column[row])), int(ends[row])
         if place not in first or end > first[place][0]:
             first[place] = (end, fact.key)
     for number in map(int, order):
-        of = about.get(number)
+        facts = about.get(number)
         yield ProblemRow(
             ids[number].as_py(),
-            "" if of is None else of.about,
-            -1 if of is None else of.y,
-            None if of is None else of.difficulty,
-            None if of is None else of.mutation,
+            "" if facts is None else facts.about,
+            -1 if facts is None else facts.y,
+            None if facts is None else facts.difficulty,
+            None if facts is None else facts.mutation,
             tuple(
                 _make_cell(counts[number, k], first[number, k][1]) if (number, k) in first else None
                 for k in range(counts.shape[1])
@@ -245,14 +245,14 @@ class OrderedPairs:
 
     def take(self, first: int, count: int) -> tuple[EpisodePair, ...]:
         """Read `count` pairs in their order, from the `first` on."""
-        chosen = self.joined.take(pa.array(self.rows[first : first + count])).to_pylist()
+        pair_rows = self.joined.take(pa.array(self.rows[first : first + count])).to_pylist()
         return tuple(
             EpisodePair(
                 **{name: row[name] for name in _OF_BOTH},
                 a=PairedEpisode(**{name: row[f"{name} a"] for name in _OF_EACH}),
                 b=PairedEpisode(**{name: row[f"{name} b"] for name in _OF_EACH}),
             )
-            for row in chosen
+            for row in pair_rows
         )
 
     def find(self, a: str, b: str) -> int | None:
@@ -264,7 +264,7 @@ class OrderedPairs:
 
 def order_pairs(a: pa.Table, b: pa.Table, kind: str = "") -> OrderedPairs:
     """Pair the episodes of two places by problem, sample and, in trees, branch."""
-    # 1. Join on what names an episode in its place.
+    # 1. Join on the columns that name an episode in its place.
     names = ["problem", "sample", "branch_path"]
     columns = [*names, "about", "y", *_OF_EACH]
     joined = a.select(columns).join(
@@ -302,5 +302,5 @@ def pair_episodes(
     pairs = order_pairs(a, b, kind)
     first = per_page * (min(page, max(1, -(-len(pairs.rows) // per_page))) - 1)
     paired = pairs.joined.num_rows
-    alone = (a.num_rows - paired, b.num_rows - paired)
-    return EpisodePairs(pairs.take(first, per_page), pairs.counts, alone)
+    lone_counts = (a.num_rows - paired, b.num_rows - paired)
+    return EpisodePairs(pairs.take(first, per_page), pairs.counts, lone_counts)

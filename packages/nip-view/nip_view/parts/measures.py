@@ -1,4 +1,4 @@
-"""What a set of episodes says of verdicts: confusion, and how well a scale is calibrated.
+"""Measures of the verdicts of a set of episodes: confusion, and how well a scale is calibrated.
 
 count_verdicts       labels by decisions
 measure_calibration  of the verdicts on a scale, how often each was the right one
@@ -43,22 +43,22 @@ def count_verdicts(table: pa.Table) -> Confusion:
 
 
 def measure_calibration(table: pa.Table) -> Calibration | None:
-    """Compare P(accept) with the labels, or what verdicts on a scale say where there is none.
+    """Compare P(accept) with the labels, or verdicts on a scale where there is none.
 
     A value v from -1 to 1 says that the solution is right with probability (v + 1) / 2. None where
     nothing was decided, or nothing but the ends of a scale was used.
     """
-    known = pc.and_(pc.is_valid(table["p_accept"]), pc.greater_equal(table["y"], 0))
-    if pc.any(known).as_py():
-        likely, right = (table[name].filter(known).to_numpy() for name in ("p_accept", "y"))
+    is_known = pc.and_(pc.is_valid(table["p_accept"]), pc.greater_equal(table["y"], 0))
+    if pc.any(is_known).as_py():
+        likely, right = (table[name].filter(is_known).to_numpy() for name in ("p_accept", "y"))
         return calibrate(np.asarray(likely, np.float64), np.asarray(right, np.float64))
-    said, label = table["decision_value"], table["y"]
-    decided = pc.and_(pc.is_valid(said), pc.equal(table["outcome"], "finished"))
+    value, label = table["decision_value"], table["y"]
+    decided = pc.and_(pc.is_valid(value), pc.equal(table["outcome"], "finished"))
     # An episode of a problem without a label can't be compared with one.
-    counted = pc.and_(decided, pc.greater_equal(label, 0))
-    values = np.asarray(said.filter(counted).to_numpy(), dtype=np.float64)
+    is_counted = pc.and_(decided, pc.greater_equal(label, 0))
+    values = np.asarray(value.filter(is_counted).to_numpy(), dtype=np.float64)
     if not len(values) or np.all(np.abs(values) == 1):
         return None
     claims = (values + 1) / 2
-    y = np.asarray(label.filter(counted).to_numpy(), dtype=np.float64)
+    y = np.asarray(label.filter(is_counted).to_numpy(), dtype=np.float64)
     return calibrate(claims, y, is_scale=True)

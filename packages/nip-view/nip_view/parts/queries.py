@@ -1,14 +1,14 @@
-"""What an address asks for of a run's episodes: filters, an order, a page.
+"""The query of an address for a run's episodes: filters, an order, a page.
 
 Query       the filters of an address, checked
 QueryError  an address that is not understood
-Comparison  what the address of a comparison asks for
+Comparison  the query of a comparison's address
 
-What the filters mean is said in `nip_core.showing.episodes.episode_filters`, for a line of Python
-alike.
+The meaning of the filters stands in `nip_core.showing.episodes.episode_filters`, for a line of
+Python alike.
 
-The address is the state: what a page shows follows from it alone, so that it can be sent, and gone
-back to.
+The address is the state: the contents of a page follow from it alone, so that it can be sent, and
+gone back to.
 """
 
 import re
@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 from nip_core.showing.episodes.episode_filters import CHOICES, SORTS, EpisodeFilters
 
 PER_PAGE = 50
-MOST_TEXT = 200  # characters of what is looked for
+MOST_TEXT = 200  # characters of a searched text
 _SAME = (
     *("split", "verdict", "outcome", "difficulty", "mutation", "model", "problem"),
     *("text", "agent", "noted", "note"),
@@ -29,7 +29,7 @@ _SAME = (
 
 
 class QueryError(ValueError):
-    """An address asks for something no page has; the message says what it may ask for."""
+    """An address asks for something no page has; the message lists the possible queries."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,25 @@ class Query:
     problem: str = ""
     """A part of the problem's name; in quotation marks, all of it."""
     text: str = ""
-    """What was written in a message or a thought."""
+    """A text in a message or a thought."""
     agent: str = ""
     """Who wrote the text; without a text, who took a turn."""
     round: str = ""
     """When that was."""
     noted: str = ""
     note: str = ""
-    """What stands in the note."""
+    """A text in the note."""
     sort: str = "failures"
     page: int = 1
 
     @classmethod
-    def parse(cls, asked: Iterable[tuple[str, str]], beside: Iterable[str] = ()) -> "Query":
-        """Return the query of an address; names in `beside` are for others. Raises QueryError."""
-        names, passed_over = {field.name for field in fields(cls)}, set(beside)
+    def parse(
+        cls, parameters: Iterable[tuple[str, str]], other_names: Iterable[str] = ()
+    ) -> "Query":
+        """Return the query of an address, without `other_names`. Raises QueryError."""
+        names, passed_over = {field.name for field in fields(cls)}, set(other_names)
         values: dict[str, Any] = {}
-        for name, value in asked:
+        for name, value in parameters:
             if name in passed_over:
                 continue
             if name not in names:
@@ -98,13 +100,13 @@ class Query:
 
     @property
     def asks_for_calls(self) -> bool:
-        """Say whether it takes what models wrote to answer, and not the index alone."""
+        """Say whether an answer needs the models' texts, and not the index alone."""
         return bool(self.text or self.agent or self.round)
 
     def to_filters(self) -> EpisodeFilters:
-        """Return what the address asks for, as a line of Python asks for it."""
-        asked = self.filters
-        texts = {name: asked.get(name) for name in _SAME}
+        """Return the query of the address as a line of Python has it."""
+        filters = self.filters
+        texts = {name: filters.get(name) for name in _SAME}
         return EpisodeFilters(
             iteration=int(self.iteration) if self.iteration else None,
             decision=CHOICES["decision"][self.decision] if self.decision else None,
@@ -126,20 +128,20 @@ class Query:
     def address(self, **changes: Any) -> str:
         """The query with changes as the end of an address, "" where nothing is asked for.
 
-        Whatever else changes, the first page is shown.
+        After any other change, the first page is shown.
         """
-        changed = replace(self, **{"page": 1, **changes})
-        named = {**changed.filters}
-        if changed.sort != "failures":
-            named["sort"] = changed.sort
-        if changed.page > 1:
-            named["page"] = str(changed.page)
-        return f"?{urlencode(named)}" if named else ""
+        changed_query = replace(self, **{"page": 1, **changes})
+        parameters = {**changed_query.filters}
+        if changed_query.sort != "failures":
+            parameters["sort"] = changed_query.sort
+        if changed_query.page > 1:
+            parameters["page"] = str(changed_query.page)
+        return f"?{urlencode(parameters)}" if parameters else ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the address of a comparison asks for: two places, RUN@ITERATION, and which pairs."""
+    """The query of a comparison's address: two places, RUN@ITERATION, and which pairs."""
 
     a: str = ""
     b: str = ""
@@ -150,10 +152,10 @@ class Comparison:
     page: int = 1
 
     @classmethod
-    def parse(cls, asked: Mapping[str, str], kinds: Collection[str]) -> "Comparison":
+    def parse(cls, parameters: Mapping[str, str], kinds: Collection[str]) -> "Comparison":
         """Read an address; `kinds` are those that pairs have. Raises QueryError."""
-        _check_names(asked, cls, "a comparison")
-        values: dict[str, Any] = {**asked}
+        _check_names(parameters, cls, "a comparison")
+        values: dict[str, Any] = {**parameters}
         compared = cls(**{**values, "page": max(1, read_number(values.get("page"), 1))})
         _check_kind(compared.kind, kinds)
         return compared
@@ -161,7 +163,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PairQuery:
-    """What the address of a pair asks for: two episodes, RUN/KEY, and among which pairs."""
+    """The query of a pair's address: two episodes, RUN/KEY, and among which pairs."""
 
     a: str = ""
     b: str = ""
@@ -172,21 +174,21 @@ class PairQuery:
     """The query of the list that this episode was opened from, as in that list's address."""
 
     @classmethod
-    def parse(cls, asked: Mapping[str, str], kinds: Collection[str]) -> "PairQuery":
+    def parse(cls, parameters: Mapping[str, str], kinds: Collection[str]) -> "PairQuery":
         """Read an address; `kinds` are those that pairs have. Raises QueryError."""
-        _check_names(asked, cls, "a pair")
-        query = cls(**asked)
+        _check_names(parameters, cls, "a pair")
+        query = cls(**parameters)
         if query.side not in ("", "a", "b"):
             raise QueryError(f"side={query.side}: use a or b")
         _check_kind(query.kind, kinds)
         return query
 
 
-def _check_names(asked: Mapping[str, str], query: type[Any], what: str) -> None:
+def _check_names(parameters: Mapping[str, str], query: type[Any], page: str) -> None:
     """Raise QueryError for a name in an address that is no field of this query."""
     names = [field.name for field in fields(query)]
-    if unknown := {*asked} - {*names}:
-        raise QueryError(f"{', '.join(sorted(unknown))}: {what} has {', '.join(names)}")
+    if unknown := {*parameters} - {*names}:
+        raise QueryError(f"{', '.join(sorted(unknown))}: {page} has {', '.join(names)}")
 
 
 def _check_kind(kind: str, kinds: Collection[str]) -> None:

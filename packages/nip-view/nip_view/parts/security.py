@@ -1,18 +1,18 @@
-"""Who may ask the viewer: host names, a token, and what browsers are told.
+"""Who may ask the viewer: host names, a token, and the headers for browsers.
 
 Guard  the ASGI middleware around the pages
 is_loopback whether an address is this machine's alone
-make_form_token  what the viewer's own forms have in them
+make_form_token  the token in the viewer's own forms
 is_of_program  whether a note comes with the token in a header, and needs no form
 
-What is covered: another user of the machine, and a web page in the same browser. Neither reads
+Covered: another user of the machine, and a web page in the same browser. Neither reads
 anything without the token, which is in no address but the first, and in no program's arguments: it
 becomes a cookie that no script can read and that no other site's page can send. A name that
-somebody has pointed at this machine (DNS rebinding) is refused, as are all methods that could
+an attacker has pointed at this machine (DNS rebinding) is refused, as are all methods that could
 change something, but for one thing: a note about an episode. It takes the cookie, a form that this
 viewer has made (`form_token`), and a browser that says it comes from a page of this viewer; or a
 program with the token in a header. A viewer without a token takes none.
-What is not covered: whoever reads this process's output, or the traffic of an address that is not
+Not covered: a reader of this process's output, or the traffic of an address that is not
 loopback, which is not encrypted; use ssh. And a server at another port of the same name to which
 the same browser goes: browsers send it the cookie, too.
 """
@@ -51,12 +51,12 @@ _IS_PROGRAM = "has_token_in_header"
 
 
 def make_form_token(token: str) -> str:
-    """Make what the viewer's own forms have in them, and no other site's page can know."""
+    """Make the token of the viewer's own forms, which no other site's page can know."""
     return hmac.digest(token.encode(), b"a form of nip view", "sha256").hex()
 
 
 def is_form_token(text: str, form_token: str) -> bool:
-    """Compare what a form has sent, in a time that tells nothing."""
+    """Compare the token of a sent form, in a time that tells nothing."""
     return hmac.compare_digest(text.encode("utf-8", "replace"), form_token.encode())
 
 
@@ -81,7 +81,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, token: str | None, hosts: Collection[str] = (), cookie: str = "nip_view"
     ) -> None:
-        """With `token` None nobody is asked for one, and nothing is written.
+        """With `token` None no user is asked for one, and nothing is written.
 
         `hosts` are names besides this machine's.
         """
@@ -129,7 +129,7 @@ class Guard:
         return None if self._is_let_in(headers) else self._want_token()
 
     def _refuse_note(self, headers: Headers, scope: Scope) -> Response | None:
-        """Refuse what does not come from a page of this viewer, or is too long."""
+        """Refuse a form that does not come from a page of this viewer, or is too long."""
         if self._token is None:
             words = "A viewer without a token takes no notes; start nip view without --no-token."
             return PlainTextResponse(f"{words}\n", 403)
@@ -189,13 +189,13 @@ class Guard:
         # browsers keep a strict cookie back until a page of this site asks.
         path = "/" + path.lstrip("/")  # "//host" would be another site
         target = quote(path) + (f"?{urlencode(query)}" if query else "")
-        shown = html.escape(target, quote=True)
+        address = html.escape(target, quote=True)
         response = HTMLResponse(
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>nip view</title>'
-            f'<meta http-equiv="refresh" content="0;url={shown}">'
-            f'<p><a href="{shown}">Go on</a></p></html>'
+            f'<meta http-equiv="refresh" content="0;url={address}">'
+            f'<p><a href="{address}">Go on</a></p></html>'
         )
-        # Until the browser is closed: it is sent to every server of this name, whatever its port.
+        # Until the browser is closed: it is sent to every server of this name, on any port.
         response.set_cookie(self._cookie, str(self._token), httponly=True, samesite="strict")
         return response
 

@@ -1,9 +1,9 @@
-"""Finds episodes by what was written in them.
+"""Finds episodes by the texts in them.
 
 TextSearch  finds rows of the index, and remembers the last few searches
 TextPart    a piece of a text that was looked for, or that stands between
 split_text  cuts a text into these
-find_pattern, one_line   what is looked for in a text; a text as one line
+find_pattern, one_line   the pattern of a searched text; a text as one line
 
 Upper and lower case are the same.
 """
@@ -51,10 +51,10 @@ class TextSearch:
 
         The text stands in a message or a thought. Raises CorruptionError.
         """
-        asked = (query.text, query.agent, query.round)
+        key = (query.text, query.agent, query.round)
         with self._lock:
-            known = self._known.setdefault(asked, {})
-            self._known.move_to_end(asked)
+            places_by_shard = self._known.setdefault(key, {})
+            self._known.move_to_end(key)
             while len(self._known) > _MOST_SEARCHES:
                 self._known.popitem(last=False)
         owners = np.asarray(episodes.table["shard"].to_numpy())
@@ -62,16 +62,16 @@ class TextSearch:
         fresh = {
             shard.identity: shard
             for shard in map(episodes.shards.__getitem__, numbers)
-            if shard.identity not in known
+            if shard.identity not in places_by_shard
         }
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            found = threads.map(lambda shard: _find_places(calls, shard, query), fresh.values())
-            known.update(zip(fresh, found, strict=True))
+            places = threads.map(lambda shard: _find_places(calls, shard, query), fresh.values())
+            places_by_shard.update(zip(fresh, places, strict=True))
         # The rows of a shard stand together, in its order.
         firsts = np.searchsorted(owners, numbers)
         having = np.zeros(len(owners), np.bool_)
         for number, first in zip(numbers, firsts, strict=True):
-            having[first + known[episodes.shards[number].identity]] = True
+            having[first + places_by_shard[episodes.shards[number].identity]] = True
         return rows[having[rows]]
 
 
@@ -111,15 +111,15 @@ class TextPart:
 
 
 def find_pattern(text: str) -> re.Pattern[str]:
-    """Make the pattern of what is looked for, in which letters are the same as for the search."""
+    """Make the pattern of a searched text, in which letters are the same as for the search."""
     letters = (_TURKISH.get(letter, re.escape(letter)) for letter in text)
     return re.compile("".join(letters), re.IGNORECASE)
 
 
-def split_text(text: str, pattern: re.Pattern[str], before: int = 0) -> tuple[TextPart, ...]:
-    """Cut a text at its hits, which are counted on from `before`."""
+def split_text(text: str, pattern: re.Pattern[str], first_hit: int = 0) -> tuple[TextPart, ...]:
+    """Cut a text at its hits, which are counted on from `first_hit`."""
     parts, end = [], 0
-    for number, match in enumerate(pattern.finditer(text), before + 1):
+    for number, match in enumerate(pattern.finditer(text), first_hit + 1):
         parts += [TextPart(text[end : match.start()]), TextPart(match[0], number)]
         end = match.end()
     return tuple(part for part in (*parts, TextPart(text[end:])) if part.text)

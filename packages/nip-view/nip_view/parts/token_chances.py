@@ -38,17 +38,17 @@ class ShownTokens:
     left_out: int
 
 
-def lay_out_tokens(recorded: Sequence[RecordedToken] | None) -> ShownTokens | None:
+def lay_out_tokens(tokens: Sequence[RecordedToken] | None) -> ShownTokens | None:
     """Lay out the tokens of an answer, as the column `token_logprobs` has them."""
-    if not recorded:
+    if not tokens:
         return None
-    shown = []
-    for token in recorded[:_MOST_TOKENS]:
-        others = [other for other in token["top"] if other["token"] != token["token"]]
-        read = tuple(_read_chance(other) for other in others[:_MOST_OTHERS])
+    shown_tokens = []
+    for token in tokens[:_MOST_TOKENS]:
+        other_chances = [chance for chance in token["top"] if chance["token"] != token["token"]]
+        chances = tuple(_read_chance(chance) for chance in other_chances[:_MOST_OTHERS])
         own = _read_chance(token)
-        shown.append(ShownToken(own.text, own.p, read))
-    return ShownTokens(tuple(shown), len(recorded) - len(shown))
+        shown_tokens.append(ShownToken(own.text, own.p, chances))
+    return ShownTokens(tuple(shown_tokens), len(tokens) - len(shown_tokens))
 
 
 def write_closely(p: float) -> str:

@@ -1,10 +1,10 @@
 """Which words of two texts differ, as parts of each text.
 
 mark_words   the parts of two texts
-MarkedTexts  these parts, and what finding them took
+MarkedTexts  these parts, and the steps that finding them took
 Piece        a part of a text
 
-Parts put together are the text again, letter by letter: what shows them need only escape them.
+Parts put together are the text again, letter by letter: a page need only escape them.
 """
 
 import re
@@ -37,20 +37,20 @@ class MarkedTexts:
     is_exact: bool
     """Whether single words are marked; else sentences, or all from the first that differs on."""
     steps: int
-    """What it took at most."""
+    """The steps that it took at most."""
 
 
-def mark_words(first: str, second: str, most: int = MOST_STEPS) -> MarkedTexts:
+def mark_words(first: str, second: str, limit: int = MOST_STEPS) -> MarkedTexts:
     """Mark the words of two texts that differ. Spaces don't count.
 
-    Where that may take more than `most` steps, sentences are marked in the place of words.
+    Where that may take more than `limit` steps, sentences are marked in the place of words.
     """
     for unit in (_WORD, _SENTENCE):
         spans = [[match.span() for match in unit.finditer(text)] for text in (first, second)]
-        changes, steps = _compare(_read(first, spans[0]), _read(second, spans[1]), most)
+        changes, steps = _compare(_read(first, spans[0]), _read(second, spans[1]), limit)
         if changes is not None:
             break
-    else:  # even so: whatever is between the same beginning and the same end
+    else:  # even so: all between the same beginning and the same end
         begin, end = _count_shared_ends(_read(first, spans[0]), _read(second, spans[1]))
         changes = [(begin, len(spans[0]) - end, begin, len(spans[1]) - end)]
     return MarkedTexts(
@@ -66,7 +66,7 @@ def _read(text: str, spans: Sequence[_Span]) -> list[str]:
 
 
 def _compare(
-    first: Sequence[str], second: Sequence[str], most: int
+    first: Sequence[str], second: Sequence[str], limit: int
 ) -> tuple[list[tuple[int, int, int, int]] | None, int]:
     """Find where two lists differ, and at most how many steps it took; None: it would be too many.
 
@@ -76,11 +76,11 @@ def _compare(
     a, b = first[begin : len(first) - end], second[begin : len(second) - end]
     matcher = SequenceMatcher(None, a, b)
     # Documented, but not among the types: by word its places in the second, frequent ones left out.
-    where: Mapping[str, Sequence[int]] = vars(matcher)["b2j"]
+    places_by_word: Mapping[str, Sequence[int]] = vars(matcher)["b2j"]
     # It looks at each pair of equal words once for each stretch that it finds.
-    pairs = sum(len(where.get(word, ())) for word in a)
+    pairs = sum(len(places_by_word.get(word, ())) for word in a)
     steps = pairs * min(len(a), len(b))
-    if steps > most:
+    if steps > limit:
         return None, 0
     changes: list[tuple[int, int, int, int]] = []
     for kind, *places in matcher.get_opcodes():
@@ -107,15 +107,15 @@ def _count_shared_ends(first: Sequence[str], second: Sequence[str]) -> tuple[int
     return begin, end
 
 
-def _cut(text: str, spans: Sequence[_Span], changed: Sequence[_Span]) -> tuple[Piece, ...]:
+def _cut(text: str, spans: Sequence[_Span], changed_spans: Sequence[_Span]) -> tuple[Piece, ...]:
     """Cut a text where its words, given by their places, begin and cease to differ."""
     pieces: list[Piece] = []
-    done = 0
-    for first, last in changed:
+    position = 0
+    for first, last in changed_spans:
         if first == last:  # words that only the other text has
             continue
         start, end = spans[first][0], spans[last - 1][1]
-        pieces += [Piece(text[done:start], False), Piece(text[start:end], True)]
-        done = end
-    pieces.append(Piece(text[done:], False))
+        pieces += [Piece(text[position:start], False), Piece(text[start:end], True)]
+        position = end
+    pieces.append(Piece(text[position:], False))
     return tuple(piece for piece in pieces if piece.text)

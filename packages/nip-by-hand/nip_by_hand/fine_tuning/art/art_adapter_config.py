@@ -1,6 +1,6 @@
 """The settings of the ART trainer adapter, every one of them checked before anything is sent.
 
-ARTBackendConfig         where is trained, and what; the names are NeMo's
+ARTBackendConfig         the place of training, and its subject; the names are NeMo's
 ARTTrainerAdapterConfig  that, how is trained, and where the adapter keeps its jobs
 """
 
@@ -52,7 +52,7 @@ def _address(host: str) -> str:
 
 
 def _host(value: str) -> str:
-    """Refuse what is more than a host. Raises ValueError without showing it."""
+    """Refuse a name that is more than a host. Raises ValueError without showing it."""
     host = value.removesuffix("/")
     try:
         parts = urlsplit(check_plain_address(_address(host)))
@@ -68,7 +68,7 @@ def _host(value: str) -> str:
 
 
 def _name(value: str) -> str:
-    """Refuse what is no part of ``project/name@step``. Raises ValueError."""
+    """Refuse a text that is no part of ``project/name@step``. Raises ValueError."""
     if "/" in value or not value.isprintable() or not value.strip():
         raise ValueError("a name without slashes, line ends and control characters is needed")
     return value
@@ -151,8 +151,8 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig):
                 raise SettingsError("training: beta and kl_penalty_coef are the same; give one")
             training["kl_penalty_coef"] = training.pop("beta")
         training.setdefault("learning_rate", DEFAULT_LEARNING_RATE)
-        asked = {name: value for name, value in training.items() if is_train_option(name)}
-        return train_options(asked).model_dump(include=set(asked))
+        options = {name: value for name, value in training.items() if is_train_option(name)}
+        return train_options(options).model_dump(include=set(options))
 
     def trainer_args(self) -> dict[str, Setting]:
         """The options for the model's configuration."""

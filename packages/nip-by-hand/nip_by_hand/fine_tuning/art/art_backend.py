@@ -1,7 +1,7 @@
 """An `art.Backend` over lm_server: programs written for OpenPipe ART train on it.
 
-LmServerBackend       register, train, train_sft and what ART's models call of a back-end
-LmServerTrainResult   what `train` returns: ART's result with the model's name on the server
+LmServerBackend       register, train, train_sft and the methods of a back-end that ART's models
+call LmServerTrainResult   the result of `train`: ART's result with the model's name on the server
 
     backend = LmServerBackend("http://127.0.0.1:8000", state_dir="./art-state")
     await model.register(backend)
@@ -11,7 +11,7 @@ A step is one job, submitted by the ledger through `submissions` under a run id 
 step. A program that is killed while a step is trained, and run again, goes on with the job that it
 had submitted: `register` waits for it, and `train` with the same groups returns it. With other
 groups the finished step counts, and the next one is trained. Needs the package `art`
-(scripts/build_art.sh); what is supported of ART is in docs/art.md.
+(scripts/build_art.sh); docs/art.md lists the supported parts of ART.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class LmServerBackend:
     def __repr__(self) -> str:
         return f"LmServerBackend({self._root!r}, state_dir={self._state_dir!r})"
 
-    # What ART's models call ---------------------------------------------------------------------
+    # Called by ART's models ---------------------------------------------------------------------
 
     async def close(self) -> None:
         """Close the connections. Jobs go on, and the server too."""
@@ -200,7 +200,7 @@ class LmServerBackend:
     ) -> LmServerTrainResult:
         """Train one step on groups of trajectories; `options` are `art_options.TrainOptions`.
 
-        Where no group says what is better the step advances without a job. Raises SettingsError
+        Where no group prefers a trajectory the step advances without a job. Raises SettingsError
         for options and trajectories that can't be trained, before anything is sent; JobFailed;
         JobError if the job's fate is unknown (run again then); LiveSubmission if another program
         trains this step.
@@ -266,13 +266,13 @@ class LmServerBackend:
         )
         configured = model_options(model._internal_config)
         settings = job_settings(checked, configured, repeats=data.repeats)
-        counted = {**summary, **data.metrics}
+        metrics = {**summary, **data.metrics}
         # 3. Submit it; without a line the step advances all the same.
         if data.lines:
-            return await self._begin(model, "trajectories", data, settings, counted)
+            return await self._begin(model, "trajectories", data, settings, metrics)
         _log.warning("no group says what is better: the step advances and nothing is trained")
         self._put(model, record, *record.steps, Step(model=record.served))
-        return StepJob(record.step + 1, None, {**counted, "data/step_trainer_tokens": 0.0})
+        return StepJob(record.step + 1, None, {**metrics, "data/step_trainer_tokens": 0.0})
 
     async def finish(self, model: _Model, step: StepJob) -> LmServerTrainResult:
         """The second half of `train`: waits for the step's model. Raises JobFailed."""
@@ -287,7 +287,7 @@ class LmServerBackend:
         )
 
     async def look(self, model: _Model, step: StepJob) -> tuple[JobRecord, JobView | None]:
-        """The record of a step's job, and what the server says while it goes on. It has one."""
+        """The record of a step's job, and the server's status while it goes on. It has one."""
         run_id, number = self._record(model).run_id(step.step), step.submission
         return await self._submissions.look(run_id, -1 if number is None else number, self._server)
 
@@ -318,8 +318,8 @@ class LmServerBackend:
         """Count a trained step before any call of `train` has returned it."""
         record, job = self._record(model), self.job(model, step)
         if step.submission is not None and job is not None and job.succeeded:
-            made = make_step(step.submission, job, returned=False)
-            self._put(model, record, *record.steps, made)
+            finished_step = make_step(step.submission, job, returned=False)
+            self._put(model, record, *record.steps, finished_step)
 
     def job(self, model: _Model, step: StepJob) -> JobRecord | None:
         """The job of a step as recorded; None if it trained nothing."""
@@ -342,7 +342,7 @@ class LmServerBackend:
         self._see(model, self._records.put(record, steps))
 
     def _see(self, model: _Model, record: ModelRecord) -> None:
-        """Go on from what is on record."""
+        """Go on from the record."""
         self._models[model.project, model.name] = record
         if model.inference_model_name is not None:
             model.inference_model_name = record.served
@@ -353,14 +353,14 @@ class LmServerBackend:
         method: str,
         data: Data,
         settings: JobSettings,
-        counted: dict[str, float],
+        metrics: dict[str, float],
     ) -> StepJob:
         """Submit the job of the next step, or find an equal one from before."""
         # 1. The newest step was trained on this data, and no call of `train` has returned it.
         record, digest = self._record(model), hashlib.sha256(data.jsonl).hexdigest()
         last = record.steps[-1]
         if not last.returned and last.digest == digest:
-            return StepJob(record.step, last.submission, counted)
+            return StepJob(record.step, last.submission, metrics)
         # 2. The next one has ended already: it is this one, or another program's.
         number, run_id = record.step + 1, record.run_id(record.step + 1)
         newest = self._submissions.newest(run_id)
@@ -370,8 +370,8 @@ class LmServerBackend:
                     f"model {record.project}/{record.name}: another program has trained step "
                     f"{number}; register the model again to go on from there"
                 )
-            return StepJob(number, newest[0], counted)
-        # 3. Say what the job is.
+            return StepJob(number, newest[0], metrics)
+        # 3. Describe the job.
         seed = model_options(model._internal_config).seed
 
         def make_spec(submission: int) -> JobSpec:
@@ -387,12 +387,12 @@ class LmServerBackend:
                 nip=settings.nip,
             )
 
-        # 4. What was cut short with other data makes room; then submit, or find it.
+        # 4. A job cut short with other data makes room; then submit, or find it.
         cut_short = newest if newest is not None and newest[1].state == "intent" else None
         if cut_short is not None and make_spec(cut_short[0]).key != cut_short[1].key:
             await self._submissions.cancel(run_id, cut_short[0], self._server)
         submission, _ = await self._submissions.submit(run_id, make_spec, data.jsonl, self._server)
-        return StepJob(number, submission, counted)
+        return StepJob(number, submission, metrics)
 
     async def _figures(self, model: _Model, step: StepJob) -> list[dict[str, float]]:
         """Wait for a step's model, count the step, and give the figures of its training."""
@@ -405,8 +405,8 @@ class LmServerBackend:
             record = self._records.load(model.project, model.name)  # others may wait for it too
             self._see(model, record)
             if record.step < step.step:
-                made = make_step(step.submission, job, returned=True)
-                self._put(model, record, *record.steps, made)
+                finished_step = make_step(step.submission, job, returned=True)
+                self._put(model, record, *record.steps, finished_step)
             elif not record.steps[step.step].returned:
                 steps = list(record.steps)
                 steps[step.step] = steps[step.step].model_copy(update={"returned": True})

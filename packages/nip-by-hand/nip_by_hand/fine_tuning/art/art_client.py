@@ -1,7 +1,7 @@
 """Calls that ART's own client and ours have no words for.
 
 TokenIdsClient     an OpenAI client that asks for token ids wherever log-probabilities are asked for
-health_problem     what is wrong with a server, within a few seconds
+health_problem     the fault of a server, within a few seconds
 check_base_model   refuse a base model that a server has not, or can't train
 delete_model       take a model off a server, unless it needs it
 explain_unlisted   why a server does not list a model
@@ -46,7 +46,7 @@ class TokenIdsClient(AsyncOpenAI):
 
 
 class _Health(BaseModel):
-    """What is read of a server's answer about its health."""
+    """The parts of a server's answer about its health that are read."""
 
     problems: list[str] | None = None
     lent_to_training: list[str] | None = None
@@ -61,10 +61,10 @@ async def health_problem(root: str) -> str | None:
         timeout = aiohttp.ClientTimeout(total=_HEALTH_S)
         async with aiohttp.ClientSession(timeout=timeout, proxy=proxy_for(root)) as session:
             async with session.get(f"{root}/health") as response:
-                told = await response.json(content_type=None)
+                document = await response.json(content_type=None)
                 if response.status == 200:
                     return None
-                health = _Health.model_validate(told)
+                health = _Health.model_validate(document)
                 problems = health.problems or [f"HTTP {response.status}"]
                 lent = health.lent_to_training or []
                 return None if len(problems) <= len(lent) else "; ".join(problems)
@@ -120,5 +120,5 @@ async def explain_unlisted(base_url: str, api_key: str, names: Sequence[str]) ->
             return redact(f"{base_url} is not healthy: {error}", api_key)
     if any(name in names or name.rpartition("@")[0] in names for name in listed):
         return None
-    wanted = " nor ".join(map(repr, names))
-    return f"{base_url} lists neither {wanted}; it has {', '.join(listed) or 'none'}"
+    name_list = " nor ".join(map(repr, names))
+    return f"{base_url} lists neither {name_list}; it has {', '.join(listed) or 'none'}"

@@ -57,8 +57,8 @@ def check_order(trajectory: Trajectory, *, strict: bool) -> None:
         raise ValueError("The first message in the trajectory must be from 'user' or 'system'.")
     if strict and roles[-1] != EpisodeItemRole.ASSISTANT:
         raise ValueError("The last message in the trajectory must be from 'assistant'.")
-    for index, (before, role) in enumerate(pairwise(roles)):
-        is_repeated = before == role and role != EpisodeItemRole.SYSTEM
+    for index, (earlier_role, role) in enumerate(pairwise(roles)):
+        is_repeated = earlier_role == role and role != EpisodeItemRole.SYSTEM
         if is_repeated and (strict or role == EpisodeItemRole.ASSISTANT):
             raise ValueError(
                 f"Consecutive {role} messages from the same role found in trajectory. "
@@ -89,7 +89,7 @@ async def to_groups(
                 await check(trajectory)
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
-            # 2. What can't be converted is left out only where the rules are not strict.
+            # 2. Items that can't be converted are left out only where the rules are not strict.
             try:
                 members.append(_to_art(trajectory, place))
             except ValueError as error:
@@ -138,7 +138,7 @@ def _item(item: EpisodeItem | DPOItem, place: str) -> Any:
         raise ValueError(f"{place}: ART trains on messages, got {type(item).__name__}")
     if item.role in _FIRST:
         return {"role": str(item.role), "content": item.content}
-    if item.role != EpisodeItemRole.ASSISTANT:  # lenient; what is no choice is not trained
+    if item.role != EpisodeItemRole.ASSISTANT:  # lenient; an item without a choice is not trained
         return {"role": "assistant", "content": item.content}
     return Choice.model_validate(
         {

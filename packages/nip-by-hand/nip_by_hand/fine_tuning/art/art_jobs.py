@@ -1,8 +1,8 @@
 """The jobs of the ART trainer adapter on record, so that any process can answer for them.
 
-AdapterJob    one submission under a run id: what it trains, and how it ended
+AdapterJob    one submission under a run id: its training, and how it ended
 AdapterJobs   reads and writes them: ``<state directory>/art-jobs/<run id>/0002.json``
-make_status   what is known of one, as NeMo's interface says it
+make_status   the status of one, as NeMo's interface says it
 """
 
 from typing import Any, Literal
@@ -33,7 +33,7 @@ _MESSAGES = {
 
 
 class AdapterJob(BaseModel):
-    """One submission. Only its state, and what its job is called, ever change."""
+    """One submission. Only its state, and its job's name, ever change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,7 +42,7 @@ class AdapterJob(BaseModel):
     number: int
     project: str
     name: str
-    digest: str  # of what was submitted
+    digest: str  # of the submitted data
     owner: dict[str, Any]  # the process that submitted it
     created_at: float  # seconds since the epoch
     step: int | None = None  # of the model, where the back-end is lm_server
@@ -102,18 +102,18 @@ class AdapterJobs:
         while True:
             loaded = self._documents.load(path)
             assert loaded is not None  # documents are never deleted
-            stored, etag = loaded
-            if stored.state != "running":
-                return stored
-            after = stored.model_copy(update=changes)
-            if self._documents.put(path, after, etag):
-                return after
+            record, etag = loaded
+            if record.state != "running":
+                return record
+            changed_record = record.model_copy(update=changes)
+            if self._documents.put(path, changed_record, etag):
+                return changed_record
 
 
 def make_status(
     ref: TrainingJobRef, job: AdapterJob, view: JobView | None, trouble: str
 ) -> TrainingJobStatus:
-    """The status of a job; `view`: what its server says, `trouble`: why it says nothing."""
+    """The status of a job; `view`: its server's answer, `trouble`: why there is none."""
     status = TrainingStatusEnum(job.state)
     if view is not None and view.status in ("validating_files", "queued"):
         status = TrainingStatusEnum.PENDING

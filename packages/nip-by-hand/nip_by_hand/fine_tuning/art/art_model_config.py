@@ -28,14 +28,14 @@ class _ServerArguments(BaseModel):
 def model_config(
     config: ARTTrainerAdapterConfig, backend: "art.Backend"
 ) -> "art.dev.InternalModelConfig":
-    """ART's configuration of the model. Raises SettingsError for what `backend` can't do.
+    """ART's configuration of the model. Raises SettingsError for a setting that `backend` lacks.
 
     An lm_server runs already: it is not told the arguments of an inference server, which a warning
     names.
     """
-    where = config.backend
-    server_arguments = _server_arguments(where)
-    parts = {"init_args": where.init_args, "trainer_args": config.trainer_args()}
+    server = config.backend
+    server_arguments = _server_arguments(server)
+    parts = {"init_args": server.init_args, "trainer_args": config.trainer_args()}
     if isinstance(backend, LmServerBackend):
         model_options(parts)
         if server_arguments:
@@ -43,10 +43,10 @@ def model_config(
                 "backend: %s not sent, as the server at %s runs already; what it needs of them is "
                 "given where it is started (nip serve --option)",
                 ", ".join(server_arguments),
-                where.url,
+                server.url,
             )
     else:
-        parts["engine_args"] = where.engine_args
+        parts["engine_args"] = server.engine_args
         _refuse_untaken(config, backend)
     return art.dev.InternalModelConfig(**{name: part for name, part in parts.items() if part})
 
@@ -60,8 +60,8 @@ def _server_arguments(backend: ARTBackendConfig) -> list[str]:
         _ServerArguments.model_validate(parts)
     except ValidationError as error:
         first = first_problem(error)
-        where = ".".join(map(str, first.place))
-        raise SettingsError(f"backend.{where}: {first.message}") from None
+        place = ".".join(map(str, first.place))
+        raise SettingsError(f"backend.{place}: {first.message}") from None
     return sorted(f"{part}.{name}" for part, values in parts.items() for name in values or {})
 
 

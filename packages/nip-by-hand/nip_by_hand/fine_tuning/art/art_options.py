@@ -1,8 +1,8 @@
 """The options of an ART program for a training, and our server's words for them.
 
-TrainOptions    the arguments of ART's `backend.train`, checked; what the server can't do is refused
-SftOptions      those of its supervised training
-ModelOptions    what a model's `_internal_config` says of its adapter and its trainer
+TrainOptions    the arguments of ART's `backend.train`, checked; those that the server lacks are
+refused SftOptions      those of its supervised training
+ModelOptions    the adapter and the trainer in a model's `_internal_config`
 job_settings    both together -> the settings of a job, in the server's words
 refuse_server_arguments   those of an inference server, which runs already
 
@@ -46,7 +46,7 @@ _CANT_CONFIG: dict[str, dict[str, tuple[Any, ...]]] = {
     "peft_args": {"bias": ("none",), "use_rslora": (False,), "modules_to_save": (None,)},
     "trainer_args": {"report_to": ("none",), "save_strategy": ("no",), "num_generations": (None,)},
 }
-"""What may stand in a model's configuration besides what is read, with the values that are alike
+"""The unread settings that may stand in a model's configuration, with the values that are alike
 for every back-end."""
 
 _DEFAULTS = {
@@ -109,7 +109,7 @@ class SftOptions(_Options):
 
 
 class _Part(BaseModel):
-    """A part of a model's `_internal_config`: what is read of it, and as extra what is not.
+    """A part of a model's `_internal_config`: the settings that are read, and as extra the others.
 
     The values are ART's, of any type. They are checked as `ModelOptions`, in the server's words.
     """
@@ -162,16 +162,16 @@ class ModelOptions(NipSettings):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
 
 
-def train_options(given: Mapping[str, Any]) -> TrainOptions:
-    """The checked arguments of a training. Raises SettingsError naming what can't be done."""
-    left = dict(given)
+def train_options(arguments: Mapping[str, Any]) -> TrainOptions:
+    """The checked arguments of a training. Raises SettingsError naming an unsupported one."""
+    remaining_arguments = dict(arguments)
     for name, default in _CANT.items():
-        value = left.pop(name, default)
+        value = remaining_arguments.pop(name, default)
         if value != default:
             raise SettingsError(
                 f"{name}: {value!r} can't be done by lm_server; leave it at {default!r}"
             )
-    return _checked(TrainOptions, left, "train")
+    return _checked(TrainOptions, remaining_arguments, "train")
 
 
 def is_train_option(name: str) -> bool:
@@ -179,9 +179,9 @@ def is_train_option(name: str) -> bool:
     return name in TrainOptions.model_fields or name in _CANT
 
 
-def sft_options(given: Mapping[str, Any]) -> SftOptions:
+def sft_options(arguments: Mapping[str, Any]) -> SftOptions:
     """The checked fields of a TrainSFTConfig. Raises SettingsError."""
-    values = dict(given)
+    values = dict(arguments)
     rates = values.get("learning_rate")
     if isinstance(rates, list):
         if len(set(rates)) != 1:
@@ -195,7 +195,7 @@ def sft_options(given: Mapping[str, Any]) -> SftOptions:
 
 
 def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
-    """Read a model's `_internal_config`. Raises SettingsError for what can't be done."""
+    """Read a model's `_internal_config`. Raises SettingsError for an unsupported setting."""
     # 1. Take the parts that are read; anything else that is said would be dropped, so is refused.
     config = dict(config or {})
     init = _InitArgs.model_validate(dict(config.pop("init_args", None) or {}))
@@ -205,7 +205,7 @@ def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
     for name, value in config.items():
         if value:
             raise SettingsError(f"_internal_config.{name}: {value!r} means nothing to lm_server")
-    # 2. Say in the server's words what is read of each.
+    # 2. Put the settings of each into the server's words.
     settings = {**_init_settings(init), **_peft_settings(peft), **_trainer_settings(trainer)}
     # 3. The remainder must ask for nothing.
     for part, arguments in (("init_args", init), ("peft_args", peft), ("trainer_args", trainer)):
@@ -216,17 +216,17 @@ def model_options(config: Mapping[str, Any] | None) -> ModelOptions:
         for name in ("lora_rank", "lora_alpha"):
             if name in settings:
                 raise SettingsError("init_args.full_finetuning: it leaves no adapter to shape")
-    asked = {name: value for name, value in settings.items() if value is not None}
-    return _checked(ModelOptions, {**_DEFAULTS, **asked}, "_internal_config")
+    given_settings = {name: value for name, value in settings.items() if value is not None}
+    return _checked(ModelOptions, {**_DEFAULTS, **given_settings}, "_internal_config")
 
 
 def refuse_server_arguments(config: Mapping[str, Any] | None) -> None:
     """Raise SettingsError for arguments of an inference server: lm_server runs already."""
     for part, values in (config or {}).items():
         for name in values or {}:
-            where = f"{part}.{name}" if isinstance(values, Mapping) else part
+            place = f"{part}.{name}" if isinstance(values, Mapping) else part
             raise SettingsError(
-                f"{where}: the server runs already; give this to it where it is started "
+                f"{place}: the server runs already; give this to it where it is started "
                 "(nip serve --option)"
             )
 
@@ -280,8 +280,8 @@ def _init_settings(arguments: _InitArgs) -> dict[str, Setting]:
 
 def _rename_given(arguments: _Part, names: Mapping[str, str]) -> dict[str, Setting]:
     """Give the program's arguments under our names; unset ones are left out."""
-    given = arguments.model_dump(include=arguments.model_fields_set & names.keys())
-    return {ours: given[theirs] for theirs, ours in names.items() if theirs in given}
+    values = arguments.model_dump(include=arguments.model_fields_set & names.keys())
+    return {ours: values[theirs] for theirs, ours in names.items() if theirs in values}
 
 
 def _peft_settings(arguments: _PeftArgs) -> dict[str, Setting]:
@@ -330,13 +330,13 @@ def _trainer_settings(arguments: _TrainerArgs) -> dict[str, Setting]:
     return settings
 
 
-def _checked(kind: type[_Model], given: Mapping[str, Any], where: str) -> _Model:
+def _checked(kind: type[_Model], values: Mapping[str, Any], place: str) -> _Model:
     try:
-        return kind.model_validate(dict(given))
+        return kind.model_validate(dict(values))
     except ValidationError as error:
         first = first_problem(error)
         if first.kind == "extra_forbidden":
-            message = f"{where}: there is no option {first.field!r}"
+            message = f"{place}: there is no option {first.field!r}"
         else:
-            message = f"{where}: {first.field}: {first.message} (got {first.got!r})"
+            message = f"{place}: {first.field}: {first.message} (got {first.got!r})"
         raise SettingsError(message) from None

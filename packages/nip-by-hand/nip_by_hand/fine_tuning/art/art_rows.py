@@ -1,10 +1,10 @@
 """ART's trajectories as the lines of a job.
 
-training_data    groups of trajectories -> lines of method `trajectories`, and what was counted
+training_data    groups of trajectories -> lines of method `trajectories`, and the counts
 sft_data         trajectories -> lines of method `supervised`
 Data             the bytes, and figures under ART's names
 
-What is trained is what ART trains: of each conversation the `Choice` items that have
+The same items are trained as by ART: of each conversation the `Choice` items that have
 log-probabilities; assistant messages that are dicts are context. A conversation ends with the last
 of them. A trajectory's additional histories are lines of their own with the same advantage.
 Advantages are ART's: the reward less its group's mean, over the group's standard deviation if
@@ -46,7 +46,7 @@ class Data:
 
 
 class _GivenMessage(BaseModel):
-    """What is read of a program's message. `_data` checks its values, by the receiver's rules."""
+    """The read parts of a program's message. `_data` checks its values, by the receiver's rules."""
 
     role: Any = None
     content: Any = None
@@ -73,51 +73,53 @@ class _Trained:
 
 
 def training_data(groups: "Sequence[art.TrajectoryGroup]", options: TrainOptions) -> Data:
-    """The lines to train on; none if no group says what is better.
+    """The lines to train on; none if no group prefers a trajectory.
 
-    Raises SettingsError, naming group and trajectory, for what the server can't be given: tools,
+    Raises SettingsError, naming group and trajectory, for data that the server can't take: tools,
     images, roles that it doesn't know, a reward that is no number.
     """
     # 1. Take the trajectories that are better or worse than others of their group.
-    trained: list[_Trained] = []
+    trajectories: list[_Trained] = []
     for number, group in enumerate(groups):
         members = list(group)
         advantages = _advantages([t.reward for t in members], options.scale_rewards, number)
         for index, (trajectory, advantage) in enumerate(zip(members, advantages, strict=True)):
             if advantage == 0:
                 continue
-            where = f"group {number}, trajectory {index}"
-            lines = _trajectory_lines(trajectory, where, options)
+            place = f"group {number}, trajectory {index}"
+            lines = _trajectory_lines(trajectory, place, options)
             if lines:
                 balanced = _balance(advantage, options.advantage_balance)
-                trained.append(_Trained(str(number), trajectory.reward, balanced, lines))
-    # 2. Weigh them, and count what there is.
-    rows = _weigh(trained)
-    used = len({trajectory.group for trajectory in trained})
-    counted = {
+                trajectories.append(_Trained(str(number), trajectory.reward, balanced, lines))
+    # 2. Weigh them, and count them.
+    rows = _weigh(trajectories)
+    used = len({trajectory.group for trajectory in trajectories})
+    metrics = {
         "data/step_num_groups_trainable": float(used),
         "data/step_num_groups_dropped": float(len(groups) - used),
         "data/step_num_lines": float(len(rows)),
         "data/step_num_choices_without_token_ids": float(
-            sum(line.without_ids for one in trained for line in one.lines)
+            sum(line.without_ids for one in trajectories for line in one.lines)
         ),
     }
-    known = [line.tokens for one in trained for line in one.lines]
-    if known and all(tokens is not None for tokens in known):
-        counted["data/step_trainer_tokens"] = float(sum(tokens or 0 for tokens in known))
-    return _data("trajectories", rows, counted)
+    token_counts = [line.tokens for one in trajectories for line in one.lines]
+    if token_counts and all(tokens is not None for tokens in token_counts):
+        metrics["data/step_trainer_tokens"] = float(sum(tokens or 0 for tokens in token_counts))
+    return _data("trajectories", rows, metrics)
 
 
 def sft_data(trajectories: "Iterable[art.Trajectory]") -> Data:
     """The conversations to learn from: every assistant message of each. Raises SettingsError."""
     rows = []
     for index, trajectory in enumerate(trajectories):
-        where = f"trajectory {index}"
+        trajectory_place = f"trajectory {index}"
         if trajectory.additional_histories:
-            raise SettingsError(f"{where}: additional_histories can't be learned by train_sft")
-        _refuse_tools(trajectory.tools, where)
+            raise SettingsError(
+                f"{trajectory_place}: additional_histories can't be learned by train_sft"
+            )
+        _refuse_tools(trajectory.tools, trajectory_place)
         messages = [
-            _message(item, f"{where}, message {place}")
+            _message(item, f"{trajectory_place}, message {place}")
             for place, item in enumerate(trajectory.messages_and_choices)
         ]
         rows.append(SupervisedLine(messages=messages))
@@ -143,7 +145,7 @@ def _balance(advantage: float, balance: float) -> float:
     return advantage
 
 
-def _weigh(trained: Sequence[_Trained]) -> list[TrajectoryLine]:
+def _weigh(trajectories: Sequence[_Trained]) -> list[TrajectoryLine]:
     """Weigh the lines: trajectories count alike, and their advantages are 1 on average over all
     tokens.
 
@@ -151,12 +153,12 @@ def _weigh(trained: Sequence[_Trained]) -> list[TrajectoryLine]:
     of its tokens. Where that is not known for all of them, tokens count alike.
     """
     # 1. Count the tokens of each trajectory.
-    sizes = [[line.tokens for line in item.lines] for item in trained]
-    known = all(size is not None for trajectory in sizes for size in trajectory)
-    totals = [sum(size or 0 for size in trajectory) if known else 1 for trajectory in sizes]
-    # 2. Divide by them, and by what all advantages are on average.
+    sizes = [[line.tokens for line in item.lines] for item in trajectories]
+    is_known = all(size is not None for trajectory in sizes for size in trajectory)
+    totals = [sum(size or 0 for size in trajectory) if is_known else 1 for trajectory in sizes]
+    # 2. Divide by them, and by the mean of all advantages.
     tokens = sum(totals)
-    scale = sum(abs(item.advantage) for item in trained) / tokens if tokens else 0.0
+    scale = sum(abs(item.advantage) for item in trajectories) / tokens if tokens else 0.0
     return [
         TrajectoryLine(
             messages=line.messages,
@@ -164,7 +166,7 @@ def _weigh(trained: Sequence[_Trained]) -> list[TrajectoryLine]:
             reward=item.reward,
             advantage=item.advantage / total / scale if scale else 0.0,
         )
-        for item, total in zip(trained, totals, strict=True)
+        for item, total in zip(trajectories, totals, strict=True)
         for line in item.lines
     ]
 
@@ -173,12 +175,16 @@ def _weigh(trained: Sequence[_Trained]) -> list[TrajectoryLine]:
 
 
 def _trajectory_lines(
-    trajectory: "art.Trajectory", where: str, options: TrainOptions
+    trajectory: "art.Trajectory", trajectory_place: str, options: TrainOptions
 ) -> list[_Line]:
     histories = [trajectory, *trajectory.additional_histories]
     lines = []
     for number, history in enumerate(histories):
-        place = where if number == 0 else f"{where}, additional history {number - 1}"
+        place = (
+            trajectory_place
+            if number == 0
+            else f"{trajectory_place}, additional history {number - 1}"
+        )
         _refuse_tools(history.tools, place)
         line = _line(history.messages_and_choices, place, options)
         if line is not None:
@@ -186,39 +192,39 @@ def _trajectory_lines(
     return lines
 
 
-def _line(items: Sequence[Any], where: str, options: TrainOptions) -> _Line | None:
+def _line(items: Sequence[Any], place: str, options: TrainOptions) -> _Line | None:
     """Make a line of a conversation up to its last trained message; None if none is trained."""
     # 1. Find the messages that are trained.
     any_assistant = options.allow_training_without_logprobs
-    trained = [
+    trained_indices = [
         index
         for index, item in enumerate(items)
         if (isinstance(item, Choice) and (any_assistant or _has_logprobs(item)))
         or (any_assistant and isinstance(item, Mapping) and item.get("role") == "assistant")
     ]
-    if not trained:
+    if not trained_indices:
         return None
     # 2. Put down all up to the last of them, with the tokens of those and no weight for others.
     messages, tokens, without_ids = [], 0, 0
-    known = True
-    for index, item in enumerate(items[: trained[-1] + 1]):
-        message = _message(item, f"{where}, message {index}")
-        if index not in trained:
+    is_known = True
+    for index, item in enumerate(items[: trained_indices[-1] + 1]):
+        message = _message(item, f"{place}, message {index}")
+        if index not in trained_indices:
             if message["role"] == "assistant":
                 message["weight"] = 0
         else:
             ids, logprobs = _read_tokens(item) if isinstance(item, Choice) else (None, None)
             if ids is not None:
                 message["token_ids"] = ids
-                # Without the ids nobody can say which token a log-probability belongs to.
+                # Without the ids the token of a log-probability is unknown.
                 if logprobs is not None and not options.precalculate_logprobs:
                     message["logprobs"] = logprobs
             else:
                 without_ids += 1
             size = len(ids or logprobs or ())
-            known, tokens = known and size > 0, tokens + size
+            is_known, tokens = is_known and size > 0, tokens + size
         messages.append(message)
-    return _Line(messages, tokens if known else None, without_ids)
+    return _Line(messages, tokens if is_known else None, without_ids)
 
 
 def _has_logprobs(choice: Choice) -> bool:
@@ -239,7 +245,7 @@ def _read_tokens(choice: Choice) -> tuple[list[int] | None, list[float] | None]:
     return list(ids), logprobs if logprobs is not None and len(logprobs) == len(ids) else None
 
 
-def _message(item: Any, where: str) -> LineMessage:
+def _message(item: Any, place: str) -> LineMessage:
     """Read role, content and name. Raises SettingsError for tools, audio and images."""
     if isinstance(item, Choice):
         fields: Mapping[str, Any] = item.message.model_dump(exclude_none=True)
@@ -247,13 +253,13 @@ def _message(item: Any, where: str) -> LineMessage:
         fields = item
     for key in ("tool_calls", "function_call", "tool_call_id", "audio"):
         if fields.get(key):
-            raise SettingsError(f"{where}: {key} can't be trained by lm_server")
+            raise SettingsError(f"{place}: {key} can't be trained by lm_server")
     message = _GivenMessage.model_validate(fields)
     content = "" if message.content is None else message.content
     if not isinstance(content, str):
         parts = [part.get("text") for part in content if part.get("type") == "text"]
         if len(parts) != len(content):
-            raise SettingsError(f"{where}: only text can be trained by lm_server")
+            raise SettingsError(f"{place}: only text can be trained by lm_server")
         content = "".join(parts)
     line_message = LineMessage(role=message.role, content=content)
     if message.name:
@@ -261,9 +267,9 @@ def _message(item: Any, where: str) -> LineMessage:
     return line_message
 
 
-def _refuse_tools(tools: Any, where: str) -> None:
+def _refuse_tools(tools: Any, place: str) -> None:
     if tools:
-        raise SettingsError(f"{where}: tools can't be trained by lm_server")
+        raise SettingsError(f"{place}: tools can't be trained by lm_server")
 
 
 def _data(method: str, rows: Sequence[JobLine], metrics: Mapping[str, float]) -> Data:

@@ -1,6 +1,6 @@
 """The steps of an ART model on record, so that they outlive the process.
 
-ModelRecord   project, name, base model, and what each step made
+ModelRecord   project, name, base model, and the results of each step
 Step          the model of one step, and the submission that it came of
 StepRecords   reads and writes them: ``<state directory>/art-models/<project-name-...>.json``
 Documents     files of one kind in a state directory, for these records and those of jobs
@@ -31,7 +31,7 @@ _RENAMED = {
     "policy/ratio": "loss/policy_ratio",
     "policy/clipped": "loss/policy_clipped",
 }
-"""What the server calls its figures, and what ART does."""
+"""The server's names of its figures, and ART's."""
 
 
 class _Record(BaseModel):
@@ -98,11 +98,11 @@ _Document = TypeVar("_Document", bound=BaseModel)
 class Documents(Generic[_Document]):
     """Files of one kind in a state directory, each replaced only as it was last seen."""
 
-    def __init__(self, directory: str, kind: type[_Document], what: str) -> None:
-        """Open the directory; `what` its files hold is for errors. Raises StoreError if it can't be
+    def __init__(self, directory: str, kind: type[_Document], noun: str) -> None:
+        """Open the directory; `noun` names its files in errors. Raises StoreError if it can't be
         used.
         """
-        self.store, self._kind, self._what = open_store(directory, setting="state_dir"), kind, what
+        self.store, self._kind, self._what = open_store(directory, setting="state_dir"), kind, noun
 
     def load(self, path: str) -> tuple[_Document, str] | None:
         """A document with its tag; None if there is none. Raises CorruptionError."""
@@ -153,19 +153,21 @@ class StepRecords:
         """The record. Raises LookupError if there is none."""
         return self._load(project, name)[0]
 
-    def put(self, before: ModelRecord, steps: tuple[Step, ...]) -> ModelRecord:
-        """Replace the steps of `before`, unless another process was faster. Raises JobError."""
-        stored, etag = self._load(before.project, before.name)
-        path = _path(before.project, before.name)
-        after = before.model_copy(update={"steps": steps})
-        if stored == after:  # another process waited for the same job, and has counted its step
-            return after
-        if stored != before or not self._documents.put(path, after, etag):
+    def put(self, record: ModelRecord, steps: tuple[Step, ...]) -> ModelRecord:
+        """Replace the steps of `record`, unless another process was faster. Raises JobError."""
+        stored_record, etag = self._load(record.project, record.name)
+        path = _path(record.project, record.name)
+        new_record = record.model_copy(update={"steps": steps})
+        if (
+            stored_record == new_record
+        ):  # another process waited for the same job, and has counted its step
+            return new_record
+        if stored_record != record or not self._documents.put(path, new_record, etag):
             raise JobError(
-                f"model {before.project}/{before.name}: another program trains it and is at step "
-                f"{stored.step} now; run one at a time"
+                f"model {record.project}/{record.name}: another program trains it and is at step "
+                f"{stored_record.step} now; run one at a time"
             )
-        return after
+        return new_record
 
     def _load(self, project: str, name: str) -> tuple[ModelRecord, str]:
         loaded = self._documents.load(_path(project, name))
@@ -190,10 +192,10 @@ def make_step(submission: int, job: JobRecord, *, returned: bool) -> Step:
 
 def job_metrics(job: JobRecord) -> list[dict[str, float]]:
     """The figures of a job's optimizer steps, under ART's names."""
-    told = [event["data"] for event in job.backend_events if event.get("type") == "metrics"]
-    steps = float(max((data.get("total_steps", 0) for data in told), default=0))
+    metrics = [event["data"] for event in job.backend_events if event.get("type") == "metrics"]
+    steps = float(max((data.get("total_steps", 0) for data in metrics), default=0))
     by_step = []
-    for data in told:
+    for data in metrics:
         figures = {
             art_name: float(data[name])
             for name, art_name in _RENAMED.items()
