@@ -157,7 +157,7 @@ def receive(hub: Hub, reference: Reference, target: Path) -> Received:
     """Put the files of a repository into the new directory `target`.
 
     Raises SettingsError if there are none, or `target` has others; CorruptionError if they are not
-    the publication.
+    the published ones.
     """
     pinned = hub.pin(reference)
     source = hub.download(pinned, list_patterns(reference.kind))

@@ -4,7 +4,7 @@ Feeders   one process for each tracker: told when something was committed, waite
 Feeding   how far one of them came
 
 The run waits for none of them while it runs. At its end it waits for trackers of this machine, and
-for those that answer; not for one that does not: see `Feeders.close`. What could not be sent is
+for those that answer; not for one that does not: see `Feeders.close`. The rest is
 sent when the run goes on, or by ``nip track``. The work is done by `nip_bridges.tracking`.
 """
 
@@ -138,7 +138,7 @@ class _Process:
         environment = restore_proxies(os.environ)
         spare_this_machine(environment)
         with open(log or os.devnull, "wb") as errors:
-            # Its own group: no signal of the terminal, and it is ended with what it has started.
+            # Its own group: no signal of the terminal, and it is ended with its children.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "nip_bridges.tracking"],
                 stdin=subprocess.PIPE,

@@ -3,8 +3,8 @@
 Batch     points that were written down together
 PointLog  all batches of a run: read, and extended by later commits
 
-``<run>/tracking/points/<rewinds>/000000.json`` is the first batch. None ever changes: what a
-tracker was sent is sent again as it was, with its times. A run that is done again from some place
+``<run>/tracking/points/<rewinds>/000000.json`` is the first batch. None ever changes: a
+batch is sent again as it was, with its times. A run that is done again from some place
 begins a new list, and trackers a new run: a point that was shown is not taken back.
 """
 
@@ -177,7 +177,7 @@ class PointLog:
                 rows += of_part
                 spans = add_part(spans, part, record.iteration)
                 is_new = True
-        # Of what was being set aside meanwhile nothing may be told.
+        # No point may be told of an iteration that was set aside meanwhile.
         self._records.look_again()
         if not is_new or self.rewinds != rewinds:
             return None

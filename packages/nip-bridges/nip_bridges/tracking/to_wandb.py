@@ -17,9 +17,7 @@ from nip_bridges.tracking.points import ITERATION, PointRow
 from nip_bridges.tracking.trackers import Cursor, RunToTrack, TrackerError
 
 _BY_ITERATION = ("test", "train", "validation", "candidate", "attack", "jobs", "seconds")
-_TOGETHER_S = (
-    600.0  # each offline run costs a directory and a second; no reader sees it before a sync
-)
+_TOGETHER_S = 600.0  # an offline run costs a directory and a second, and waits for a sync
 _OFFLINE = re.compile(r"offline-run-\d+_\d+-(?P<id>[0-9a-f]{16})-(?P<first>\d+)-(?P<next>\d+)")
 
 
