@@ -4,9 +4,9 @@ Feeder      the work: look at the run, send, put down the batches that were sent
 run_feeder  the process around it: commands on stdin, its acts as JSON lines on the old stdout
 
 A process of its own for each tracker: its packages take seconds to import, and a tracker that does
-not answer holds up this process alone, which may be killed at any time. The cursor of
-a tracker stands in ``<run>/tracking/<tracker>-<digest of its address>/cursor.json`` beside the
-lease that lets one feeder at a time send to it. After trouble the process ends; the next one goes on.
+not answer holds up this process alone, which may be killed at any time. The cursor of a tracker
+stands in ``<run>/tracking/<tracker>-<digest of its address>/cursor.json`` beside the lease that
+lets one feeder at a time send to it. After trouble the process ends; the next one goes on.
 
 Commands are lines: ``look`` (something was committed) and ``end`` (send it all, then end). If stdin
 ends without ``end``, the caller was killed: this process ends at once, and its children with it.
