@@ -5,7 +5,7 @@ PANELS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "track",
             "nip_bridges.commands.track",
-            "Send trackers whatever they are missing of a run.",
+            "Send trackers the points that they lack of a run.",
         ),
         ("export", "nip_bridges.commands.export", "Write a run in the form of another program."),
         (

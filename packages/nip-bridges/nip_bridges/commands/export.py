@@ -1,4 +1,4 @@
-"""`nip export`: what a run has, in the form of another program."""
+"""`nip export`: a run's content, in the form of another program."""
 
 from pathlib import Path
 from typing import Annotated
@@ -81,8 +81,8 @@ def _to_peft(
 
     if split or len(iteration or ()) > 1:
         raise SettingsError("--to peft: takes one --iteration, and no --split")
-    chosen = choose_model(tree, iteration[0] if iteration else None, group)
-    write_adapter(chosen, directory, place=directory.name, base=base_model)
+    model_choice = choose_model(tree, iteration[0] if iteration else None, group)
+    write_adapter(model_choice, directory, place=directory.name, base=base_model)
     return [str(directory / name) for name in list_files(directory)]
 
 

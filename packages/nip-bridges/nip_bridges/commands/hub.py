@@ -79,21 +79,21 @@ def push(
         facts = _write(
             tree, directory, reference, iteration, group, license_id, base_model, secrets
         )
-        done = _publish(hub, reference, directory, facts, tree, public, secrets)
+        result = _publish(hub, reference, directory, facts, tree, public, secrets)
     if as_json:
         print_json(
             {
                 "run": tree.name,
                 "kind": reference.kind,
                 "repository": reference.repository,
-                "commit": done.reference.revision,
-                "url": done.url,
-                "is_new": done.is_new,
+                "commit": result.reference.revision,
+                "url": result.url,
+                "is_new": result.is_new,
             }
         )
         return
-    say(f"{'pushed by ' + user if done.is_new else 'has all of it already'}: {done.url}")
-    say(f"{done.reference}")
+    say(f"{'pushed by ' + user if result.is_new else 'has all of it already'}: {result.url}")
+    say(f"{result.reference}")
 
 
 def pull(
@@ -107,7 +107,7 @@ def pull(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Download an adapter, or data, of the Hugging Face Hub to DIR, and check it against its
-    digests. What neither has is left out, and named."""
+    digests. Files that neither has are left out, and named."""
     from nip_bridges.hub.client import connect
     from nip_bridges.hub.transfer import receive
 
@@ -132,15 +132,15 @@ def pull(
     else:
         say(f"{len(facts.files)} files are what was published, of run {facts.lineage.run}")
     if left_out:
-        named = ", ".join(left_out[:_MOST_NAMED]).replace("\n", "\\n")
+        some = ", ".join(left_out[:_MOST_NAMED]).replace("\n", "\\n")
         more = ", …" if len(left_out) > _MOST_NAMED else ""
-        say(f"left out, as it is no part of {_A[pinned.kind]}: {len(left_out)} ({named}{more})")
+        say(f"left out, as it is no part of {_A[pinned.kind]}: {len(left_out)} ({some}{more})")
 
 
-def _reference(text: str, what: str) -> Reference:
-    if what not in _KINDS:
-        raise SettingsError(f"--what {what!r}: use {' or '.join(_KINDS)}")
-    kind: Kind = "dataset" if what == "dataset" else "adapter"
+def _reference(text: str, purpose: str) -> Reference:
+    if purpose not in _KINDS:
+        raise SettingsError(f"--what {purpose!r}: use {' or '.join(_KINDS)}")
+    kind: Kind = "dataset" if purpose == "dataset" else "adapter"
     try:
         reference = Reference.parse(text, kind)
     except ValueError as error:

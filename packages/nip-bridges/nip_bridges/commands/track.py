@@ -1,4 +1,4 @@
-"""The command `nip track`: sends trackers whatever they are missing of a run."""
+"""The command `nip track`: sends trackers the points that they lack of a run."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -32,8 +32,8 @@ def track(
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Send trackers whatever they are missing of RUN. What they have is not sent again; exit code 3
-    if one does not take it."""
+    """Send trackers the points that they lack of RUN, and no others. Exit code 3 if a tracker
+    does not take them."""
     from nip_bridges.tracking.feeders import Feeders
     from nip_bridges.tracking.places import check_trackers
     from nip_core.records.named_run import find_run
@@ -49,8 +49,8 @@ def track(
         except ReadError as error:
             raise SettingsError(f"--to: the value {error}") from None
     else:
-        stored = complete_settings(tree.open().parameters)
-        trackers = load_trackers(stored["tracking"], f"run {run!r}")
+        settings = complete_settings(tree.open().parameters)
+        trackers = load_trackers(settings["tracking"], f"run {run!r}")
     if not trackers:
         raise SettingsError(
             f"run {run!r} has no tracking in its settings; name a tracker: --to {TRACKERS[0]}"

@@ -1,4 +1,4 @@
-"""A trained model of a run as others take it: a plain adapter of PEFT, and what is known of it.
+"""A trained model of a run as others take it: a plain adapter of PEFT, and its facts.
 
 choose_model                  the model of a group in an iteration, with where it comes from
 write_adapter                 its files, its facts and its card, into a new directory
@@ -112,38 +112,38 @@ def choose_model(run: RunStore, iteration: int | None, group: str | None) -> Cho
     Raises SettingsError if there is none, or several.
     """
     record, finished = run.open(), run.finished_iterations()
-    which = finished if iteration is None else iteration
-    if which > finished:
+    number = finished if iteration is None else iteration
+    if number > finished:
         raise SettingsError(
-            f"--iteration {which}: run {run.name!r} has finished {finished} iterations, so the "
+            f"--iteration {number}: run {run.name!r} has finished {finished} iterations, so the "
             f"models that play it are not there yet; the newest play iteration {finished}"
         )
-    # 1. What plays the iteration.
-    models = read_models(run, which)
-    trained = [name for name, model in models.items() if model.trained_in is not None]
+    # 1. The models that play the iteration.
+    models = read_models(run, number)
+    groups = [name for name, model in models.items() if model.trained_in is not None]
     # 2. Which group is meant.
     if group is not None and group not in models and group not in _list_groups(record):
         raise SettingsError(
             f"--group {group!r}: run {run.name!r} has no such model group; it has "
             f"{', '.join(_list_groups(record))}"
         )
-    if not trained or (group is not None and group not in trained):
+    if not groups or (group is not None and group not in groups):
         raise SettingsError(
-            f"run {run.name!r}: iteration {which} is played with "
+            f"run {run.name!r}: iteration {number} is played with "
             f"{'base models' if group is None else f'the base model of group {group!r}'}, so there "
             "is no trained model; choose a later --iteration, or train first"
         )
-    if group is None and len(trained) > 1:
+    if group is None and len(groups) > 1:
         raise SettingsError(
-            f"run {run.name!r} has trained models of the groups {', '.join(trained)}; choose one "
+            f"run {run.name!r} has trained models of the groups {', '.join(groups)}; choose one "
             "with --group"
         )
-    chosen = group or trained[0]
-    agents = _list_groups(record)[chosen]
+    group_name = group or groups[0]
+    agents = _list_groups(record)[group_name]
     base = str(complete_settings(record.parameters)["agents"][agents[0]]["model_name"])
     playing = {name: models[name].model if name in models else "" for name in _list_groups(record)}
     playing = {name: model or _find_base(record, name) for name, model in playing.items()}
-    return ChosenModel(run, record, which, chosen, agents, models[chosen], base, playing)
+    return ChosenModel(run, record, number, group_name, agents, models[group_name], base, playing)
 
 
 def write_adapter(
@@ -157,8 +157,8 @@ def write_adapter(
 ) -> AdapterFacts:
     """Write the adapter, ``nip.json`` and the card to the new directory `target`.
 
-    `place` is what the card calls it. `base` is the name by which others find the base model;
-    `probe`: with log-probabilities on a fixed text, by which whoever takes it proves it again.
+    `place` is its name on the card. `base` is the name by which others find the base model;
+    `probe`: with log-probabilities on a fixed text, by which its next user proves it again.
 
     Raises SettingsError if it is no adapter, or its base model has no name that others know, or
     can't be read for the probe;
@@ -166,7 +166,7 @@ def write_adapter(
     """
     name = _choose_portable_base(chosen, base)
     with _find_files(chosen) as source:
-        # 1. What is on record is what lies there.
+        # 1. The files are those on record.
         manifest = verify_model(source, chosen.model.digest)
         _check_is_adapter(chosen, source, manifest)
         facts = _collect_facts(chosen, manifest, name, license_id, probe)
@@ -181,10 +181,10 @@ def write_adapter(
                 shutil.copytree(BUNDLED[name], part / BASE_FOLDER, ignore=ignored)
             if probe:
                 _write_probe(chosen, source, part)
-            # 3. What is known of it.
+            # 3. Its facts.
             (part / CARD).write_text(adapter_card(place, facts), encoding="utf-8")
             sealed = seal(part, facts)
-            # 4. What was written is what is on record.
+            # 4. The written files are those on record.
             if sealed.files[WEIGHTS] != manifest.files[WEIGHTS]:
                 raise StoreError(f"{target}: {WEIGHTS} was not written as it is; write it again")
     return sealed
@@ -207,8 +207,8 @@ def verify_model(source: Path, on_record: str | None) -> ModelManifest:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, CorruptionError):
             raise
-        why = first_fault(error) if isinstance(error, ValidationError) else repr(error)
-        raise CorruptionError(f"{source}: the model can't be read ({why})") from error
+        reason = first_fault(error) if isinstance(error, ValidationError) else repr(error)
+        raise CorruptionError(f"{source}: the model can't be read ({reason})") from error
     if digest != manifest.content_digest or on_record not in (None, digest):
         raise CorruptionError(
             f"{source}: the content digest of the model is {digest}, on record is "
@@ -232,8 +232,8 @@ def select_settings(record: RunRecord) -> dict[str, JsonValue]:
         settings = read_settings(record.parameters)
     except ValueError:
         return {}
-    shown: dict[str, JsonValue] = without_places(_find_changes(settings))
-    return shown
+    changes: dict[str, JsonValue] = without_places(_find_changes(settings))
+    return changes
 
 
 def read_result(run: RunStore, record: RunRecord, iteration: int) -> ResultFacts | None:
@@ -277,31 +277,31 @@ def _find_base(record: RunRecord, group: str) -> str:
     return str(without_places(name_of(agent["model_name"])))
 
 
-def _choose_portable_base(chosen: ChosenModel, name: str | None) -> str:
+def _choose_portable_base(choice: ChosenModel, name: str | None) -> str:
     """Choose the name of the base model for others. Raises SettingsError if there is none."""
-    if chosen.model.base_model.startswith("ft:"):
+    if choice.model.base_model.startswith("ft:"):
         raise SettingsError(
-            f"model {chosen.model.model} is an adapter over {chosen.model.base_model}, a base "
+            f"model {choice.model.model} is an adapter over {choice.model.base_model}, a base "
             "model that the run has made; that one is not an adapter and is not written"
         )
     if name is not None:
         if os.path.exists(os.path.expanduser(name)) or name.startswith(("/", ".", "~")):
             raise SettingsError(f"--base-model {name}: others have no such path; give a Hub name")
         return name
-    if chosen.base in BUNDLED or chosen.base in KNOWN:
-        return chosen.base
-    if os.path.isdir(os.path.expanduser(chosen.base)) or chosen.base.startswith(("/", ".", "~")):
+    if choice.base in BUNDLED or choice.base in KNOWN:
+        return choice.base
+    if os.path.isdir(os.path.expanduser(choice.base)) or choice.base.startswith(("/", ".", "~")):
         raise SettingsError(
-            f"the base model of group {chosen.group!r} is a directory of this machine, "
-            f"{chosen.base}; say with --base-model OWNER/NAME where others find it"
+            f"the base model of group {choice.group!r} is a directory of this machine, "
+            f"{choice.base}; say with --base-model OWNER/NAME where others find it"
         )
-    return chosen.base
+    return choice.base
 
 
 @contextlib.contextmanager
-def _find_files(chosen: ChosenModel) -> Iterator[Path]:
+def _find_files(choice: ChosenModel) -> Iterator[Path]:
     """Give the directory of the model: at the run's own server, or fetched from its bucket."""
-    run, name = chosen.run, chosen.model.model
+    run, name = choice.run, choice.model.model
     state = run.store.local_path(f"{run.root}/lm_server")
     if state is not None and (path := StateDirectory(state).find_model(name)) is not None:
         yield path
@@ -319,8 +319,8 @@ def _find_files(chosen: ChosenModel) -> Iterator[Path]:
     )
 
 
-def _check_is_adapter(chosen: ChosenModel, source: Path, manifest: ModelManifest) -> None:
-    name = chosen.model.model
+def _check_is_adapter(choice: ChosenModel, source: Path, manifest: ModelManifest) -> None:
+    name = choice.model.model
     if manifest.kind != "adapter":
         raise SettingsError(
             f"model {name} is a whole model (use_lora: false), not an adapter; only adapters are "
@@ -332,11 +332,11 @@ def _check_is_adapter(chosen: ChosenModel, source: Path, manifest: ModelManifest
         )
 
 
-def _write_probe(chosen: ChosenModel, source: Path, part: Path) -> None:
+def _write_probe(choice: ChosenModel, source: Path, part: Path) -> None:
     from nip_lm_server.client import ModelError, public_probe
 
     try:
-        probe = public_probe(resolve_model(chosen.base), source)
+        probe = public_probe(resolve_model(choice.base), source)
     except ModuleNotFoundError as error:
         raise SettingsError(
             "the probe that goes with a published adapter: it is computed with the package "
@@ -352,15 +352,15 @@ def _write_probe(chosen: ChosenModel, source: Path, part: Path) -> None:
 
 
 def _collect_facts(
-    chosen: ChosenModel, manifest: ModelManifest, base: str, license_id: str | None, probe: bool
+    choice: ChosenModel, manifest: ModelManifest, base: str, license_id: str | None, probe: bool
 ) -> AdapterFacts:
-    directory = Path(locate_model(chosen.base)).expanduser()
-    proof = chosen.model.proof or {}
+    directory = Path(locate_model(choice.base)).expanduser()
+    proof = choice.model.proof or {}
     detail = {k: v for k, v in (proof.get("detail") or {}).items() if k in _OF_A_PROOF}
     training = {k: v for k, v in manifest.training.items() if k in _OF_A_TRAINING}
     settings = {"method": manifest.method, "settings": manifest.settings}
     return AdapterFacts(
-        lineage=_trace_lineage(chosen, manifest),
+        lineage=_trace_lineage(choice, manifest),
         license=license_id,
         has_probe=probe,
         base=BaseFacts(
@@ -370,29 +370,29 @@ def _collect_facts(
         ),
         rank=manifest.lora_rank,
         training=TrainingFacts.model_validate(settings | training),
-        results=read_result(chosen.run, chosen.record, chosen.iteration),
-        playing=chosen.playing,
+        results=read_result(choice.run, choice.record, choice.iteration),
+        playing=choice.playing,
         proof=ProofFacts(matches=proof.get("matches"), detail=without_places(detail)),
-        settings=select_settings(chosen.record),
+        settings=select_settings(choice.record),
     )
 
 
-def _trace_lineage(chosen: ChosenModel, manifest: ModelManifest) -> Lineage:
+def _trace_lineage(choice: ChosenModel, manifest: ModelManifest) -> Lineage:
     """Say where the model comes from, without places."""
-    run, record, model = chosen.run, chosen.record, chosen.model
+    run, record, model = choice.run, choice.record, choice.model
     job = None
     if model.from_run is None and model.trained_in is not None:
-        job = read_job(run, run.job(model.trained_in, chosen.group))
-    begun = (record.contents.get("origin") or [{}])[0].get(chosen.group, {})
+        job = read_job(run, run.job(model.trained_in, choice.group))
+    origin = (record.contents.get("origin") or [{}])[0].get(choice.group, {})
     lineage = Lineage(
         run=run.name,
         iteration=model.trained_in,
-        group=chosen.group,
-        agents=chosen.agents,
+        group=choice.group,
+        agents=choice.agents,
         model=model.model,
         content_digest=manifest.content_digest,
         from_run=model.from_run,
-        begun_with=begun.get("from_run"),
+        begun_with=origin.get("from_run"),
         job=manifest.job,
         job_key=manifest.job_key,
         dataset_digest=None if job is None else job.dataset_digest,

@@ -4,7 +4,7 @@ find_published   the adapter that a setting names: pinned, downloaded, checked a
 bring_published  the same among the models of a server's state
 
 It is a model of the run from then on: it stands in run.json with its commit and its digest, and is
-proved before it plays, as one that the run has trained. Nobody asks the Hub again.
+proved before it plays, as one that the run has trained. The Hub is not asked again.
 """
 
 import tempfile
@@ -90,7 +90,7 @@ def find_published(
     reference = hub.pin(Reference.parse(agent.published_adapter))
     folder = hub.download(reference, list_patterns("adapter"))
     place = f"{setting}: {reference}"
-    # 2. They are what whoever published them had.
+    # 2. They are the files of their publisher.
     facts = read_sealed(folder, place)
     if isinstance(facts, TablesFacts):
         raise SettingsError(f"{place} is a repository of data; name one with an adapter")
@@ -143,10 +143,10 @@ class AdapterConfig(HubDocument):
 
 
 def _read_config(folder: Path, place: str) -> AdapterConfig:
-    missing = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
-    if missing:
+    lacking = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
+    if lacking:
         raise SettingsError(
-            f"{place} is no adapter: it has no {' and no '.join(missing)}; weights are read as "
+            f"{place} is no adapter: it has no {' and no '.join(lacking)}; weights are read as "
             "safetensors alone"
         )
     try:
@@ -170,18 +170,18 @@ def _check_base(
             raise SettingsError(f"{place}: nip.json does not say which base model it is for")
         published, digest = facts.base.name, facts.base.weights_sha256
     directory = Path(locate_model(model_name)).expanduser()
-    here = weights_digest(directory) if directory.is_dir() and digest is not None else None
-    if here is not None and here == digest:
+    local_digest = weights_digest(directory) if directory.is_dir() and digest is not None else None
+    if local_digest is not None and local_digest == digest:
         return
     if published != model_name:
         raise SettingsError(
             f"{place} is an adapter over the base model {published!r}, but model_name is "
             f"{model_name!r}; set model_name to its base model"
         )
-    if here is not None and digest is not None:
+    if local_digest is not None and digest is not None:
         raise SettingsError(
             f"{place} was trained over other weights of {model_name!r} than those that are here "
-            f"(SHA-256 {digest[:12]}…, here {here[:12]}…); take the base model that it was "
+            f"(SHA-256 {digest[:12]}…, here {local_digest[:12]}…); take the base model that it was "
             "trained on"
         )
 

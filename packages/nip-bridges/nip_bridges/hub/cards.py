@@ -3,7 +3,7 @@
 adapter_card, dataset_card  a page, of the facts that stand in ``nip.json`` and nothing else
 
 Results stand in `model-index` as the Hub reads them, with each 95 % interval among a metric's
-arguments. A licence is there only where whoever publishes has named one.
+arguments. A licence is there only where the publisher has named one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -180,13 +180,13 @@ def _describe_results(results: ResultFacts | None, playing: Mapping[str, str]) -
         (_WORDS[name], f"{entry.value:.4g}", _write_range(entry.ci95))
         for name, entry in results.measures.items()
     ]
-    counted = f"{amount(results.episodes, 'episode')}, {amount(results.problems, 'problem')}"
+    amounts = f"{amount(results.episodes, 'episode')}, {amount(results.problems, 'problem')}"
     if results.questions is not None:
-        counted += f", {amount(results.questions, 'question')}"
+        amounts += f", {amount(results.questions, 'question')}"
     models = ", ".join(f"{group}: `{model}`" for group, model in playing.items())
     return [
         f"The run's test of iteration {results.iteration}: `{results.dataset}`, split "
-        f"`{results.split}`, protocol `{results.protocol}` ({counted}; played by {models}).",
+        f"`{results.split}`, protocol `{results.protocol}` ({amounts}; played by {models}).",
         _write_table(("measure", "value", "95 % interval"), rows),
         "Intervals count questions, not episodes. The figures are those of the game with these "
         "players: against other provers they may be others.",
@@ -259,25 +259,25 @@ def _describe_use(place: str, base: BaseFacts, highest: int) -> list[str]:
             f'base = AutoModelForCausalLM.from_pretrained(f"{{folder}}/{folder}")',
             f'tokenizer = AutoTokenizer.from_pretrained(f"{{folder}}/{folder}")',
         ]
-        served = f"DIR/{folder}"
+        served_model = f"DIR/{folder}"
         remark = [
             f"The base model `{base.name}` comes with nip and is on no hub under this name, so "
             f"it lies in the folder `{folder}`."
         ]
     else:
-        known = KNOWN.get(base.name)
-        served = base.name if known is None else "BASE"
+        model = KNOWN.get(base.name)
+        served_model = base.name if model is None else "BASE"
         load = [
             f'folder = snapshot_download("{place}")  # or the directory, where you have it',
-            f'base = AutoModelForCausalLM.from_pretrained("{served}")',
-            f'tokenizer = AutoTokenizer.from_pretrained("{served}")',
+            f'base = AutoModelForCausalLM.from_pretrained("{served_model}")',
+            f'tokenizer = AutoTokenizer.from_pretrained("{served_model}")',
         ]
         remark = (
             []
-            if known is None
+            if model is None
             else [
-                f"The base model `{base.name}` is {known.title} as `{known.command}` of nip makes "
-                f"it, from {known.requirement} of the package index. BASE is its directory, as "
+                f"The base model `{base.name}` is {model.title} as `{model.command}` of nip makes "
+                f"it, from {model.requirement} of the package index. BASE is its directory, as "
                 f"`nip models path {base.name}` prints it."
             ]
         )
@@ -292,7 +292,7 @@ def _describe_use(place: str, base: BaseFacts, highest: int) -> list[str]:
             "model = PeftModel.from_pretrained(base, folder)",
         ),
         "With vLLM, after a download to DIR:",
-        f"```sh\nvllm serve {served} --enable-lora --max-lora-rank {highest} \\\n"
+        f"```sh\nvllm serve {served_model} --enable-lora --max-lora-rank {highest} \\\n"
         "  --lora-modules nip=DIR\n```",
         "A run of nip begins with it by an agent's setting "
         "`published_adapter: hf://OWNER/NAME@REVISION`.",
@@ -322,8 +322,8 @@ def _write_cell(value: object) -> str:
 
 
 def _write_yaml(value: Mapping[str, JsonValue]) -> str:
-    shown = yaml.safe_dump(value, sort_keys=False, allow_unicode=True) if value else "{}\n"
-    return f"```yaml\n{shown}```"
+    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True) if value else "{}\n"
+    return f"```yaml\n{text}```"
 
 
 def _write_python(*lines: str) -> str:

@@ -1,11 +1,11 @@
-"""A connection to the Hub, or to whatever HF_ENDPOINT names, over `huggingface_hub`.
+"""A connection to the Hub, or to the server of HF_ENDPOINT, over `huggingface_hub`.
 
-Hub      who asks; what a repository has; making one; one commit; a pinned revision; a download;
+Hub      who asks; a repository's files; making one; one commit; a pinned revision; a download;
          whether a file is there
 connect  such a connection, with the token of the environment or of ``hf auth login``
 
 The token is read where `huggingface_hub` reads it, is sent to the Hub and goes nowhere else: it is
-taken out of every text that comes back. What the Hub refuses is one error in our words. Where it
+taken out of every text that comes back. A refusal of the Hub is one error in our words. Where it
 asks to wait (429), has trouble (5xx) or can't be reached, it is asked again, some times.
 """
 
@@ -42,7 +42,7 @@ _LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
 
 class Found(enum.Enum):
-    """What the Hub says to a question for a file."""
+    """The Hub's answer to a question for a file."""
 
     file = enum.auto()
     no_file = enum.auto()
@@ -105,7 +105,7 @@ def connect(
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    # What it warns of is said here, or mended.
+    # Its warnings are given here, or their cause is mended.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     api = huggingface_hub.HfApi(
         endpoint=environment.get("HF_ENDPOINT") or None,
@@ -118,7 +118,7 @@ def connect(
 
 
 class Hub:
-    """One connection, see `connect`. What is refused raises SettingsError, trouble ServerError."""
+    """One connection, see `connect`. A refusal raises SettingsError, trouble ServerError."""
 
     def __init__(
         self, api: "HfApi", token: str, sleep: Callable[[float], None], cache: Path | None
@@ -134,7 +134,7 @@ class Hub:
         """Return who the token belongs to.
 
         Raises SettingsError if it is known already that this one may not write to a repository:
-        the token may only read, or the owner is somebody else. Of a token whose rights are listed
+        the token may only read, or the owner is another user. Of a token whose rights are listed
         one by one, and of an organisation, the Hub says so when it is written to.
         """
         if not self._token:
@@ -211,10 +211,10 @@ class Hub:
         from huggingface_hub import errors, try_to_load_from_cache
 
         try:
-            found = try_to_load_from_cache(reference.repository, file, cache_dir=self._cache)
+            cached = try_to_load_from_cache(reference.repository, file, cache_dir=self._cache)
         except errors.HFValidationError:
             return False
-        return isinstance(found, str)
+        return isinstance(cached, str)
 
     def create(self, reference: Reference, *, private: bool) -> None:
         """Make the repository, and leave an existing one as it is."""
@@ -240,14 +240,14 @@ class Hub:
         """Put files there and delete some, in one commit upon `parent`; return its name.
 
         Large ones are uploaded first; those that the Hub has are not sent again. Raises
-        UnclearError where nobody can know what became of it.
+        UnclearError where its outcome can't be known.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         operations: list[Any] = [CommitOperationAdd(n, path) for n, path in files.items()]
         operations += [CommitOperationDelete(name) for name in deleted]
         with self._translate_errors("write to it", reference):
-            made = self._api.create_commit(
+            new_commit = self._api.create_commit(
                 reference.repository,
                 operations,
                 commit_message=message,
@@ -255,7 +255,7 @@ class Hub:
                 revision=BRANCH,
                 parent_commit=parent,
             )
-        return str(made.oid)
+        return str(new_commit.oid)
 
     def wait(self, error: UnclearError, attempt: int) -> None:
         """Wait before the next attempt (from 1), or raise the error after the last."""
@@ -281,7 +281,7 @@ class Hub:
     def download(self, reference: Reference, patterns: list[str]) -> Path:
         """Download files of a pinned reference into the Hub's cache, and return the directory.
 
-        What is there already is not fetched again.
+        A file that is there already is not fetched again.
         """
         assert reference.is_pinned
         folder = self._ask(
@@ -297,18 +297,18 @@ class Hub:
         )
         return Path(folder)
 
-    def _ask(self, what: str, reference: Reference | None, call: Callable[[], T]) -> T:
+    def _ask(self, request: str, reference: Reference | None, call: Callable[[], T]) -> T:
         """Ask until the Hub says yes or no."""
         for attempt in range(1, TRIES + 1):
             try:
-                with self._translate_errors(what, reference):
+                with self._translate_errors(request, reference):
                     return call()
             except UnclearError as error:
                 self.wait(error, attempt)
         raise AssertionError("the last attempt returns or raises")
 
     @contextlib.contextmanager
-    def _translate_errors(self, what: str, reference: Reference | None) -> Iterator[None]:
+    def _translate_errors(self, request: str, reference: Reference | None) -> Iterator[None]:
         """Turn errors of `huggingface_hub` into ours, without the token."""
         try:
             yield
@@ -317,9 +317,9 @@ class Hub:
         except (_http_error(), OSError, RuntimeError, ValueError) as error:
             cause = _find_cause(error)
             place = "the Hub" if reference is None else f"{reference}"
-            raise self._translate(cause, what, place) from cause
+            raise self._translate(cause, request, place) from cause
 
-    def _translate(self, error: BaseException, what: str, place: str) -> NipError:
+    def _translate(self, error: BaseException, request: str, place: str) -> NipError:
         from huggingface_hub import errors
 
         text = redact(" ".join(str(error).split()), self._token)
@@ -335,7 +335,7 @@ class Hub:
             401: f"the Hub refuses the token: {_LOGIN}"
             if self._token
             else f"it is not there, or private, and there is no token; {_LOGIN}",
-            403: f"the token may not {what}; {_WRITING}",
+            403: f"the token may not {request}; {_WRITING}",
             404: "there is no such repository, or this token may not see it",
         }
         if status in by_status:
@@ -344,11 +344,11 @@ class Hub:
             return UnclearError(f"{place}: somebody else wrote to it meanwhile; run again ({text})")
         if status in _AGAIN:
             return UnclearError(
-                f"{place}: the Hub could not {what} now (status {status}); run again later, what "
-                "it has is not sent again"
+                f"{place}: the Hub could not {request} now (status {status}); run again later, "
+                "what it has is not sent again"
             )
         if status is not None or isinstance(error, ValueError):
-            return SettingsError(f"{place}: the Hub refuses to {what}: {text}")
+            return SettingsError(f"{place}: the Hub refuses to {request}: {text}")
         return UnclearError(
             f"{place}: the connection to {show_address(self._api.endpoint)} broke "
             f"({type(error).__name__}: {text}); run again, what the Hub has is not sent again"
@@ -373,5 +373,5 @@ def _http_error() -> type[Exception]:
 def _wait_s(error: BaseException | None, attempt: int) -> float:
     """Seconds until the next attempt: as the Hub asks, else a little longer each time."""
     response = getattr(error, "response", None)
-    asked = response.headers.get("Retry-After", "") if response is not None else ""
-    return min(float(asked) if asked.isdigit() else 2.0 ** (attempt - 1), _LONGEST_WAIT_S)
+    wait = response.headers.get("Retry-After", "") if response is not None else ""
+    return min(float(wait) if wait.isdigit() else 2.0 ** (attempt - 1), _LONGEST_WAIT_S)

@@ -53,10 +53,10 @@ class _Table:
 
     def add(self, part: _Part, rows: int) -> None:
         """Count one more file."""
-        before = self.splits.get(part.split)
-        counted, iterations = (before.rows, before.iterations) if before else (0, ())
+        earlier = self.splits.get(part.split)
+        count, iterations = (earlier.rows, earlier.iterations) if earlier else (0, ())
         self.splits[part.split] = TableSplit(
-            rows=counted + rows, iterations=tuple(sorted({*iterations, part.iteration}))
+            rows=count + rows, iterations=tuple(sorted({*iterations, part.iteration}))
         )
 
     def to_facts(self) -> TableFacts:
@@ -153,17 +153,17 @@ def _read_parts(
                             _ROLLOUTS[table],
                             manifest.path(file),
                         )
-        for trained in _list_committed(run, f"{run.iteration(iteration)}/datasets"):
-            if group not in (None, trained):
+        for dataset in _list_committed(run, f"{run.iteration(iteration)}/datasets"):
+            if group not in (None, dataset):
                 continue
-            manifest = read_manifest(run.store, run.dataset(iteration, trained))
+            manifest = read_manifest(run.store, run.dataset(iteration, dataset))
             facts = DatasetFacts.from_manifest(manifest)
             method = facts.method
-            digests.datasets[f"{iteration:04d}/{trained}"] = facts.digest
+            digests.datasets[f"{iteration:04d}/{dataset}"] = facts.digest
             content = read_committed_file(run.store, manifest, FILES[method])
             place = manifest.path(FILES[method])
             yield _Part(
-                f"{FILES[method].removesuffix('.parquet')}-{trained}",
+                f"{FILES[method].removesuffix('.parquet')}-{dataset}",
                 "train",
                 iteration,
                 f"{iteration:04d}.parquet",
@@ -195,10 +195,10 @@ def _remove_places(piece: _Part, secrets: Mapping[str, str]) -> tuple[bytes, int
     table = parquet_table(piece.content, piece.schema, piece.place, None)
     columns = zip(table.column_names, table.columns, strict=True)
     for name, texts in (leaf for column in columns for leaf in _texts(*column)):
-        for secret, what in secrets.items():
+        for secret, kind in secrets.items():
             if pc.any(pc.match_substring(texts, secret)).as_py():
                 raise SettingsError(
-                    f"nothing was published: {piece.place}, column {name}, has {what} in it"
+                    f"nothing was published: {piece.place}, column {name}, has {kind} in it"
                 )
     if piece.table == "episodes":
         errors = table["error"].to_pylist()

@@ -6,7 +6,7 @@ Facts         either
 Lineage       where it comes from, of both
 FileEntry     a file of it, by its digest
 
-Whoever has published a repository, with whichever version of nip, may have left keys out or added
+The publisher of a repository, with any version of nip, may have left keys out or added
 some. So a key that another version may lack has a default here, and others are kept as they came.
 `nip_bridges.hub.repository` writes and reads the document.
 """

@@ -1,4 +1,4 @@
-"""What must not leave this machine: places on its disks, addresses, its name, keys.
+"""The facts that must not leave this machine: places on its disks, addresses, its name, keys.
 
 without_places       settings without them, for cards
 hide_lineage         the same of a repository's lineage
@@ -96,14 +96,14 @@ def find_secrets(environment: Mapping[str, str], token: str = "") -> dict[str, s
             user, password = [part for part in match.groups() if part is not None]
             # Of a database for trying things out both are one word, which may be anywhere.
             if password not in (user, "password"):
-                what = f"a password in the environment variable {name}"
-                secrets |= {password: what, unquote(password): what}
+                kind = f"a password in the environment variable {name}"
+                secrets |= {password: kind, unquote(password): kind}
         if is_secret_name(name):
             secrets[value.strip()] = f"the value of the environment variable {name}"
             if name.upper().endswith(_USER_AND_PASSWORD):
                 password = value.strip().partition(":")[2]
                 secrets[password] = f"the password in the environment variable {name}"
-    return {secret: what for secret, what in secrets.items() if len(secret) >= _SHORTEST}
+    return {secret: kind for secret, kind in secrets.items() if len(secret) >= _SHORTEST}
 
 
 def check_nothing_leaks(
@@ -120,10 +120,10 @@ def check_nothing_leaks(
             continue
         content = path.read_bytes()
         is_text = path.suffix in _TEXT_FILES
-        for secret, what in [*secrets.items(), *(of_texts.items() if is_text else ())]:
+        for secret, kind in [*secrets.items(), *(of_texts.items() if is_text else ())]:
             if len(secret) >= _SHORTEST and secret.encode() in content:
                 name = path.relative_to(directory).as_posix()
-                raise SettingsError(f"nothing was published: {name} has {what} in it")
+                raise SettingsError(f"nothing was published: {name} has {kind} in it")
     if (directory / FACTS).is_file():
         facts = parse_json((directory / FACTS).read_text(encoding="utf-8"))
         _check_host({name: of for name, of in facts.items() if name not in _OF_NIP}, host)

@@ -1,4 +1,4 @@
-"""What a repository of nip holds: files, and ``nip.json`` with their digests and their lineage.
+"""The content of a repository of nip: files, and ``nip.json`` with their digests and their lineage.
 
 seal           write ``nip.json`` over a directory's files
 read_sealed    the facts of a directory, with every file checked
@@ -62,7 +62,7 @@ def seal(directory: Path, facts: F) -> F:
     """Write ``nip.json`` with the digests of all other files, and return its facts."""
     files = {name: entry for name, entry in _measure_all(directory).items() if name != FACTS}
     sealed = facts.model_copy(update={"files": files})
-    # What nobody has set stays out, so that a document is written again as it was read.
+    # A value that is not set stays out, so that a document is written again as it was read.
     content = sealed.model_dump(exclude_unset=True, exclude={"kind"})
     document = {"format": FORMAT, "kind": facts.kind, **content}
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -112,10 +112,10 @@ def read_sealed(directory: Path, place: str) -> Facts | None:
         path = directory / name
         if not path.is_file():
             raise CorruptionError(f"{place}: {name} is missing, and {FACTS} names it")
-        measured = _measure(path)
-        if measured != entry:
+        measure = _measure(path)
+        if measure != entry:
             raise CorruptionError(
-                f"{place}: {name} has SHA-256 {measured.sha256[:12]}…, {FACTS} says "
+                f"{place}: {name} has SHA-256 {measure.sha256[:12]}…, {FACTS} says "
                 f"{entry.sha256[:12]}…: it was changed, or is damaged"
             )
     return facts
@@ -132,7 +132,7 @@ def is_taken(name: str, kind: Kind) -> bool:
 
     An adapter's are on a list, at the top and in ``base``; a dataset has Parquet files in folders.
     Programs, pickled weights and settings of other programs (``.vscode``, ``.mcp.json``, CLAUDE.md)
-    are not among them, nor is what nobody sees: no part of a name begins with a dot.
+    are not among them, nor are hidden files: no part of a name begins with a dot.
     """
     parts = name.split("/")
     plain = all(part and part[0] not in ".-~" and "\\" not in part for part in parts)
@@ -156,7 +156,7 @@ def list_patterns(kind: Kind) -> list[str]:
 def select_taken(directory: Path, facts: Facts | None, kind: Kind) -> dict[str, Path]:
     """Choose the files to take; where there is a ``nip.json``, it and those it names.
 
-    A folder of the Hub's cache has whatever any program has downloaded of the repository.
+    A folder of the Hub's cache has all files that any program has downloaded of the repository.
     """
     files = {name: path for name, path in list_files(directory).items() if is_taken(name, kind)}
     if facts is None:

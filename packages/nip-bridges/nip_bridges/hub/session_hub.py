@@ -1,4 +1,4 @@
-"""What a run asks the Hub for, see `nip_core.bridges.HubBridge`.
+"""A run's requests to the Hub, see `nip_core.bridges.HubBridge`.
 
 check_name        whether the Hub has a model: one question, for the file that every engine reads
 find_published    the adapter that an agent begins with
@@ -43,9 +43,9 @@ def check_name(
     try:
         answer = _ask_within(hub, reference, deadline_s)
     except (UnclearError, SettingsError) as error:
-        near = did_you_mean(name, names)
+        hint = did_you_mean(name, names)
         raise SilentHubError(
-            f"there is no model {name!r} on this machine{f'{near} The' if near else '; the'} Hub, "
+            f"there is no model {name!r} on this machine{f'{hint} The' if hint else '; the'} Hub, "
             f"which may have it, gives no answer ({_shorten(str(error), reference)}): run where it "
             "can be reached, or name the directory of a model"
         ) from error

@@ -3,12 +3,12 @@
 check_public    what is there, and whether it may be written to
 push_directory  what of a directory the Hub lacks, in one commit
 receive         a repository's files at a commit, in a new directory, compared with ``nip.json``,
-                and what else it has
+                and its other files
 
 `push_directory` looks before it writes: equal files make no commit, a push that was killed goes on
-with what the Hub has by then, and an answer that was lost is looked up instead of asked for again.
-A repository that has something else is left as it is, and so is what people have added to this
-run's.
+with the Hub's files by then, and an answer that was lost is looked up instead of asked for again.
+A repository that has something else is left as it is, and so are files that people have added to
+this run's.
 """
 
 import shutil
@@ -72,19 +72,21 @@ def check_public(hub: Hub, reference: Reference, facts: Facts, *, public: bool) 
     if not names:
         return Existing(remote)
     if FACTS in names:
-        at = reference.at(remote.commit)
-        before = read_facts(hub.download(at, [FACTS]), f"{at}")
+        pinned = reference.at(remote.commit)
+        earlier = read_facts(hub.download(pinned, [FACTS]), f"{pinned}")
         if (
-            before is not None
-            and before.kind == facts.kind
-            and before.lineage.source == facts.lineage.source
+            earlier is not None
+            and earlier.kind == facts.kind
+            and earlier.lineage.source == facts.lineage.source
         ):
-            return Existing(remote, frozenset(before.files))
-        what = "nothing of nip" if before is None else f"{before.kind} of {before.lineage.source}"
+            return Existing(remote, frozenset(earlier.files))
+        content = (
+            "nothing of nip" if earlier is None else f"{earlier.kind} of {earlier.lineage.source}"
+        )
     else:
-        what = _name_some(sorted(names))
+        content = _name_some(sorted(names))
     raise SettingsError(
-        f"{reference} is there and has something else ({what}); choose another name"
+        f"{reference} is there and has something else ({content}); choose another name"
     )
 
 
@@ -100,13 +102,13 @@ def push_directory(
 ) -> Published:
     """Make the repository have the files of `directory`, and no others of an earlier push.
 
-    Files of somebody else stay. `say` hears what is removed.
+    Files of other users stay. `say` hears what is removed.
 
     Raises SettingsError where the Hub refuses, ServerError where it can't be reached.
     """
     files = list_files(directory)
     for attempt in range(1, 1_000):
-        # 1. What is there, now.
+        # 1. The files that are there now.
         existing = check_public(hub, reference, facts, public=public)
         if existing is None:
             hub.create(reference, private=not public)
@@ -115,20 +117,22 @@ def push_directory(
             if existing is None:
                 raise SettingsError(f"{reference}: it was made, and this token may not see it")
         remote = existing.remote
-        # 2. What it lacks, and what it has of an earlier push that is gone.
+        # 2. The files that it lacks, and those of an earlier push that are gone.
         lacking = {
             name: path
             for name, path in files.items()
             if name not in remote.files or not remote.files[name].equals(path)
         }
-        gone = sorted(existing.published & remote.files.keys() - files.keys())
-        if not lacking and not gone:
+        gone_ones = sorted(existing.published & remote.files.keys() - files.keys())
+        if not lacking and not gone_ones:
             return Published(reference.at(remote.commit), hub.url(reference), attempt > 1)
-        if gone:
-            say(f"removes what only an earlier push had ({len(gone)}): {_name_some(gone)}")
-        # 3. One commit. Where nobody knows whether it was made, look again.
+        if gone_ones:
+            say(
+                f"removes what only an earlier push had ({len(gone_ones)}): {_name_some(gone_ones)}"
+            )
+        # 3. One commit. Where its outcome is unknown, look again.
         try:
-            commit = hub.commit(reference, lacking, gone, message, remote.commit)
+            commit = hub.commit(reference, lacking, gone_ones, message, remote.commit)
         except UnclearError as error:
             say(f"{error}")
             hub.wait(error, attempt)
@@ -153,7 +157,7 @@ def receive(hub: Hub, reference: Reference, target: Path) -> Received:
     """Put the files of a repository into the new directory `target`.
 
     Raises SettingsError if there are none, or `target` has others; CorruptionError if they are not
-    what was published.
+    the published ones.
     """
     pinned = hub.pin(reference)
     source = hub.download(pinned, list_patterns(reference.kind))

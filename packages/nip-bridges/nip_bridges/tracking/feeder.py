@@ -1,16 +1,15 @@
-"""The process that sends one tracker what it lacks of one run.
+"""The process that sends one tracker the points that it lacks of one run.
 
-Feeder      the work: look at the run, send, put down what was sent
-run_feeder  the process around it: commands on stdin, what it does as JSON lines on what was stdout
+Feeder      the work: look at the run, send, put down the batches that were sent
+run_feeder  the process around it: commands on stdin, its acts as JSON lines on the old stdout
 
 A process of its own for each tracker: its packages take seconds to import, and a tracker that does
-not answer holds up nobody but this process, which may be killed at any time. What a tracker has
-received stands in ``<run>/tracking/<tracker>-<digest of its address>/cursor.json`` beside the lease
-that lets one feeder at a time send to it. After trouble the process ends; the next one goes on.
+not answer holds up this process alone, which may be killed at any time. The cursor of a tracker
+stands in ``<run>/tracking/<tracker>-<digest of its address>/cursor.json`` beside the lease that
+lets one feeder at a time send to it. After trouble the process ends; the next one goes on.
 
 Commands are lines: ``look`` (something was committed) and ``end`` (send it all, then end). If stdin
-ends without ``end``, who started this process was killed: it ends at once, and what it has started
-with it.
+ends without ``end``, the caller was killed: this process ends at once, and its children with it.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 
 _LEAST_PRIORITY = 19
-# Packages of trackers that would tell others, or the terminal, what nobody asked for.
+# Packages of trackers that would tell others, or the terminal, more than asked for.
 _QUIET = {
     "DO_NOT_TRACK": "1",
     "GIT_PYTHON_REFRESH": "quiet",
@@ -93,7 +92,7 @@ class Feeder:
         elif self._rewinds != self._log.rewinds:
             raise TrackerError("the run is done again from an earlier place, as another one")
         batches = [self._log.read(number) for number in range(self._received, count)]
-        # What waits to be sent together is sent together; else each batch counts once it is sent.
+        # Waiting batches may be sent together; else each batch counts once it is sent.
         lots = [batches] if self._tracker.waits_s else [[batch] for batch in batches]
         for lot in filter(None, lots):
             self._tell(Report(state="asking", received=self._received, batches=count))
@@ -141,18 +140,18 @@ class Feeder:
 def run_feeder(task: FeederTask) -> int:
     """Do what stdin asks for, and return the exit status: 0, or 3 after trouble.
 
-    What is done, and the trouble, is told on what was stdout, a `Report` a line.
+    Acts and troubles are told on the old stdout, a `Report` a line.
     """
     if task.in_background:
         os.nice(_LEAST_PRIORITY)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    # Whatever a package prints goes to stderr; what was stdout is for the caller alone.
+    # A package's prints go to stderr; the old stdout is for the caller alone.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
     def tell(report: Report) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any longer
+        with contextlib.suppress(OSError):  # no reader is left
             answers.write(report.model_dump_json(exclude_none=True) + "\n")
 
     commands = _read_commands(sys.stdin)
@@ -161,7 +160,7 @@ def run_feeder(task: FeederTask) -> int:
     except Exception as error:
         tell(Report(state="trouble", error=_describe_error(error)))
         if not isinstance(error, NipError):
-            # As Python would show it, but for secrets: what is shown here is kept with the run.
+            # As Python would show it, but for secrets: this text is kept with the run.
             for line in traceback.format_exception(error):
                 sys.stderr.write(_remove_secrets(line))
         return 3

@@ -4,7 +4,7 @@ Feeders   one process for each tracker: told when something was committed, waite
 Feeding   how far one of them came
 
 The run waits for none of them while it runs. At its end it waits for trackers of this machine, and
-for those that answer; not for one that does not: see `Feeders.close`. What could not be sent is
+for those that answer; not for one that does not: see `Feeders.close`. The rest is
 sent when the run goes on, or by ``nip track``. The work is done by `nip_bridges.tracking`.
 """
 
@@ -99,7 +99,7 @@ class _Process:
     def look(self, in_background: bool = True) -> None:
         """Ask it to look for commits; start it if it is not there and not in trouble.
 
-        `in_background`: it takes the processor only while nobody else needs it.
+        `in_background`: it takes the processor only while no other process needs it.
         """
         if not self.is_running:
             if time.monotonic() < self._next_start_s:
@@ -115,7 +115,7 @@ class _Process:
         self._tell(f"{END}\n".encode())
 
     def kill(self) -> None:
-        """End it, and what it has started, now."""
+        """End it, and the processes that it has started, now."""
         process = self._process
         if process is None:
             return
@@ -130,7 +130,7 @@ class _Process:
         self._process = None
 
     def _start(self, in_background: bool) -> None:
-        self.kill()  # what is left of one that has ended
+        self.kill()  # the rest of one that has ended
         self.state, self.since_s, self.trouble = "starting", time.monotonic(), None
         log = self._run.store.local_path(f"{tracker_directory(self._run, self.tracker)}/feeder.log")
         if log is not None:
@@ -138,7 +138,7 @@ class _Process:
         environment = restore_proxies(os.environ)
         spare_this_machine(environment)
         with open(log or os.devnull, "wb") as errors:
-            # Its own group: no signal of the terminal, and it is ended with what it has started.
+            # Its own group: no signal of the terminal, and it is ended with its children.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "nip_bridges.tracking"],
                 stdin=subprocess.PIPE,
@@ -155,7 +155,9 @@ class _Process:
         )
         assert self._process.stdin is not None
         self._tell(task.model_dump_json().encode() + b"\n")
-        os.set_blocking(self._process.stdin.fileno(), False)  # nobody waits for who does not read
+        os.set_blocking(
+            self._process.stdin.fileno(), False
+        )  # no wait for a feeder that does not read
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
 
@@ -258,9 +260,9 @@ class Feeders:
         was_at_work, was_asked = process.is_at_work, process.state == "asking"
         process.kill()
         if was_at_work and process.state != "done":
-            why = "no answer" if was_asked else "there was no time"
+            reason = "no answer" if was_asked else "there was no time"
             self._warn(
-                f"{process.tracker.kind}: not everything was sent ({why}); nip track "
+                f"{process.tracker.kind}: not everything was sent ({reason}); nip track "
                 f"{self._run.name} sends it"
             )
 

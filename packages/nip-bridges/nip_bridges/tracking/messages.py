@@ -1,7 +1,7 @@
-"""What a run's process and its feeders say to each other, as lines of JSON.
+"""The messages between a run's process and its feeders, as lines of JSON.
 
-FeederTask  the first line to a feeder: what it sends where; then come commands, LOOK and END
-Report      a line of a feeder: what it is doing
+FeederTask  the first line to a feeder: its points and target; then come commands, LOOK and END
+Report      a line of a feeder: its present act
 """
 
 from typing import Literal
@@ -30,7 +30,7 @@ class FeederTask(BaseModel):
 
 
 class Report(BaseModel):
-    """What a feeder is doing."""
+    """A feeder's present act."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -32,7 +32,7 @@ _ADDRESSES = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_BASE_URL"}
 def check_trackers(
     trackers: Iterable[TrackerParameters], environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Raise SettingsError if a tracker is not installed, or lacks a key; nobody is asked."""
+    """Raise SettingsError if a tracker is not installed, or lacks a key; no server is asked."""
     for tracker in trackers:
         variable = _ADDRESSES.get(tracker.kind, "")
         named = environment.get(variable) if tracker.uri is None else None
@@ -102,7 +102,7 @@ def _remove_user(address: str) -> str:
 
 
 def is_remote(tracker: TrackerParameters, environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether the points leave this machine: then nobody may answer."""
+    """Tell whether the points leave this machine: then an answer may fail to come."""
     match tracker.kind:
         case "mlflow":
             uri = tracker.uri or environment.get("MLFLOW_TRACKING_URI") or ""

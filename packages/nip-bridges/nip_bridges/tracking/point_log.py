@@ -1,10 +1,10 @@
 """The points of a run in the order in which trackers are sent them, written down in the run.
 
 Batch     points that were written down together
-PointLog  all batches of a run: read, and extended by what was committed since
+PointLog  all batches of a run: read, and extended by later commits
 
-``<run>/tracking/points/<rewinds>/000000.json`` is the first batch. None ever changes: what a
-tracker was sent is sent again as it was, with its times. A run that is done again from some place
+``<run>/tracking/points/<rewinds>/000000.json`` is the first batch. None ever changes: a
+batch is sent again as it was, with its times. A run that is done again from some place
 begins a new list, and trackers a new run: a point that was shown is not taken back.
 """
 
@@ -79,7 +79,7 @@ class Batch:
 
 
 class PointLog:
-    """The batches of one run. What is committed is looked at by `extend` alone."""
+    """The batches of one run. `extend` alone looks at the commits."""
 
     def __init__(
         self, run: RunStore, records: Records | None = None, now: Callable[[], float] = time.time
@@ -135,7 +135,7 @@ class PointLog:
             if batch is None:
                 return self._count()
             path, document = self._path(batch.number), encode(batch.to_document().model_dump())
-            # Another process may write the same number: what it has written is read then.
+            # Another process may write the same number: its file is read then.
             if self._run.store.put_if_absent(path, document):
                 self._last = batch
 
@@ -177,7 +177,7 @@ class PointLog:
                 rows += of_part
                 spans = add_part(spans, part, record.iteration)
                 is_new = True
-        # Of what was being set aside meanwhile nothing may be told.
+        # No point may be told of an iteration that was set aside meanwhile.
         self._records.look_again()
         if not is_new or self.rewinds != rewinds:
             return None

@@ -1,4 +1,4 @@
-"""The numbers of a run that trackers are shown, from what is committed.
+"""The numbers of a run that trackers are shown, from its commits.
 
 PointRow    numbers of one place: an iteration, or a step of a group's fine-tune jobs
 Part        what is committed together: the metrics of a split, a job, the times of an iteration
@@ -90,17 +90,17 @@ def _read_job_rows(
         figures = {name: x for name, x in of_step.figures.items() if name not in _NO_FIGURE}
         told[step] = of_step.told_at, dict(_list_numbers(figures, f"training/{group}"))
     # 2. Steps go on where the group's job before has ended.
-    before = steps.get(group, 0)
+    earlier = steps.get(group, 0)
     rows = [
-        PointRow(STEP, before + step, at, figures)
-        for step, (at, figures) in told.items()
+        PointRow(STEP, earlier + step, time, figures)
+        for step, (time, figures) in told.items()
         if figures
     ]
     # 3. The job as a whole.
     whole = {"examples": job.examples, "trained_tokens": job.trained_tokens}
     values = {f"jobs/{group}/{k}": float(v) for k, v in whole.items() if v is not None}
     rows.append(PointRow(ITERATION, iteration, job.finished_at, values))
-    return rows, {**steps, group: before + max(told, default=0)}
+    return rows, {**steps, group: earlier + max(told, default=0)}
 
 
 def _list_numbers(values: Mapping[str, JsonValue], place: str) -> Iterator[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""What a run asks of trackers, see `nip_core.bridges.TrackersBridge`."""
+"""A run's requests to trackers, see `nip_core.bridges.TrackersBridge`."""
 
 from collections.abc import Sequence
 

@@ -47,12 +47,12 @@ class MlflowTracker:
 
         self._client = MlflowClient(self._uri)
         self._in_doubt = True
-        known = self._known(run, cursor)
-        if known is None:
+        found_run = self._known(run, cursor)
+        if found_run is None:
             self._run_id = self._create(run)
-            known = self._client.get_run(self._run_id)
-        self._run_id = known.info.run_id
-        self._log_parameters(run, known.data.params)
+            found_run = self._client.get_run(self._run_id)
+        self._run_id = found_run.info.run_id
+        self._log_parameters(run, found_run.data.params)
         return cursor.received if self._run_id == cursor.mlflow_run_id else 0
 
     def cursor(self) -> dict[str, str]:
@@ -74,8 +74,10 @@ class MlflowTracker:
             ]
             lacking = metrics
             if self._in_doubt:
-                known = {name: self._steps(name) for name in {metric.key for metric in metrics}}
-                lacking = [m for m in metrics if m.step not in known[m.key]]
+                known_steps = {
+                    name: self._steps(name) for name in {metric.key for metric in metrics}
+                }
+                lacking = [m for m in metrics if m.step not in known_steps[m.key]]
             self._in_doubt = True  # until all of it was taken
             for part in _split(lacking, _METRICS_PER_CALL):
                 self._client.log_batch(self._run_id, metrics=part)
@@ -90,13 +92,13 @@ class MlflowTracker:
 
         try:
             if cursor.mlflow_run_id is not None:
-                known = self._client.get_run(cursor.mlflow_run_id)
-                if known.info.lifecycle_stage == "deleted":
+                mlflow_run = self._client.get_run(cursor.mlflow_run_id)
+                if mlflow_run.info.lifecycle_stage == "deleted":
                     raise TrackerError(
                         f"MLflow's run {cursor.mlflow_run_id} was deleted: restore it (mlflow "
                         "runs restore), or leave mlflow out of tracking"
                     )
-                return known
+                return mlflow_run
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -135,14 +137,14 @@ class MlflowTracker:
         )
         return str(created.info.run_id)
 
-    def _log_parameters(self, run: RunToTrack, known: Mapping[str, str]) -> None:
-        """Log the settings MLflow lacks. It lets nobody change one."""
+    def _log_parameters(self, run: RunToTrack, parameters: Mapping[str, str]) -> None:
+        """Log the settings MLflow lacks. It lets no client change one."""
         from mlflow.entities import Param
 
         lacking = [
             Param(name, value[:_VALUE_CHARACTERS])
             for name, value in _flatten(run.settings)
-            if name not in known
+            if name not in parameters
         ]
         for part in _split(lacking, _PARAMETERS_PER_CALL):
             self._client.log_batch(self._run_id, params=part)

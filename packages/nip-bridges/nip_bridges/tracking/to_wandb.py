@@ -1,7 +1,7 @@
 """Weights & Biases, online or into files for ``wandb sync``.
 
 The step of a row in W&B is its number in the run's list of points. Online, W&B says with which step
-a run that is resumed goes on: rows before that are there. Offline, nobody can be asked, so each
+a run that is resumed goes on: rows before that are there. Offline, no server can be asked, so each
 lot of batches is an offline run of its own with the same id, written aside and moved to its place
 when it is whole; ``wandb sync`` puts them together. The names of these directories say what is
 there.
@@ -17,7 +17,7 @@ from nip_bridges.tracking.points import ITERATION, PointRow
 from nip_bridges.tracking.trackers import Cursor, RunToTrack, TrackerError
 
 _BY_ITERATION = ("test", "train", "validation", "candidate", "attack", "jobs", "seconds")
-_TOGETHER_S = 600.0  # each offline run costs a directory and a second; nobody sees it before a sync
+_TOGETHER_S = 600.0  # an offline run costs a directory and a second, and waits for a sync
 _OFFLINE = re.compile(r"offline-run-\d+_\d+-(?P<id>[0-9a-f]{16})-(?P<first>\d+)-(?P<next>\d+)")
 
 
@@ -93,8 +93,8 @@ class WandbOnline:
 
     def open(self, run: RunToTrack, cursor: Cursor) -> int:
         """Open the run, and return the first batch W&B may lack, as sent rows may be lost."""
-        where = {"project": self._project, "entity": self._entity}
-        self._run = _WandbRun(run, "online", self._directory, **where)
+        options = {"project": self._project, "entity": self._entity}
+        self._run = _WandbRun(run, "online", self._directory, **options)
         return cursor.received if self._run.first_step >= cursor.rows else 0
 
     def cursor(self) -> dict[str, str]:
@@ -146,9 +146,9 @@ class WandbOffline:
         lacking = [batch for batch in batches if batch.number >= self._next()]
         if not lacking:
             return
-        # 1. Aside, where nobody looks.
-        where = {"project": self._project, "entity": self._entity}
-        written = _WandbRun(self._run, "offline", self._aside, **where)
+        # 1. Aside, where no reader looks.
+        options = {"project": self._project, "entity": self._entity}
+        written = _WandbRun(self._run, "offline", self._aside, **options)
         for batch in lacking:
             for number, row in enumerate(batch.rows, batch.first_row):
                 written.log(number, row)

@@ -1,4 +1,4 @@
-"""What all trackers have in common, and which there are.
+"""The common part of all trackers, and the list of them.
 
 Tracker       the interface: open a run, send batches, close
 RunToTrack    what a tracker is told of the run
@@ -34,7 +34,7 @@ class RunToTrack:
 
 
 class Cursor(BaseModel):
-    """The document of what a tracker has received, ``cursor.json``; nothing, as it is made."""
+    """The document of a tracker's received points, ``cursor.json``; nothing, as it is made."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
