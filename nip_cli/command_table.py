@@ -8,6 +8,7 @@ import none of them.
 """
 
 import functools
+import sys
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -16,6 +17,8 @@ from typing import Any
 import typer
 import typer.core
 import typer.main
+
+from nip_cli.printing.terminal import say
 
 Line = tuple[str, str, str]
 
@@ -70,11 +73,28 @@ GROUP = "nip.commands"
 
 @functools.cache
 def read_panels() -> dict[str, tuple[Line, ...]]:
-    """Read the lines of all distributions by panel: nip's own first, then by their names."""
+    """Read the lines of all distributions by panel: nip's own first, then by their names.
+
+    The first line with a name holds. A distribution whose lines can't be read is named on standard
+    error and left out: nip's other commands need none of it.
+    """
     panels = dict(PANELS)
+    names = {name for lines in PANELS.values() for name, _, _ in lines}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        for panel, lines in point.load().PANELS.items():
-            panels[panel] = (*panels.get(panel, ()), *lines)
+        try:
+            additions = [
+                (panel, (name, place, summary))
+                for panel, lines in point.load().PANELS.items()
+                for name, place, summary in lines
+            ]
+        except Exception as error:  # whatever a module of others raises
+            reason = f"{type(error).__name__}: {error}"
+            say(f"nip: no commands of {point.name} ({point.value}): {reason}", file=sys.stderr)
+            continue
+        for panel, line in additions:
+            if line[0] not in names:
+                names.add(line[0])
+                panels[panel] = (*panels.get(panel, ()), line)
     return panels
 
 

@@ -6,6 +6,7 @@ import_function  a user's function of one argument, by its address
 find_source      the file in which a function stands
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -49,21 +50,37 @@ def find_source(function: Callable[..., Any]) -> str:
 def find_class(package: str, name: str, base: type[Kind], group: str = "") -> type[Kind] | None:
     """Find the subclass of `base` called `name` in the package's module `name`, if any.
 
-    With `group`, also in the module that an entry point of this group and name gives.
+    With `group`, also in the module that an entry point of this group and name gives. Raises
+    ValueError for such a module that can't be imported.
     """
     place = _list_modules(package, group).get(name)
     if place is None:
         return None
-    for value in vars(importlib.import_module(place)).values():
+    try:
+        module = importlib.import_module(place)
+    except Exception as error:  # whatever a module of others raises
+        if place.startswith(f"{package}."):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{name!r} of {place}, which can't be imported ({reason})") from error
+    for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, base) and vars(value).get("name") == name:
             return value
     return None
 
 
 def find_classes(package: str, base: type[Any], group: str = "") -> tuple[str, ...]:
-    """List the names with a class for `find_class`, sorted."""
-    names = sorted(_list_modules(package, group))
-    return tuple(name for name in names if find_class(package, name, base, group) is not None)
+    """List the names with a class for `find_class`, sorted.
+
+    A module of another distribution that can't be imported has none: a user who names it gets its
+    error.
+    """
+    names = []
+    for name in sorted(_list_modules(package, group)):
+        with contextlib.suppress(ValueError):
+            if find_class(package, name, base, group) is not None:
+                names.append(name)
+    return tuple(names)
 
 
 def load_bridge(group: str, name: str) -> ModuleType | None:
