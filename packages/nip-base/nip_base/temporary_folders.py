@@ -41,7 +41,10 @@ def _make_locked(prefix: str) -> tuple[str, int]:
     while True:
         path = os.path.realpath(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX))
         # Another process may have taken it for a left one before it was locked: then once more.
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
         if not _can_lock(lock):
             os.close(lock)
             continue

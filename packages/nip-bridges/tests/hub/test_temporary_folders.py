@@ -79,3 +79,20 @@ def test_one_process_holds_several_at_once_and_an_error_leaves_none(place):
         assert one != two and one.stat().st_mode & 0o777 == 0o700
         raise ValueError
     assert not list(place.iterdir())
+
+
+def test_a_folder_that_another_process_takes_before_it_is_locked_is_made_once_more(
+    place, monkeypatch
+):
+    make, taken = tempfile.mkdtemp, []
+
+    def make_and_lose(**names):
+        path = make(**names)
+        if not taken:  # as a process that looks for folders without a lock at that moment
+            taken.append(path)
+            os.rmdir(path)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
+    with held_folder("nip-push-") as folder:
+        assert folder.is_dir() and [str(folder)] != taken
