@@ -93,7 +93,7 @@ def test_a_paused_job_lets_others_go_first_and_continues_where_it_was(make_serve
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_paused_job_stays_paused_over_a_restart(make_server, end: str) -> None:
-    server = make_server(SLOW)
+    server = make_server(SLOW, is_apart=end == "kill")
     job = server.create(server.upload())
     wait_until(lambda: step_of(server, job.id) >= 1, "step 1")
     server.client.fine_tuning.jobs.pause(job.id)

@@ -465,7 +465,7 @@ async def test_the_loop_goes_on_while_a_large_request_is_decoded(served: Served)
     model = served.make("model")
     await served.ended(model, 0)
     # Its first datum is refused by the trainer, so nearly all the work is to decode the others.
-    data = [learn([10, 1_000_000]), *[learn(TEXTS[0])] * 3000]
+    data = [learn([10, 1_000_000]), *[learn(TEXTS[0])] * 8000]
     served.train(model, 1, data)
     turns = 0
     while served.store.is_pending(model, 1):
@@ -473,4 +473,4 @@ async def test_the_loop_goes_on_while_a_large_request_is_decoded(served: Served)
         await asyncio.sleep(0)
     row = await served.ended(model, 1)
     assert row.category == "user" and "datum 0" in row.error
-    assert turns > 100  # on the loop itself it would be a handful
+    assert turns > 20  # on the loop itself: 2
