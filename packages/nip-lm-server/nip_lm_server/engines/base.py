@@ -266,7 +266,7 @@ class Engine(ABC):
         """Wait until a running engine ends without `stop`, and return the reason."""
         # An engine without a process or thread of its own ends with the server.
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets this event")
+        raise AssertionError("no code sets this event")
 
     async def measure_work(self) -> WorkDone | None:
         """Count the work since the start; None while the engine can't count it.
