@@ -157,7 +157,7 @@ def _thought_form(tokenizer: Any) -> str | None:
     return entry[1]
 
 
-def _without_control(tokenizer: Any, message: dict[str, Any]) -> Any:
+def _break_message(tokenizer: Any, message: dict[str, Any]) -> Any:
     tokens = control_tokens(tokenizer)
     broken = tokens.break_in_message(message)
     if "tool_calls" in message:
@@ -190,7 +190,7 @@ def render(
     `thoughts` belong to the last message; the thoughts of other messages are no part of a prompt.
     Raises ChatTemplateError if the template refuses it, or can't write thoughts.
     """
-    parts = [_without_control(tokenizer, message) for message in template_messages(messages)]
+    parts = [_break_message(tokenizer, message) for message in template_messages(messages)]
     if thoughts:
         field = _thought_form(tokenizer)
         if field is None:

@@ -123,17 +123,17 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     closed = dict(schema)
     # A closed part of a joined schema would refuse the properties that another part lists.
-    return closed if _joins(schema) else _close(closed)
+    return closed if _has_joined_schemas(schema) else _close(closed)
 
 
-def _joins(node: Any) -> bool:
+def _has_joined_schemas(node: Any) -> bool:
     """Say whether schemas are joined anywhere: to close one could then contradict another."""
     if isinstance(node, list):
-        return any(map(_joins, node))
+        return any(map(_has_joined_schemas, node))
     if not isinstance(node, dict):
         return False
     is_extended = {"$ref", "anyOf", "oneOf"} & node.keys() and "properties" in node
-    return "allOf" in node or bool(is_extended) or any(map(_joins, node.values()))
+    return "allOf" in node or bool(is_extended) or any(map(_has_joined_schemas, node.values()))
 
 
 def _close(node: Any) -> Any:

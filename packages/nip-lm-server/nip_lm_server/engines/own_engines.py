@@ -62,21 +62,21 @@ def load_engine(address: str) -> type["Engine"]:
         for name in methods
     ]
     names += _ANSWERS if kind.upstream is Engine.upstream else ()
-    inherited = {name for name in names if getattr(kind, name) is getattr(Engine, name)}
-    if lacking := sorted(kind.__abstractmethods__ | inherited):
+    inherited_names = {name for name in names if getattr(kind, name) is getattr(Engine, name)}
+    if gaps := sorted(kind.__abstractmethods__ | inherited_names):
         raise ValueError(
-            f"the engine {address!r} lacks {', '.join(lacking)}, which its capabilities promise or "
+            f"the engine {address!r} lacks {', '.join(gaps)}, which its capabilities promise or "
             "each engine has; see nip_lm_server.engines.base.Engine"
         )
     # 3. The methods that are awaited.
-    blocking = [
+    blockers = [
         name
         for name, function in vars(Engine).items()
         if iscoroutinefunction(function) and not iscoroutinefunction(getattr(kind, name))
     ]
-    if blocking:
+    if blockers:
         raise ValueError(
-            f"the engine {address!r} has to have `async def` for {', '.join(sorted(blocking))}"
+            f"the engine {address!r} has to have `async def` for {', '.join(sorted(blockers))}"
         )
     return kind
 

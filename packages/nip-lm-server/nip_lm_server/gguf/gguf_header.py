@@ -74,20 +74,20 @@ def _skip_value(header: _Header, kind: int) -> None:
     if kind == _TEXT:
         header.skip(header.number("Q"), "bytes in a text")
     elif kind != _LIST:
-        header.skip(_size_of(header, kind), "bytes in a value")
+        header.skip(_find_size(header, kind), "bytes in a value")
     else:
         item, count = header.number("I"), header.number("Q")
         if item == _LIST:
             header.refuse("it has lists in a list")
         if item != _TEXT:
-            header.skip(count * _size_of(header, item), "bytes in a list")
+            header.skip(count * _find_size(header, item), "bytes in a list")
             return
         header.check(count, 8, "texts in a list")
         for _ in range(count):
             header.skip(header.number("Q"), "bytes in a text")
 
 
-def _size_of(header: _Header, kind: int) -> int:
+def _find_size(header: _Header, kind: int) -> int:
     if kind not in _SIZES:
         header.refuse(f"it has a value of the kind {kind}")
     return _SIZES[kind]

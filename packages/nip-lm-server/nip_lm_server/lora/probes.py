@@ -285,11 +285,11 @@ def judge_probe(
         if allowed is QUANTIZED:
             # 2. Quantization moves all models as it moves the base: that error is taken off.
             error = [a - b for a, b in zip(base_logprobs, probe.base_logprobs, strict=True)]
-            served = _less(served, error)
+            served = _subtract(served, error)
             rivals = {
                 name: rival
                 if rival.same_weights
-                else replace(rival, served=_less(rival.served, error))
+                else replace(rival, served=_subtract(rival.served, error))
                 for name, rival in rivals.items()
             }
             tolerance = max(tolerance, base_distance)
@@ -329,7 +329,7 @@ def _is_half(probe: Probe, logprobs: Sequence[float], noise: float, cap: float) 
     )
 
 
-def _less(values: Sequence[float], error: Sequence[float]) -> list[float]:
+def _subtract(values: Sequence[float], error: Sequence[float]) -> list[float]:
     return [value - wrong for value, wrong in zip(values, error, strict=True)]
 
 

@@ -176,11 +176,11 @@ def prove(
     )
     rivals_scores = {"base": Scores(base_logprobs, base, same_weights=files.unchanged)}
     for rival, scores in zip(rivals, rivals_logprobs, strict=True):
-        change = _change(adapter, rival)
+        change = _measure_change(adapter, rival)
         is_near = change <= SAME_CHANGE[loaded.dtype]
         rivals_scores[rival.name] = Scores(scores, scores, change <= _EXACT, is_near)
     allowed = LIMITS[loaded.dtype]
-    tolerance = _tolerance(allowed, rounding)
+    tolerance = _find_tolerance(allowed, rounding)
     matches, figures = judge(
         served_logprobs, saved, rivals_scores, tolerance, rounding, allowed.cap
     )
@@ -215,7 +215,9 @@ def prove_base(scorer: Scorer, loaded: ProvedModel, path: Path) -> Proof:
         # By bits: a NaN does not equal itself.
         on_disk = tensor.to(state[name].dtype)
         in_memory = state[name].cpu()
-        if on_disk.shape != in_memory.shape or not torch.equal(_bits(on_disk), _bits(in_memory)):
+        if on_disk.shape != in_memory.shape or not torch.equal(
+            _view_bits(on_disk), _view_bits(in_memory)
+        ):
             different.append(name)
     probe_detail = _compare_probe_file(scorer, loaded, None, path)
     equal = not different and count > 0
@@ -246,8 +248,10 @@ def _read_saved_tensors(
         files: list[Any] = [safe_open(path / shard, framework="pt") for shard in sorted(shards)]
         by_key = {key: file for file in files for key in file.keys()}  # noqa: SIM118
         # A tied weight is saved once and loaded under several names.
-        covered = {state[key].data_ptr() for key in by_key if key in state}
-        if by_key.keys() <= state.keys() and all(t.data_ptr() in covered for t in state.values()):
+        tied_addresses = {state[key].data_ptr() for key in by_key if key in state}
+        if by_key.keys() <= state.keys() and all(
+            t.data_ptr() in tied_addresses for t in state.values()
+        ):
             for key, file in by_key.items():
                 yield key, file.get_tensor(key)
             return
@@ -261,9 +265,9 @@ def _read_saved_tensors(
     # A RuntimeError comes where tensors don't fit the configuration.
     except (OSError, ValueError, RuntimeError) as error:
         raise EngineError(f"the model in {path} can't be loaded: {error}") from error
-    fresh = model.state_dict()
+    loaded_state = model.state_dict()
     for key in state:
-        yield key, fresh.get(key, torch.empty(0))
+        yield key, loaded_state.get(key, torch.empty(0))
 
 
 def _compare_probe_file(
@@ -288,7 +292,7 @@ def _compare_probe_file(
     )
     distance, tolerance = (
         mean_difference(logprobs, probe.logprobs, allowed.cap),
-        _tolerance(allowed, noise),
+        _find_tolerance(allowed, noise),
     )
     return {
         "probe_file_matches": distance <= tolerance,  # False if it is NaN
@@ -298,16 +302,16 @@ def _compare_probe_file(
     }
 
 
-def _tolerance(allowed: Limits, noise: float) -> float:
+def _find_tolerance(allowed: Limits, noise: float) -> float:
     """The largest distance where two computations of the same weights differ by `noise`."""
     return min(max(allowed.mean, OVER_NOISE * noise), allowed.most)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def _view_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _change(adapter: LoraAdapter, rival: LoraAdapter) -> float:
+def _measure_change(adapter: LoraAdapter, rival: LoraAdapter) -> float:
     """Relative distance of two adapters' changes to the weights: 0 if they are the same."""
 
     def inner(first: LoraAdapter, second: LoraAdapter) -> float:
@@ -330,7 +334,7 @@ def _change(adapter: LoraAdapter, rival: LoraAdapter) -> float:
 def weights_equal(adapter: LoraAdapter, files: LoraFiles) -> bool:
     """Say whether the matrices in memory are bitwise those of the file in the model's precision."""
     return adapter.matrices.keys() == files.pairs.keys() and all(
-        torch.equal(held.cpu(), saved)
+        torch.equal(in_memory.cpu(), saved)
         for name, halves in adapter.matrices.items()
-        for held, saved in zip(halves, files.matrices(name, halves[0].dtype), strict=True)
+        for in_memory, saved in zip(halves, files.matrices(name, halves[0].dtype), strict=True)
     )

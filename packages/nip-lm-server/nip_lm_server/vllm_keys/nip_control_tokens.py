@@ -157,10 +157,10 @@ class ControlTokens:
         self._ids = {tokenizer.convert_tokens_to_ids(name) for name in names}
         self._ids -= {tokenizer.unk_token_id}
         self._is_normalized = any(token.normalized for token in special.values())
-        self._pattern = _any_of(names)
-        plain = _plain_markers(tokenizer, self._pattern)
+        self._pattern = _match_any(names)
+        plain = _find_plain_markers(tokenizer, self._pattern)
         plain -= {token.content for token in tokens.values()}
-        self._pattern = _any_of(names | plain)
+        self._pattern = _match_any(names | plain)
 
     def break_in(self, text: str) -> str:
         """`text` with a blank in every control token."""
@@ -202,7 +202,7 @@ class ControlTokens:
                 text = text[:start] + text[end:]
 
 
-def _any_of(names: Iterable[str]) -> "re.Pattern[str]":
+def _match_any(names: Iterable[str]) -> "re.Pattern[str]":
     longest_first = sorted(filter(None, names), key=lambda name: (-len(name), name))
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -211,7 +211,7 @@ def _break(match: "re.Match[str]") -> str:
     return f"{match[0][0]} {match[0][1:]}"
 
 
-def _plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
+def _find_plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
     """Collect the template's words in place of control tokens, or beside them in brackets."""
     markers: set[str] = set()
     for roles in _SHAPES:
@@ -283,10 +283,10 @@ class BreakControlTokens:
         headers = [pair for pair in scope["headers"] if pair[0] not in _LENGTHS]
         unread = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> MutableMapping[str, Any]:
+        async def replay() -> MutableMapping[str, Any]:
             return unread.pop() if unread else await receive()
 
-        await self._app({**scope, "headers": [*headers, length]}, again, send)
+        await self._app({**scope, "headers": [*headers, length]}, replay, send)
 
     def _rewrite(self, body: bytes) -> bytes:
         try:

@@ -48,7 +48,7 @@ from nip_lm_server.engines.embedded.requests import (
     refuse_broken,
     refuse_unguided,
     score_prompt,
-    with_calls,
+    separate_calls,
 )
 from nip_lm_server.engines.embedded.worker import ModelWorker, Pending
 from nip_lm_server.lora.probes import MAX_RIVALS
@@ -159,9 +159,9 @@ class EmbeddedEngine(Engine):
         # 1. Queue the rows. All refusals come before.
         worker, pending = await self._prepare(request, streamed)
         worker.submit(pending)
-        readers = [RowReader(worker, row, i, request) for i, row in enumerate(pending.rows)]
+        readers = [RowReader(worker, row, index, request) for index, row in enumerate(pending.rows)]
         prompt = pending.rows[0].prompt
-        said_once: dict[str, Any] = {
+        first_facts: dict[str, Any] = {
             "prompt_tokens": len(prompt),
             "prompt_token_ids": tuple(prompt) if request.return_token_ids else None,
         }
@@ -177,13 +177,13 @@ class EmbeddedEngine(Engine):
                 # 3. Yield the text of every row that is certain by now.
                 for row, reader in zip(pending.rows, readers, strict=True):
                     # Only the end of a text shows whether it is a call.
-                    waits = bool(request.tools) and row.finish_reason is None
-                    delta = None if reader.finished or waits else reader.read()
+                    is_waiting = bool(request.tools) and row.finish_reason is None
+                    delta = None if reader.finished or is_waiting else reader.read()
                     if delta is None:
                         continue
-                    delta = with_calls(worker, delta, request)
-                    yield replace(delta, **said_once) if said_once else delta
-                    said_once = {}
+                    delta = separate_calls(worker, delta, request)
+                    yield replace(delta, **first_facts) if first_facts else delta
+                    first_facts = {}
         finally:
             # A reader that leaves early must not leave rows in the batch.
             abandon(pending.rows)
@@ -226,10 +226,10 @@ class EmbeddedEngine(Engine):
 
         # In the worker's thread, so that two loads of one name run one after the other.
         def attach() -> None:
-            present = worker.adapters.get(name)
-            if present is None:
+            current = worker.adapters.get(name)
+            if current is None:
                 worker.adapters[name] = worker.lora.attach(name, files)
-            elif present.digest != files.digest:
+            elif current.digest != files.digest:
                 raise EngineError(f"an adapter with other weights already answers to {name!r}")
 
         await worker.run(attach)

@@ -64,7 +64,7 @@ class PromptEncoder:
         """
         # Too many messages are not even measured.
         self._check(0, len(messages), contexts, "messages")
-        size = await aside.run(body_bytes, _size, messages, tools)
+        size = await aside.run(body_bytes, _count_all_characters, messages, tools)
         self._check(size, len(messages), contexts, "messages")
 
         def encode(tokenizer: Any, abandoned: threading.Event) -> list[int]:
@@ -150,14 +150,16 @@ class PromptEncoder:
         )
 
 
-def _size(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> int:
-    return sum(map(_characters, messages)) + sum(map(_characters, tools))
+def _count_all_characters(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> int:
+    return sum(map(_count_characters, messages)) + sum(map(_count_characters, tools))
 
 
-def _characters(value: Any) -> int:
+def _count_characters(value: Any) -> int:
     """Count the characters of all texts in a message or a tool, without roles and keys."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(_characters(item) for key, item in value.items() if key != "role")
-    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
+        return sum(_count_characters(item) for key, item in value.items() if key != "role")
+    return sum(map(_count_characters, value)) if isinstance(value, list | tuple) else 0

@@ -6,7 +6,7 @@ make_guide        the grammar of an answer, where it has one
 encode_request    a request -> the token ids of its prompt
 make_rows         a request, its prompt and its guide -> one row for each of its choices
 RowReader         the tokens added to a row since the last look, as a `Delta`
-with_calls        the `Delta` of a whole row, with calls of tools apart from its text
+separate_calls    the `Delta` of a whole row, with calls of tools apart from its text
 """
 
 import math
@@ -76,9 +76,9 @@ async def encode_request(
         ids, vocabulary = list(prompt), worker.loaded.vocabulary
         # The smallest and the largest alone, since a body may have very many.
         if ids and (min(ids) < 0 or max(ids) >= vocabulary):
-            wrong = next(token for token in ids if not 0 <= token < vocabulary)
+            wrong_id = next(token for token in ids if not 0 <= token < vocabulary)
             raise EngineRequestError(
-                f"the token id {wrong} is not in the vocabulary: this model has 0 to "
+                f"the token id {wrong_id} is not in the vocabulary: this model has 0 to "
                 f"{vocabulary - 1}",
                 code="invalid_value",
                 param="prompt",
@@ -144,10 +144,10 @@ def check_scored(tokens: int, vocabulary: int, top: int, score_bytes: int = 4) -
             "invalid_value",
             "topk_prompt_logprobs",
         )
-    needed = tokens * vocabulary * 2 * score_bytes  # logits and log-probabilities
-    if needed > MAX_SCORED_BYTES:
+    size = tokens * vocabulary * 2 * score_bytes  # logits and log-probabilities
+    if size > MAX_SCORED_BYTES:
         raise EngineRequestError(
-            f"to score {tokens} tokens among {vocabulary} takes {needed / 2**30:.1f} GiB, at most "
+            f"to score {tokens} tokens among {vocabulary} takes {size / 2**30:.1f} GiB, at most "
             f"{MAX_SCORED_BYTES / 2**30:.0f} are taken: score a shorter prompt",
             "invalid_value",
             "prompt_logprobs",
@@ -236,7 +236,7 @@ class RowReader:
         self._worker, self._row, self._index, self._request = worker, row, index, request
         self._text = AnswerText(worker.decode, request.stop)
         self._pushed = 0
-        self._told = 0
+        self._delivered = 0
         self.finished = False
 
     def read(self) -> Delta | None:
@@ -261,17 +261,17 @@ class RowReader:
         # A token may end within a character: its piece would be empty.
         if not text and not self.finished:
             return None
-        new = slice(self._told, count)
-        self._told = count
-        ids = tuple(row.generated[new])
+        added = slice(self._delivered, count)
+        self._delivered = count
+        ids = tuple(row.generated[added])
         return Delta(
             index=self._index,
             text=text,
             finish_reason=finish_reason,
             tokens=tuple(map(self._show, ids)) if request.logprobs else (),
             token_ids=ids if request.return_token_ids else (),
-            logprobs=tuple(row.logprobs[new]) if request.logprobs else (),
-            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[new]))
+            logprobs=tuple(row.logprobs[added]) if request.logprobs else (),
+            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[added]))
             if request.top_logprobs
             else (),
             completion_tokens=len(ids),
@@ -322,7 +322,7 @@ def abandon(rows: Sequence[Row]) -> None:
         row.cancelled = True  # no effect on a finished row
 
 
-def with_calls(worker: ModelWorker, whole: Delta, request: GenerationRequest) -> Delta:
+def separate_calls(worker: ModelWorker, whole: Delta, request: GenerationRequest) -> Delta:
     """A whole answer with the calls of tools taken out of its text."""
     form = worker.loaded.tool_form
     if not request.tools or form is None:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 
 from nip_lm_server.engines.base import EngineError, EngineState
-from nip_lm_server.engines.embedded.decoding.answers import tell
+from nip_lm_server.engines.embedded.decoding.answers import wake_listeners
 from nip_lm_server.engines.embedded.decoding.batching import Decoder, Row
 from nip_lm_server.engines.embedded.decoding.kv_cache import find_cache_room
 from nip_lm_server.engines.embedded.decoding.loaded_model import (
@@ -106,7 +106,7 @@ class ModelWorker:
         self.show_token = cache(lambda token: self.decode([token], special=True))
         self._guides_lock = threading.Lock()
         self._vocabulary: Any = None
-        self._begun: dict[str, Guide] = {}
+        self._guides: dict[str, Guide] = {}
         self._closing = False
         # A daemon: nothing can interrupt a pass, and a pass that hangs must not keep the server
         # from ending.
@@ -188,7 +188,9 @@ class ModelWorker:
                 result.set_result(action())
             # The error of a command goes to its sender; the batch goes on.
             except Exception as error:
-                result.set_exception(_without_memory(error) if is_out_of_memory(error) else error)
+                result.set_exception(
+                    _describe_lost_memory(error) if is_out_of_memory(error) else error
+                )
             except BaseException as error:
                 # It ends the thread. The sender, who waits, gets an error first.
                 result.set_exception(EngineError(f"the engine died: {error!r}"))
@@ -223,12 +225,12 @@ class ModelWorker:
                     self._vocabulary = make_vocabulary(
                         loaded.tokenizer, config.vocab_size, loaded.stop_tokens
                     )
-            guide = self._begun.pop(grammar, None)
+            guide = self._guides.pop(grammar, None)
             if guide is None:
                 guide = Guide(begin_matching(self._vocabulary, grammar, param))
-            self._begun[grammar] = guide
-            if len(self._begun) > _KEPT_GRAMMARS:
-                del self._begun[next(iter(self._begun))]
+            self._guides[grammar] = guide
+            if len(self._guides) > _KEPT_GRAMMARS:
+                del self._guides[next(iter(self._guides))]
             return guide.copy()
 
     def _refuse_unless(self, *states: EngineState) -> None:
@@ -343,7 +345,7 @@ class ModelWorker:
         # The reader of a whole answer is woken at its end, of a stream after every step.
         for pending in self._running:
             pending.ended = all(row.finish_reason is not None for row in pending.rows)
-        tell([each for each in self._running if each.ended or each.streamed])
+        wake_listeners([each for each in self._running if each.ended or each.streamed])
         self._running = [p for p in self._running if not (p.ended or p.rows[0].cancelled)]
 
     def _admit(self) -> list[Row]:
@@ -358,15 +360,15 @@ class ModelWorker:
                 if pending.rows[0].cancelled:
                     self._waiting.popleft()
                     continue
-                need = len(pending.rows[0].prompt) + pending.rows[0].max_tokens
-                total = rows + len(pending.rows)
-                too_large = total * max(longest, need) > self._cache_tokens
+                needed_tokens = len(pending.rows[0].prompt) + pending.rows[0].max_tokens
+                total_rows = rows + len(pending.rows)
+                is_too_large = total_rows * max(longest, needed_tokens) > self._cache_tokens
                 # Strictly in order: else a large request would wait for ever behind small ones.
-                if rows and (total > self._options.max_batch or too_large):
+                if rows and (total_rows > self._options.max_batch or is_too_large):
                     break
                 self._waiting.popleft()
                 admitted.append(pending)
-                rows, longest = total, max(longest, need)
+                rows, longest = total_rows, max(longest, needed_tokens)
         if not admitted:
             return []
         # 2. Run their prompts. As running requests, they get an error that ends the pass.
@@ -404,7 +406,7 @@ class ModelWorker:
     def _fail_running(self, failure: EngineError) -> None:
         for pending in self._running:
             pending.failure = failure
-        tell(self._running)
+        wake_listeners(self._running)
         self._running = []
 
     def _fail_all(self, failure: EngineError) -> None:
@@ -434,6 +436,6 @@ class ModelWorker:
                 torch.cuda.empty_cache()
 
 
-def _without_memory(error: Exception) -> EngineError:
+def _describe_lost_memory(error: Exception) -> EngineError:
     # Without the error's traceback, which would hold the memory of its frames.
     return EngineError(f"the device's memory is too small for this: {error}")

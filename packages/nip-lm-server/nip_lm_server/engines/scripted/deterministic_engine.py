@@ -188,7 +188,7 @@ class DeterministicEngine(Engine):
         return await aside.run(request.body_bytes, self._counted_ids, request.messages)
 
     def _counted_ids(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        tokens = _token_count(messages)
+        tokens = _count_tokens(messages)
         # Before the ids are made, which takes longer than to count them.
         if tokens > COUNTED_CONTEXTS * self.max_model_len:
             raise EngineRequestError(
@@ -267,7 +267,7 @@ class DeterministicEngine(Engine):
     def _read(self, request: GenerationRequest, generation: int) -> _Question:
         """A request as the rules see it. Raises EngineRequestError where it has no room."""
         messages, ids = _read_prompt(request, self.max_model_len)
-        prompt_tokens = _token_count(messages) if ids is None else len(ids)
+        prompt_tokens = _count_tokens(messages) if ids is None else len(ids)
         limit = room_for_answer(request, prompt_tokens, self.max_model_len)
         digest = self._digest(request, messages)
         if ids is None and request.return_token_ids:
@@ -390,7 +390,7 @@ class DeterministicEngine(Engine):
         return min(latency.max, seconds)
 
 
-def _token_count(messages: Sequence[ChatMessage]) -> int:
+def _count_tokens(messages: Sequence[ChatMessage]) -> int:
     return sum(count_pseudo_tokens(m["content"]) for m in messages) + MESSAGE_OVERHEAD * len(
         messages
     )

@@ -61,8 +61,8 @@ def fit(request: GenerationRequest, text: str, random: Random, limit: int) -> st
     """
     param = request.form_parameter
     if request.schema is not None:
-        fitting = follow(request.schema, text)
-        return draw(request.schema, random, limit, param) if fitting is None else fitting
+        fitting_text = follow(request.schema, text)
+        return draw(request.schema, random, limit, param) if fitting_text is None else fitting_text
     if request.grammar is None:
         return text
     # The grammar counts a model's tokens. It allows as many of ours, which have several bytes.
@@ -89,9 +89,9 @@ def _draw(
     text = bytearray()
     while not matcher.is_stopped() and len(text) < most_bytes:
         allowed = [token for token, bias in enumerate(matcher.compute_logit_bias()) if bias]
-        inside_text = _QUOTE in allowed and _MEANINGLESS in allowed
+        is_inside_text = _QUOTE in allowed and _MEANINGLESS in allowed
         weights = [
-            _LIKELY[_END] if token in ends else _weight(token, inside_text) for token in allowed
+            _LIKELY[_END] if token in ends else _weight(token, is_inside_text) for token in allowed
         ]
         token = random.choices(allowed, weights)[0]
         matcher.consume_token(token)
@@ -124,11 +124,11 @@ def _begin(grammar: str, param: str) -> Any:
     return begin_matching(vocabulary, grammar, param)
 
 
-def _weight(token: int, inside_text: bool) -> float:
+def _weight(token: int, is_inside_text: bool) -> float:
     """The weight of a token: ends of strings, lists and objects first, then readable text."""
     if token in _LETTERS:
         return 1.0
-    return 0.02 if inside_text and token in _BRACKETS else _LIKELY.get(token, 0.02)
+    return 0.02 if is_inside_text and token in _BRACKETS else _LIKELY.get(token, 0.02)
 
 
 def draw_call(index: int, request: GenerationRequest, random: Random, limit: int) -> Delta:

@@ -58,7 +58,7 @@ class Template:
         for match in self._TOKEN.finditer(text):
             token, name, argument = match.group(), match.group(1), match.group(2)
             if name is not None:
-                self._parts.append(_generator(name, argument, text))
+                self._parts.append(_make_generator(name, argument, text))
             elif token in ("{", "}"):
                 raise ValueError(f"a single {token!r} in {text!r}: write {token * 2!r}")
             else:
@@ -79,7 +79,7 @@ class Template:
         )
 
 
-def _generator(name: str, argument: str | None, text: str) -> Callable[[Random, int], str]:
+def _make_generator(name: str, argument: str | None, text: str) -> Callable[[Random, int], str]:
     # Only Random.random() is used: Python promises the sequence of this method alone for ever.
     if name == "word" and argument is None:
         return lambda random, _: _pick(random, _WORDS)
@@ -94,13 +94,13 @@ def _generator(name: str, argument: str | None, text: str) -> Callable[[Random, 
             low = int(bounds[1])
             high = int(bounds[2] or low)
             if low <= high:
-                return _sized(name, low, high)
+                return _make_sized_generator(name, low, high)
     raise ValueError(
         f"unknown generator {{{name}{':' + argument if argument else ''}}} in {text!r}"
     )
 
 
-def _sized(name: str, low: int, high: int) -> Callable[[Random, int], str]:
+def _make_sized_generator(name: str, low: int, high: int) -> Callable[[Random, int], str]:
     def render(random: Random, _: int) -> str:
         size = low + int(random.random() * (high - low + 1))
         if name == "words":
@@ -118,11 +118,11 @@ def _pick(random: Random, options: Sequence[str]) -> str:
     return options[int(random.random() * len(options))]
 
 
-def _within(value: int, low: int | None, high: int | None) -> bool:
+def _is_within(value: int, low: int | None, high: int | None) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
 
 
-def _contains(text: str, any_of: tuple[str, ...]) -> bool:
+def _contains_any(text: str, any_of: tuple[str, ...]) -> bool:
     return any(part in text for part in any_of)
 
 
@@ -169,26 +169,28 @@ class When(_Strict):
 
     def holds(self, model: str, messages: Messages, generation: int) -> bool:
         """Say whether every condition holds."""
-        if not _within(len(messages), self.min_messages, self.max_messages):
+        if not _is_within(len(messages), self.min_messages, self.max_messages):
             return False
-        if not _within(generation, self.min_generation, self.max_generation):
+        if not _is_within(generation, self.min_generation, self.max_generation):
             return False
         if self.last_role is not None and messages[-1]["role"] not in self.last_role:
             return False
-        if self.last_contains is not None and not _contains(
+        if self.last_contains is not None and not _contains_any(
             messages[-1]["content"], self.last_contains
         ):
             return False
         if self.system_contains is not None and not any(
-            _contains(m["content"], self.system_contains) for m in messages if m["role"] == "system"
+            _contains_any(m["content"], self.system_contains)
+            for m in messages
+            if m["role"] == "system"
         ):
             return False
         if self.last_system_contains is not None:
             last = next((m["content"] for m in reversed(messages) if m["role"] == "system"), "")
-            if not _contains(last, self.last_system_contains):
+            if not _contains_any(last, self.last_system_contains):
                 return False
         if self.any_contains is not None and not any(
-            _contains(m["content"], self.any_contains) for m in messages
+            _contains_any(m["content"], self.any_contains) for m in messages
         ):
             return False
         return self.model_matches is None or self.model_matches.search(model) is not None

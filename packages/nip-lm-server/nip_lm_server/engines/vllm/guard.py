@@ -116,7 +116,7 @@ def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
     # A killed process lives on until the kernel has freed its resources, such as a device's memory.
     # That this takes less than `wait_s` is a rule of thumb, the same as in `processes.end_process`.
     deadline = time.monotonic() + wait_s
-    while members := _members(group, session):
+    while members := _list_members(group, session):
         for pid in members:
             # It has ended meanwhile, or is another user's: then the deadline decides.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -135,7 +135,7 @@ def _delete_sockets(folder: object) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # a few empty files are not worth a failure
 
 
-def _members(group: int, session: int) -> list[int]:
+def _list_members(group: int, session: int) -> list[int]:
     """List the running processes of a group, without ended ones that wait for their parent."""
     import psutil
 

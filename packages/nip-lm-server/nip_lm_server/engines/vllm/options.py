@@ -119,8 +119,8 @@ class VllmOptions:
     def device_count(self) -> int | None:
         """The number of a model's CUDA devices; None: a user's arguments ask for more."""
         names = [argument.replace("_", "-") for argument in self.extra_arguments]
-        more = any(name.startswith(_MORE_DEVICES) for name in names)
-        return None if more else self.tensor_parallel_size
+        asks_for_more = any(name.startswith(_MORE_DEVICES) for name in names)
+        return None if asks_for_more else self.tensor_parallel_size
 
     @property
     def cuda_device(self) -> str:
@@ -192,9 +192,11 @@ def _refuse_ours(extra: Sequence[str]) -> None:
             raise ValueError(f"extra_arguments must be texts, got {argument!r}")
         # vLLM reads _ as -, JSON fields behind a dot, and any beginning that is unambiguous.
         name = argument.split("=")[0].split(".")[0].replace("_", "-")
-        short = any(name.startswith(s) for s in _SHORT_ARGUMENTS) and not name.startswith("--")
-        long = name.startswith("--") and any(ours.startswith(name[2:]) for ours in _OUR_ARGUMENTS)
-        if short or long:
+        is_short = any(name.startswith(s) for s in _SHORT_ARGUMENTS) and not name.startswith("--")
+        is_long = name.startswith("--") and any(
+            ours.startswith(name[2:]) for ours in _OUR_ARGUMENTS
+        )
+        if is_short or is_long:
             raise ValueError(
                 f"{argument!r} can't be given to vLLM by extra_arguments: the engine sets it, has "
                 "an option for it, or it would weaken the server"

@@ -151,24 +151,26 @@ class VllmProcess:
             await self._until_healthy(timeout_s)
 
     async def _until_healthy(self, timeout_s: float) -> None:
-        began = reported = time.monotonic()
+        start_s = report_s = time.monotonic()
         while await self.health() != "ok":
-            now = time.monotonic()
+            now_s = time.monotonic()
             # After the health check: the log of an ended child has the reason.
             if self.exited.done():
                 raise EngineError(
                     f"vLLM {self.describe_end()}. End of {self.log_path}:\n{self._tail()}"
                 )
-            if now - began > timeout_s:
+            if now_s - start_s > timeout_s:
                 raise EngineError(
                     f"vLLM did not answer within {timeout_s:g} s (start_timeout_s). End of "
                     f"{self.log_path}:\n{self._tail()}"
                 )
             # The last line of its log shows the user the slow step.
-            if now - reported > PROGRESS_INTERVAL_S:
-                reported = now
-                last = self._tail().rpartition("\n")[2]
-                _log.info("vLLM is starting, %.0f s so far; its log: %s", now - began, last[:300])
+            if now_s - report_s > PROGRESS_INTERVAL_S:
+                report_s = now_s
+                last_line = self._tail().rpartition("\n")[2]
+                _log.info(
+                    "vLLM is starting, %.0f s so far; its log: %s", now_s - start_s, last_line[:300]
+                )
             await asyncio.wait({self.exited}, timeout=0.2)
 
     async def health(self) -> Literal["ok", "dead", "silent"]:

@@ -27,10 +27,10 @@ def share_processors(environment: Mapping[str, str], model: str, processors: int
     """
     if processors > FEW_PROCESSORS or {_PROCESSES, _BINDING} & environment.keys():
         return {}
-    shared = {_PROCESSES: "0", _BINDING: "nobind"}
+    variables = {_PROCESSES: "0", _BINDING: "nobind"}
     if "OMP_NUM_THREADS" not in environment and _is_small(model):
-        shared["OMP_NUM_THREADS"] = "1"
-    return shared
+        variables["OMP_NUM_THREADS"] = "1"
+    return variables
 
 
 def _is_small(model: str) -> bool:

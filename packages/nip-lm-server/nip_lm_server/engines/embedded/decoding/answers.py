@@ -1,7 +1,7 @@
 """From the tokens of an answer to its text, piece by piece.
 
-AnswerText   tokens one by one -> text that is certain, cut at the first stop string
-tell         wakes the readers of answers, on their event loops
+AnswerText       tokens one by one -> text that is certain, cut at the first stop string
+wake_listeners   wakes the readers of answers, on their event loops
 
 `generate` reads a row once, at its end, and `stream` again and again while it grows. Both give the
 same text, because every token passes through `AnswerText` alone, however many are read at once.
@@ -35,7 +35,7 @@ class AnswerText:
         self._window: list[int] = []  # tokens whose text is certain, then the others
         self._context = 0  # how many are certain
         self._context_text = ""
-        self._held = ""  # certain but for stop strings
+        self._held_text = ""  # certain but for stop strings
         self._certain: list[str] = []
         self.stopped = False
         """A stop string was found: no text is added any more."""
@@ -46,8 +46,10 @@ class AnswerText:
             return
         self._window.append(token)
         text = self._decode(self._window)
-        waits = text.endswith(_INCOMPLETE) and len(self._window) - self._context < _LONGEST_WAIT
-        if len(text) > len(self._context_text) and not waits:
+        is_waiting = (
+            text.endswith(_INCOMPLETE) and len(self._window) - self._context < _LONGEST_WAIT
+        )
+        if len(text) > len(self._context_text) and not is_waiting:
             self._add(text[len(self._context_text) :])
             self._window = self._window[self._context :]
             self._context = len(self._window)
@@ -58,8 +60,8 @@ class AnswerText:
         if not self.stopped and len(self._window) > self._context:
             self._add(self._decode(self._window)[len(self._context_text) :])
         self._window = []
-        self._certain.append(self._held)
-        self._held = ""
+        self._certain.append(self._held_text)
+        self._held_text = ""
 
     def take(self) -> str:
         """Return the certain text added since the last call."""
@@ -68,21 +70,23 @@ class AnswerText:
         return text
 
     def _add(self, piece: str) -> None:
-        self._held += piece
+        self._held_text += piece
         # The earliest stop string ends the answer: the request wants no text after it.
-        places = [place for place in (self._held.find(stop) for stop in self._stops) if place >= 0]
+        places = [
+            place for place in (self._held_text.find(stop) for stop in self._stops) if place >= 0
+        ]
         if places:
-            self._held = self._held[: min(places)]
+            self._held_text = self._held_text[: min(places)]
             self.stopped = True
-        certain = len(self._held) - (0 if self.stopped else self._beginning_of_a_stop())
-        self._certain.append(self._held[:certain])
-        self._held = self._held[certain:]
+        certain_length = len(self._held_text) - (0 if self.stopped else self._beginning_of_a_stop())
+        self._certain.append(self._held_text[:certain_length])
+        self._held_text = self._held_text[certain_length:]
 
     def _beginning_of_a_stop(self) -> int:
         """Measure the longest end of the text that a stop string begins with."""
         longest = max(map(len, self._stops), default=1) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+        for length in range(min(longest, len(self._held_text)), 0, -1):
+            if any(stop.startswith(self._held_text[-length:]) for stop in self._stops):
                 return length
         return 0
 
@@ -94,11 +98,11 @@ class Listening(Protocol):
     progress: asyncio.Event
 
 
-def tell(listening: Sequence[Listening]) -> None:
+def wake_listeners(listening: Sequence[Listening]) -> None:
     """Set the events of the listeners, by one call to each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
-    for each in listening:
-        by_loop.setdefault(each.loop, []).append(each.progress)
+    for listener in listening:
+        by_loop.setdefault(listener.loop, []).append(listener.progress)
     for loop, events in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(_set_all, events)

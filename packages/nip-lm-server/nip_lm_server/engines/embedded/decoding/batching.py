@@ -171,8 +171,8 @@ class Decoder:
         self._length += 1
         # The mask grows in pieces, as the cache does: by one it would be copied at every token.
         if self._length > self._mask.shape[1]:
-            grown = self._mask.new_ones(len(self._rows), ROOM)
-            self._mask = torch.cat([self._mask, grown], 1)
+            columns = self._mask.new_ones(len(self._rows), ROOM)
+            self._mask = torch.cat([self._mask, columns], 1)
         # 3. One pass over the last token of each row, through the row's own adapter.
         ids = torch.tensor([[row.generated[-1]] for row in self._rows], device=self._device)
         with self._lora.rows([row.adapter for row in self._rows]):
@@ -352,18 +352,18 @@ class Decoder:
 
     def _mask_allowed(self, rows: Sequence[Row], width: int) -> Allowed | None:
         """Mask the tokens allowed next, for the rows with a grammar."""
-        guided = [i for i, row in enumerate(rows) if row.guide is not None and is_live(row)]
-        if not guided:
+        guided_rows = [i for i, row in enumerate(rows) if row.guide is not None and is_live(row)]
+        if not guided_rows:
             return None
         # llguidance writes a bit for each token of the vocabulary, 32 to a word.
-        words = torch.full((len(guided), -(-width // 32)), -1, dtype=torch.int32)
-        for place, index in enumerate(guided):
+        words = torch.full((len(guided_rows), -(-width // 32)), -1, dtype=torch.int32)
+        for place, index in enumerate(guided_rows):
             guide = rows[index].guide
             assert guide is not None
             guide.fill(words[place])
         bits = words.to(self._device)[:, :, None] >> torch.arange(32, device=self._device)
         allowed = (bits & 1).bool().flatten(1)[:, :width]
-        return Allowed(torch.tensor(guided, device=self._device), allowed)
+        return Allowed(torch.tensor(guided_rows, device=self._device), allowed)
 
     def _finish_reason(self, row: Row) -> str | None:
         token, is_last = row.generated[-1], len(row.generated) >= row.max_tokens

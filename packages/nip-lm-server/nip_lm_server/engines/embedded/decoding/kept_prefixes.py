@@ -74,39 +74,39 @@ class KeptPrefixes:
         length, path, inside = self._walk(weights, tokens)
         if length == len(tokens):
             return
-        fresh = states(length, len(tokens))
-        if not self._has_room_for(fresh.nbytes, path):
+        new_states = states(length, len(tokens))
+        if not self._has_room_for(new_states.nbytes, path):
             return
         branch = path[-1]
         if inside:
             branch = self._split(branch, inside)
-        grown = _Branch([*tokens[length:]], fresh, branch, self._clock)
-        branch.children[grown.tokens[0]] = grown
-        self.bytes += grown.bytes
+        new_branch = _Branch([*tokens[length:]], new_states, branch, self._clock)
+        branch.children[new_branch.tokens[0]] = new_branch
+        self.bytes += new_branch.bytes
 
     def forget(self, weights: str) -> None:
         """Drop all keys and values that the weights of this name have computed."""
         tree = self._trees.pop(weights, None)
         if tree is not None:
-            self.bytes -= sum(branch.bytes for branch in _all_of(tree))
+            self.bytes -= sum(branch.bytes for branch in _list_branches(tree))
 
     def clear(self) -> None:
         """Drop everything."""
         self._trees.clear()
         self.bytes = 0
 
-    def make_room(self, most_bytes: int, keeping: Sequence[_Branch] = ()) -> None:
+    def make_room(self, most_bytes: int, kept_branches: Sequence[_Branch] = ()) -> None:
         """Drop the branches used longest ago, until at most `most_bytes` remain."""
         if self.bytes <= most_bytes:
             return
         most_bytes = int(most_bytes * _KEPT_SHARE)
-        spared = set(map(id, keeping))
+        kept_ids = set(map(id, kept_branches))
         while self.bytes > most_bytes:
             ends = [
                 branch
                 for tree in self._trees.values()
-                for branch in _all_of(tree)
-                if not branch.children and branch.parent is not None and id(branch) not in spared
+                for branch in _list_branches(tree)
+                if not branch.children and branch.parent is not None and id(branch) not in kept_ids
             ]
             if not ends:
                 return
@@ -117,13 +117,13 @@ class KeptPrefixes:
                 if self.bytes <= most_bytes:
                     return
 
-    def _has_room_for(self, size: int, keeping: Sequence[_Branch]) -> bool:
+    def _has_room_for(self, size: int, kept_branches: Sequence[_Branch]) -> bool:
         """Make room for so many bytes; False if there can't be."""
         # In vain nothing is dropped.
-        if size + sum(branch.bytes for branch in keeping) > self.most_bytes:
+        if size + sum(branch.bytes for branch in kept_branches) > self.most_bytes:
             return False
         if self.bytes + size > self.most_bytes:
-            self.make_room(max(0, self.most_bytes - size), keeping)
+            self.make_room(max(0, self.most_bytes - size), kept_branches)
         return self.bytes + size <= self.most_bytes
 
     def _walk(self, weights: str, tokens: Sequence[int]) -> tuple[int, list[_Branch], int]:
@@ -132,16 +132,16 @@ class KeptPrefixes:
         branch = self._trees.setdefault(weights, _Branch([], None, None))
         path, length = [branch], 0
         while length < len(tokens):
-            following = branch.children.get(tokens[length])
-            if following is None:
+            child = branch.children.get(tokens[length])
+            if child is None:
                 break
-            following.used = self._clock
-            path.append(following)
-            shared = _count_shared(following.tokens, tokens, length)
-            length += shared
-            if shared < len(following.tokens):
-                return length, path, shared
-            branch = following
+            child.used = self._clock
+            path.append(child)
+            shared_tokens = _count_shared(child.tokens, tokens, length)
+            length += shared_tokens
+            if shared_tokens < len(child.tokens):
+                return length, path, shared_tokens
+            branch = child
         return length, path, 0
 
     def _split(self, branch: _Branch, length: int) -> _Branch:
@@ -170,7 +170,7 @@ def _count_shared(branch: list[int], tokens: Sequence[int], start: int) -> int:
     return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(wanted_tokens))
 
 
-def _all_of(tree: _Branch) -> list[_Branch]:
+def _list_branches(tree: _Branch) -> list[_Branch]:
     branches = [tree]
     for branch in branches:  # the list grows meanwhile
         branches += branch.children.values()

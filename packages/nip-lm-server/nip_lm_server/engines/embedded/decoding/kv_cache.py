@@ -58,15 +58,15 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
             self._buffers = (key_states, value_states)
             self.keys, self.values = key_states, value_states
             return key_states, value_states
-        old = self.keys.shape[2]
-        new = old + key_states.shape[2]
+        old_length = self.keys.shape[2]
+        new_length = old_length + key_states.shape[2]
         # With room to spare, a step writes in place; growth by one would copy the cache at every
         # token.
-        if new > self._buffers[0].shape[2]:
-            self._grow(new + ROOM)
+        if new_length > self._buffers[0].shape[2]:
+            self._grow(new_length + ROOM)
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, old:new] = states
-        self.keys, self.values = (buffer[:, :, :new] for buffer in self._buffers)
+            buffer[:, :, old_length:new_length] = states
+        self.keys, self.values = (buffer[:, :, :new_length] for buffer in self._buffers)
         return self.keys, self.values
 
     def adopt(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
@@ -77,13 +77,13 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         self.is_initialized = True
 
     def _grow(self, capacity: int) -> None:
-        grown = []
+        buffers = []
         for states in (self.keys, self.values):
             rows, heads, length, size = states.shape
             buffer = states.new_zeros(rows, heads, capacity, size)
             buffer[:, :, :length] = states
-            grown.append(buffer)
-        self._buffers = (grown[0], grown[1])
+            buffers.append(buffer)
+        self._buffers = (buffers[0], buffers[1])
 
 
 def new_cache() -> Any:
@@ -119,8 +119,8 @@ def assemble(parts: Sequence[Part], length: int) -> Any:
                 width = min(length, states.shape[2])
                 sources = torch.tensor(part.sources, device=states.device)
                 targets = torch.tensor(part.targets, device=states.device)
-                filled = states[:, :, states.shape[2] - width :].index_select(0, sources)
-                buffer[:, :, length - width : length].index_copy_(0, targets, filled)
+                copied = states[:, :, states.shape[2] - width :].index_select(0, sources)
+                buffer[:, :, length - width : length].index_copy_(0, targets, copied)
             buffers.append(buffer)
         layer = RoomyLayer()
         layer.adopt(buffers[0], buffers[1], length)
@@ -160,12 +160,12 @@ class ScarceMemory:
         now_s = self._clock()
         if self._looked_s is not None and now_s - self._looked_s < _LOOK_S:
             return self._most
-        spare = self._free() - self._left_free
-        if spare < _LITTLE * self._left_free:
+        spare_bytes = self._free() - self._left_free
+        if spare_bytes < _LITTLE * self._left_free:
             # Freed memory that the allocator holds looks used, and would lower the limit further.
             _return_freed()
-            spare = self._free() - self._left_free
-        self._looked_s, self._most = now_s, max(0, kept_bytes + spare)
+            spare_bytes = self._free() - self._left_free
+        self._looked_s, self._most = now_s, max(0, kept_bytes + spare_bytes)
         return self._most
 
 

@@ -137,22 +137,22 @@ def check_batching(decoder: Decoder, loaded: LoadedModel, path: str) -> int:
     Returns the bytes that the keys and values of one token take.
     """
     user = ({"role": "user", "content": "Is the code right?"},)
-    long = chat_template.encode_prompt(loaded.tokenizer, user)
-    short = long[-max(2, len(long) // 2) :]
+    long_prompt = chat_template.encode_prompt(loaded.tokenizer, user)
+    short_prompt = long_prompt[-max(2, len(long_prompt) // 2) :]
 
     def first_logits(rows: list[list[int]]) -> tuple[torch.Tensor, int]:
         greedy = Settings(temperature=0.0)
         cache, logits = decoder.prefill([Row(i, None, 1, greedy, row_random(0)) for i in rows])
-        used = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
-        return logits[-1].float(), used // (len(rows) * max(map(len, rows)))
+        cache_bytes = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
+        return logits[-1].float(), cache_bytes // (len(rows) * max(map(len, rows)))
 
-    single, token_bytes = first_logits([short])
-    padded, _ = first_logits([long, short])
-    difference = float((single - padded).abs().max())
+    single_logits, token_bytes = first_logits([short_prompt])
+    padded_logits, _ = first_logits([long_prompt, short_prompt])
+    difference = float((single_logits - padded_logits).abs().max())
     # Rounding makes some difference in another batch. A twentieth is a rule of thumb: far less
     # would refuse models for the rounding of half precisions, far more would pass a model that
     # ignores masks or positions. With `not`, so that a NaN is refused as well.
-    if not difference <= 0.05 * float(single.abs().max()):
+    if not difference <= 0.05 * float(single_logits.abs().max()):
         raise EngineError(
             f"{path!r} can't be served in batches: the logits of a padded prompt differ by "
             f"{difference:.3g} from those of the prompt alone"

@@ -125,11 +125,11 @@ class PlainLlama:
     ) -> torch.Tensor:
         rows, tokens, _ = normed.shape
         heads = self._apply(layer.attention, normed).view(rows, tokens, -1, self.size)
-        turning, values = heads.split([self.heads + self.key_heads, self.key_heads], 2)
+        unrotated, values = heads.split([self.heads + self.key_heads, self.key_heads], 2)
         if layer.query_norm is not None and layer.key_norm is not None:
-            parts = turning.split([self.heads, self.key_heads], 2)
+            parts = unrotated.split([self.heads, self.key_heads], 2)
             norms = (layer.query_norm, layer.key_norm)
-            turning = torch.cat(
+            unrotated = torch.cat(
                 [
                     functional.rms_norm(part, (self.size,), norm, self._eps)
                     for part, norm in zip(parts, norms, strict=True)
@@ -137,10 +137,10 @@ class PlainLlama:
                 2,
             )
         half = self.size // 2
-        turned = turning * cos
-        turned[..., :half].addcmul_(turning[..., half:], sin[..., :half], value=-1)
-        turned[..., half:].addcmul_(turning[..., :half], sin[..., half:])
-        queries, keys = turned.split([self.heads, self.key_heads], 2)
+        rotated = unrotated * cos
+        rotated[..., :half].addcmul_(unrotated[..., half:], sin[..., :half], value=-1)
+        rotated[..., half:].addcmul_(unrotated[..., :half], sin[..., half:])
+        queries, keys = rotated.split([self.heads, self.key_heads], 2)
         return self._apply(layer.out, attend(number, queries, keys, values))
 
     def _apply(self, product: _Product, x: torch.Tensor) -> torch.Tensor:
@@ -167,7 +167,7 @@ class PlainLlama:
 def _multiply(product: _Product, x: torch.Tensor) -> torch.Tensor:
     if product.packed is None or x.numel() < _PACKED_ROWS * x.shape[-1]:
         return functional.linear(x, product.weight, product.bias)
-    return _packed_product(x, product.packed, product.bias)
+    return _multiply_packed(x, product.packed, product.bias)
 
 
 def may_pack(model: Any, machine_bytes: int) -> bool:
@@ -190,7 +190,7 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def _packed_product(
+def _multiply_packed(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
@@ -205,7 +205,7 @@ def read_plain_llama(model: Any, lora: RowwiseLora, *, packs: bool = False) -> P
         type(model).__name__ in _CLASSES
         and getattr(config, "hidden_act", "") == "silu"
         and rope.get("rope_type", "default") in _ROPE_TYPES
-        and not _slides(config)
+        and not _has_sliding_attention(config)
     )
     return PlainLlama(model, lora, packs=packs) if is_plain else None
 
@@ -228,7 +228,7 @@ def computes_the_same(plain: PlainLlama, model: Any, ids: Sequence[int]) -> bool
     return True
 
 
-def _slides(config: Any) -> bool:
+def _has_sliding_attention(config: Any) -> bool:
     if any("sliding" in kind for kind in getattr(config, "layer_types", None) or ()):
         return True
     window = getattr(config, "sliding_window", None)
@@ -293,8 +293,8 @@ def _read_layer(layer: Any, name: str, packs: bool) -> _Layer:
             },
             packs,
         ),
-        query_norm=_weight_of(getattr(attention, "q_norm", None)),
-        key_norm=_weight_of(getattr(attention, "k_norm", None)),
+        query_norm=_find_weight(getattr(attention, "q_norm", None)),
+        key_norm=_find_weight(getattr(attention, "k_norm", None)),
         out=_join({f"{name}.self_attn.o_proj": attention.o_proj}, packs),
         gates=_join(
             {f"{name}.mlp.{part}": getattr(mlp, part) for part in ("gate_proj", "up_proj")}, packs
@@ -303,7 +303,7 @@ def _read_layer(layer: Any, name: str, packs: bool) -> _Layer:
     )
 
 
-def _weight_of(module: Any) -> torch.Tensor | None:
+def _find_weight(module: Any) -> torch.Tensor | None:
     return None if module is None else module.weight
 
 

@@ -99,21 +99,27 @@ class BatchSampler:
             [1.0 if s.greedy else s.temperature for s in settings], device=device
         )[:, None]
         self._is_tempered = any(s.temperature != 1.0 for s in settings if not s.greedy)
-        nucleus = [i for i, s in enumerate(settings) if s.top_p < 1.0 and not s.greedy]
-        self._nucleus = torch.tensor(nucleus, dtype=torch.long, device=device)
-        self._top_p = torch.tensor([settings[i].top_p for i in nucleus], device=device)[:, None]
-        few = [i for i, s in enumerate(settings) if 0 < s.top_k < vocabulary and not s.greedy]
-        self._few = torch.tensor(few, dtype=torch.long, device=device)
-        self._top_k = torch.tensor([settings[i].top_k for i in few], device=device)[:, None]
-        penalised = [i for i, s in enumerate(settings) if s.repetition_penalty != 1.0]
-        self._penalised = torch.tensor(penalised, dtype=torch.long, device=device)
+        nucleus_rows = [i for i, s in enumerate(settings) if s.top_p < 1.0 and not s.greedy]
+        self._nucleus_rows = torch.tensor(nucleus_rows, dtype=torch.long, device=device)
+        self._top_p = torch.tensor([settings[i].top_p for i in nucleus_rows], device=device)[
+            :, None
+        ]
+        top_k_rows = [
+            i for i, s in enumerate(settings) if 0 < s.top_k < vocabulary and not s.greedy
+        ]
+        self._top_k_rows = torch.tensor(top_k_rows, dtype=torch.long, device=device)
+        self._top_k = torch.tensor([settings[i].top_k for i in top_k_rows], device=device)[:, None]
+        penalised_rows = [i for i, s in enumerate(settings) if s.repetition_penalty != 1.0]
+        self._penalised_rows = torch.tensor(penalised_rows, dtype=torch.long, device=device)
         self._penalty = torch.tensor(
-            [settings[i].repetition_penalty for i in penalised], device=device
+            [settings[i].repetition_penalty for i in penalised_rows], device=device
         )[:, None]
-        self._seen = torch.zeros(len(penalised), vocabulary, dtype=torch.bool, device=device)
-        for row, index in enumerate(penalised):
+        self._history_mask = torch.zeros(
+            len(penalised_rows), vocabulary, dtype=torch.bool, device=device
+        )
+        for row, index in enumerate(penalised_rows):
             ids = torch.tensor(sorted(set(histories[index])), dtype=torch.long, device=device)
-            self._seen[row, ids] = True
+            self._history_mask[row, ids] = True
 
     def choose(
         self,
@@ -145,8 +151,8 @@ class BatchSampler:
             tokens = self._sample(scores)
             if not all(self._drawing):
                 tokens = torch.where(self._greedy, scores.argmax(-1), tokens)
-        if len(self._penalised):
-            self._seen.scatter_(1, tokens[self._penalised][:, None], True)
+        if len(self._penalised_rows):
+            self._history_mask.scatter_(1, tokens[self._penalised_rows][:, None], True)
         # 3. Log-probabilities, where a row asks for them.
         # Most batches want none, and need no sum over the vocabulary.
         if not logprobs and not top:
@@ -170,23 +176,29 @@ class BatchSampler:
         return Chosen(ids.tolist(), token_logprobs.tolist(), alternatives)
 
     def _apply_penalty(self, logits: torch.Tensor) -> torch.Tensor:
-        if not len(self._penalised):
+        if not len(self._penalised_rows):
             return logits
-        rows = logits[self._penalised]
-        weakened = torch.where(rows > 0, rows / self._penalty, rows * self._penalty)
-        return logits.index_copy(0, self._penalised, torch.where(self._seen, weakened, rows))
+        rows = logits[self._penalised_rows]
+        penalised = torch.where(rows > 0, rows / self._penalty, rows * self._penalty)
+        return logits.index_copy(
+            0, self._penalised_rows, torch.where(self._history_mask, penalised, rows)
+        )
 
     def _sample(self, scores: torch.Tensor) -> torch.Tensor:
         if self._is_tempered:
             scores = scores / self._temperature
         probabilities = scores.softmax(-1)
-        if len(self._few):
-            rows = probabilities[self._few]
-            probabilities = probabilities.index_copy(0, self._few, self._keep_likeliest(rows))
+        if len(self._top_k_rows):
+            rows = probabilities[self._top_k_rows]
+            probabilities = probabilities.index_copy(
+                0, self._top_k_rows, self._keep_likeliest(rows)
+            )
         # Only the rows that ask for it: each has its whole vocabulary sorted.
-        if len(self._nucleus):
-            rows = probabilities[self._nucleus]
-            probabilities = probabilities.index_copy(0, self._nucleus, self._keep_nucleus(rows))
+        if len(self._nucleus_rows):
+            rows = probabilities[self._nucleus_rows]
+            probabilities = probabilities.index_copy(
+                0, self._nucleus_rows, self._keep_nucleus(rows)
+            )
         numbers = [
             generator.random() if drawing else 0.0
             for generator, drawing in zip(self._randoms, self._drawing, strict=True)
@@ -225,14 +237,14 @@ def _invert(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     blocks = probabilities.view(rows, -1, _BLOCK)
     sums = blocks.sum(-1).double()
     ends = sums.cumsum(-1)
-    target = _below(uniform * ends[:, -1:], ends[:, -1:])
+    target = _clamp_target(uniform * ends[:, -1:], ends[:, -1:])
     block = torch.searchsorted(ends, target, right=True)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
-    target = _below(target - (ends - sums).gather(1, block), inside[:, -1:])
+    target = _clamp_target(target - (ends - sums).gather(1, block), inside[:, -1:])
     return (block * _BLOCK + torch.searchsorted(inside, target, right=True))[:, 0]
 
 
-def _below(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+def _clamp_target(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Bring a target between 0 and the total: rounding may move it out, where no token is."""
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     return target.clamp_min(0.0)

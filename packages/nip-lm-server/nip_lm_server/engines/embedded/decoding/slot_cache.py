@@ -37,19 +37,19 @@ class SlotCache:
         size = 2 * slots * self._heads * places * self._width
         return math.prod((self._count, size, self.dtype.itemsize))
 
-    def reserve(self, slots: int, places: int, used: int) -> None:
-        """Make room for `slots` of so many `places`; the first `used` slots keep their contents."""
+    def reserve(self, slots: int, places: int, used_slots: int) -> None:
+        """Make room for `slots` of so many `places`; the first `used_slots` keep their contents."""
         slots, places = self._find_size(slots, places)
         if (slots, places) == (self.slots, self.places):
             return
-        filled = min(self.places, places)
+        kept_places = min(self.places, places)
         # One layer after the other: all layers in both sizes might exceed the memory.
-        for number, old in enumerate(self.layers):
-            grown = self._zeros(slots, places)
-            if used and filled:
-                grown[:, :used, :, :filled] = old[:, :used, :, :filled]
-            self.layers[number] = grown
-            del old
+        for number, layer in enumerate(self.layers):
+            buffer = self._zeros(slots, places)
+            if used_slots and kept_places:
+                buffer[:, :used_slots, :, :kept_places] = layer[:, :used_slots, :, :kept_places]
+            self.layers[number] = buffer
+            del layer
         self.slots, self.places = slots, places
 
     def drop(self) -> None:

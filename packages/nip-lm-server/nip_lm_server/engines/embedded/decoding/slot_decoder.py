@@ -106,7 +106,7 @@ class SlotDecoder(Decoder):
     def forget(self, adapter: LoraAdapter) -> None:
         """Drop the prefixes kept for an adapter."""
         if not adapter.unchanged:
-            self.kept.forget(_weights_of(adapter))
+            self.kept.forget(_name_weights(adapter))
 
     def admit(self, groups: Sequence[Sequence[Row]]) -> list[Row]:
         """Queue rows, whose prompts `step` reads. No row is finished by that."""
@@ -233,21 +233,21 @@ class SlotDecoder(Decoder):
                 break
             # The whole beginning: equal tokens after different ones have other keys and values.
             if len(row.prompt) >= kept_tokens + _WORTH_WAITING:
-                begins = (
-                    _weights_of(row.adapter),
+                beginning = (
+                    _name_weights(row.adapter),
                     tuple(row.prompt[: kept_tokens + _WORTH_WAITING]),
                 )
-                if begins in beginnings:
+                if beginning in beginnings:
                     continue
-                beginnings.add(begins)
+                beginnings.add(beginning)
             groups.append(group)
         return groups
 
     def _measure(self, row: Row) -> int:
-        return self.kept.measure(_weights_of(row.adapter), row.prompt[:-1])
+        return self.kept.measure(_name_weights(row.adapter), row.prompt[:-1])
 
     def _find(self, row: Row) -> Found:
-        return self.kept.find(_weights_of(row.adapter), row.prompt[:-1])
+        return self.kept.find(_name_weights(row.adapter), row.prompt[:-1])
 
     def _finish_reading(self, reading: _Reading, first: int, logits: torch.Tensor) -> list[Row]:
         leaders = reading.leaders
@@ -334,40 +334,43 @@ class SlotDecoder(Decoder):
         longest = longest or max(map(max, places)) + 1
         positions = torch.tensor(places, device=self._device)
         first_slot = min(slots)
-        inside = torch.tensor([slot - first_slot for slot in slots], device=self._device)
+        slot_indices = torch.tensor([slot - first_slot for slot in slots], device=self._device)
         is_sorted = slots == sorted(slots)
-        back = inside.argsort()
-        last_visible = (positions if is_sorted else positions[back])[..., None]
+        slot_order = slot_indices.argsort()
+        last_visible = (positions if is_sorted else positions[slot_order])[..., None]
         visible = torch.arange(longest, device=self._device) <= last_visible
         mask = spread(visible, self._group, self._slots.dtype)
         states = [layer[:, first_slot : first_slot + len(slots)] for layer in self._slots.layers]
-        write = (inside[:, None], slice(None), positions)
+        write = (slot_indices[:, None], slice(None), positions)
 
         def attend(
             layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
         ) -> torch.Tensor:
             # Read in the order of the slots, so that a pass copies nothing of the cache.
-            of_layer = states[layer]
-            of_layer[0][write], of_layer[1][write] = keys, values
-            held_keys, held_values = of_layer[0, :, :, :longest], of_layer[1, :, :, :longest]
+            layer_states = states[layer]
+            layer_states[0][write], layer_states[1][write] = keys, values
+            slot_keys, slot_values = (
+                layer_states[0, :, :, :longest],
+                layer_states[1, :, :, :longest],
+            )
             if is_sorted:
-                return attend_grouped(queries, held_keys, held_values, mask)
-            output = attend_grouped(queries[back], held_keys, held_values, mask)
-            return output[inside]
+                return attend_grouped(queries, slot_keys, slot_values, mask)
+            output = attend_grouped(queries[slot_order], slot_keys, slot_values, mask)
+            return output[slot_indices]
 
         with self._lora.rows([row.adapter for row in rows]):
             tokens = torch.tensor(ids, device=self._device)
             table = self._slots.places
             return self.plain.run(tokens, positions, table, attend, last=True)[:, -1]
 
-    def _reserve(self, slots: int, places: int, used: int) -> None:
-        """Make room for `slots` of so many `places`; the first `used` slots keep their contents."""
+    def _reserve(self, slots: int, places: int, used_slots: int) -> None:
+        """Make room for `slots` of so many `places`; `used_slots` keep their contents."""
         places = max([places, *(row.cached + 1 for row in self._rows)])
         if self._reading is not None:
             places = max([places, *(len(row.prompt) for row in self._reading.leaders)])
         # First the kept prefixes make room for the batch.
-        self._make_room(self._slots.bytes_with(max(slots, used), places))
-        self._slots.reserve(max(slots, used), places, used)
+        self._make_room(self._slots.bytes_with(max(slots, used_slots), places))
+        self._slots.reserve(max(slots, used_slots), places, used_slots)
 
     def _make_room(self, slot_bytes: int) -> None:
         """Limit the prefixes to the bytes beside the slots, and to fewer while memory is short."""
@@ -379,7 +382,9 @@ class SlotDecoder(Decoder):
 
     def _keep(self, slot: int, row: Row, tokens: Sequence[int]) -> None:
         self.kept.keep(
-            _weights_of(row.adapter), tokens, lambda start, end: self._slots.take(slot, start, end)
+            _name_weights(row.adapter),
+            tokens,
+            lambda start, end: self._slots.take(slot, start, end),
         )
 
 
@@ -405,6 +410,6 @@ def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
     return Decoder(model, lora, stop_tokens)
 
 
-def _weights_of(adapter: LoraAdapter | None) -> str:
+def _name_weights(adapter: LoraAdapter | None) -> str:
     """The name of the weights behind a row. An adapter of zeros has the base's."""
     return "" if adapter is None or adapter.unchanged else adapter.digest
