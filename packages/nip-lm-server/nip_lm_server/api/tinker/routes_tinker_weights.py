@@ -67,7 +67,7 @@ class SignedAddress(TypedDict):
 
 
 async def get_server_capabilities(request: web.Request) -> web.StreamResponse:
-    """Answer which base models there are."""
+    """Answer the base models and their abilities."""
     pool = open_service(request).pool
     models = []
     for base in pool.bases():
@@ -125,7 +125,7 @@ async def delete_checkpoint(request: web.Request) -> web.StreamResponse:
 
 
 async def set_expiry(request: web.Request) -> web.StreamResponse:
-    """Set for how long named weights are kept."""
+    """Set the time for which named weights are kept."""
     _, value = await read_object(request, MAX_SMALL_BODY_BYTES)
     service = open_service(request)
     row = _named(request, service)
@@ -134,7 +134,7 @@ async def set_expiry(request: web.Request) -> web.StreamResponse:
 
 
 async def refuse_publishing(request: web.Request) -> web.StreamResponse:
-    """Refuse to publish: whoever has a key of this server reads all of it already."""
+    """Refuse to publish: every client with a key of this server reads all of it already."""
     _named(request, open_service(request))
     raise wrong_value(
         "path",
@@ -144,7 +144,7 @@ async def refuse_publishing(request: web.Request) -> web.StreamResponse:
 
 
 async def weights_info(request: web.Request) -> web.StreamResponse:
-    """Answer what a checkpoint's weights are."""
+    """Answer the facts of a checkpoint's weights."""
     _, value = await read_object(request, MAX_SMALL_BODY_BYTES)
     row = open_service(request).checkpoint(read_body(bodies.WeightsInfo, value).tinker_path)
     return json_response(
@@ -218,12 +218,12 @@ def _named(request: web.Request, service: TinkerService) -> CheckpointRow:
 
 
 def _page(request: web.Request) -> tuple[int, int]:
-    """Limit and offset of a list. Raises ApiError 400 for what are none."""
+    """Limit and offset of a list. Raises ApiError 400 for other texts than numbers in range."""
     values = []
-    for name, default, most in (("limit", 20, _MOST_ROWS), ("offset", 0, 2**31)):
+    for name, default, high in (("limit", 20, _MOST_ROWS), ("offset", 0, 2**31)):
         text = request.query.get(name, str(default))
-        if not text.isdecimal() or len(text) > 10 or not int(text) <= most:
-            raise wrong_value(name, f"Invalid '{name}': got {text[:40]!r}, expected 0 to {most}")
+        if not text.isdecimal() or len(text) > 10 or not int(text) <= high:
+            raise wrong_value(name, f"Invalid '{name}': got {text[:40]!r}, expected 0 to {high}")
         values.append(int(text))
     return values[0], values[1]
 
@@ -241,7 +241,7 @@ def _run(service: TinkerService, model: TinkerModelRow) -> TrainingRun:
         "is_lora": True,
         "corrupted": False,
         "lora_rank": model.lora.rank,
-        "last_request_time": _time(service.store.last_asked(model.id) or model.created_at),
+        "last_request_time": _time(service.store.find_last_time(model.id) or model.created_at),
         "last_checkpoint": _find_last(rows, "weights"),
         "last_sampler_checkpoint": _find_last(rows, "sampler_weights"),
         "user_metadata": model.user_metadata or None,
@@ -288,11 +288,11 @@ def _read_signed(token: str) -> SignedAddress:
     return facts
 
 
-def refuse_route(why: str) -> Any:
+def refuse_route(reason: str) -> Any:
     """Make the handler of a route that is not here, with the way out."""
 
     async def refuse(request: web.Request) -> web.StreamResponse:
         request.app[SERVICES].tinker.open()
-        raise ApiError(404, why, code="unknown_url")
+        raise ApiError(404, reason, code="unknown_url")
 
     return refuse
