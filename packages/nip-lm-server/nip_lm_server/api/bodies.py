@@ -56,13 +56,13 @@ def unpack(packed: bytes, max_bytes: int) -> bytes:
     """Undo gzip or zlib, up to `max_bytes`. Raises ApiError 400, 413."""
     unpacker = zlib.decompressobj(wbits=47)  # either header
     body = bytearray()
-    rest = packed
+    remainder = packed
     try:
-        while rest and not unpacker.eof:
-            body += unpacker.decompress(rest, min(_STEP_BYTES, max_bytes + 1 - len(body)))
+        while remainder and not unpacker.eof:
+            body += unpacker.decompress(remainder, min(_STEP_BYTES, max_bytes + 1 - len(body)))
             if len(body) > max_bytes:
                 raise _too_large(max_bytes)
-            rest = unpacker.unconsumed_tail
+            remainder = unpacker.unconsumed_tail
     except zlib.error:
         raise _unreadable() from None
     # Broken off, or with something behind its end that no reader would look at.
