@@ -85,12 +85,12 @@ class ServerHandle:
 
 
 @dataclass
-class _Owned:
+class _OwnProcess:
     process: subprocess.Popen[bytes]
     pipe: int  # write end; the server stops when it closes
 
 
-_owned: dict[int, _Owned] = {}
+_owned: dict[int, _OwnProcess] = {}
 
 
 def start_or_attach(
@@ -286,7 +286,7 @@ def _start(
         raise
     finally:
         os.close(read_end)
-    _owned[process.pid] = _Owned(process, write_end)
+    _owned[process.pid] = _OwnProcess(process, write_end)
     # 3. Its card, then its health; a server that comes to neither is ended again.
     handle = ServerHandle("", key, process.pid, True, state_dir)
     try:

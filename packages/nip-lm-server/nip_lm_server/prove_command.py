@@ -224,7 +224,7 @@ def _print(verdict: "Verdict", key: str) -> None:
 
 
 def _finish(request: "ProofRequest", verdicts: "list[Verdict]", as_json: bool) -> None:
-    """Print all of it as JSON, or the sum of many, and exit."""
+    """Print all verdicts as JSON, or the count of several, and exit."""
     from nip_lm_server.proving.verdict import exit_status
 
     status = exit_status(verdicts)

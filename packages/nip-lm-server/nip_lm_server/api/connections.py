@@ -3,7 +3,7 @@
 make_runner           the application's runner, with these connections
 raise_open_files      as many descriptors as the system lets this process have
 quiet_loop            an exception handler that says once a minute that descriptors are short
-Sparsely              a log line for events that clients can cause as often as they like
+SparseLog             a log line for events that clients can cause as often as they like
 
 A connection takes a descriptor before its client is known. Some are kept back for the rest of the
 server (an upload, the engine's side of a request). When the others are all taken, the oldest
@@ -31,7 +31,7 @@ IDLE_TIMEOUT_S = 75.0
 BACKLOG = 4096
 """Connections that the system holds until they are accepted."""
 ACCEPTED_AT_ONCE = 16
-"""... of which this many are accepted before the limit is looked at again."""
+"""... of which so many are accepted before the next look at the limit."""
 MAX_OPEN_FILES = 65_536
 _KEPT_BACK = 128
 _MAX_CONNECTIONS, _MIN_CONNECTIONS = 16_384, 16
@@ -41,7 +41,7 @@ _INTERVAL_S = 60.0
 _log = logging.getLogger("nip.lm_server")
 
 
-class Sparsely:
+class SparseLog:
     """Logs a warning at most once a minute, with the number of those in between."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -59,8 +59,8 @@ class Sparsely:
         self._silent = 0
 
 
-short_of_descriptors = Sparsely()
-_refused = Sparsely()
+short_of_descriptors = SparseLog()
+_refused = SparseLog()
 
 
 def raise_open_files() -> None:

@@ -74,7 +74,7 @@ def parse_chat(body: Mapping[str, Any], body_bytes: int = 0) -> tuple[Generation
     values = _parse_values(body, CHAT_PARAMETERS, ("model", "messages"))
     # 2. Those that need or exclude each other.
     if values.get("top_logprobs") and not values.get("logprobs"):
-        raise _needs("top_logprobs", "logprobs: true")
+        raise _requirement_error("top_logprobs", "logprobs: true")
     settle_tools(values)
     delivery = _parse_delivery(values)
     values["messages"] = parse_messages(body.get("messages"))
@@ -273,17 +273,17 @@ def _parse_delivery(values: dict[str, Any]) -> Delivery:
     stream = values.pop("stream", False)
     include_usage = values.pop("stream_options", None)
     if include_usage is not None and not stream:
-        raise _needs("stream_options", "stream: true")
+        raise _requirement_error("stream_options", "stream: true")
     metadata = values.pop("metadata", None)
     tokens_as_ids = values.pop("tokens_as_ids", False)
     if tokens_as_ids:
         if not values.get("logprobs"):
-            raise _needs("return_tokens_as_token_ids", "logprobs")
+            raise _requirement_error("return_tokens_as_token_ids", "logprobs")
         values["return_token_ids"] = True
     return Delivery(stream, bool(include_usage), metadata, tokens_as_ids)
 
 
-def _needs(name: str, requirement: str) -> ApiError:
+def _requirement_error(name: str, requirement: str) -> ApiError:
     return wrong_value(name, f"'{name}' needs '{requirement}'.")
 
 

@@ -56,10 +56,10 @@ class WholeAnswer:
 
 @dataclass(eq=False)
 class Generation:
-    """One that runs, or has ended."""
+    """A generation that runs, or has ended."""
 
     digest: bytes
-    """Of the request, by which another one of the same name is refused."""
+    """Of the request: another request of the same name is refused."""
     task: asyncio.Task[WholeAnswer]
     began_s: float
     last_request_s: float
@@ -70,7 +70,7 @@ class Generation:
 
     @property
     def size(self) -> int:
-        """Bytes of its answer, as far as there is one."""
+        """Bytes of its answer; 0 before its end."""
         return len(self.task.result().body) if self.ended_s is not None else 0
 
 
@@ -144,7 +144,7 @@ class Generations:
     def _forget_oldest(self) -> None:
         """Forget answers that are too old, or too many; a request that waits for one has its task.
 
-        It is done at each answer, so it looks at none of those that stay.
+        Each answer calls it, so it looks at none of those that stay.
         """
         now_s = self.clock()
         while self._ended:
@@ -199,7 +199,7 @@ async def wait_for(
     held = generations.find_or_begin(name, sha256(path.encode() + b"\n" + raw).digest(), begin)
     held.waiting += 1
     try:
-        # `wait` leaves the task running when the client leaves, which is the point of it.
+        # `wait` leaves the task running when the client leaves: the next request joins it.
         await asyncio.wait({held.task}, timeout=wait_s)
         if not held.task.done():
             return held

@@ -179,7 +179,7 @@ def guard_route(handler: Handler, *, key: bool = True, abandonable: bool = False
             if services.keys.open_to_all:
                 _refuse_web_pages(request)
             if key and not services.keys.accepts(_authorization(request)):
-                raise _no_key(request)
+                raise _key_error(request)
             _check_headers(request)
             # 2. The work.
             work = handler(request)
@@ -187,7 +187,7 @@ def guard_route(handler: Handler, *, key: bool = True, abandonable: bool = False
             status = response.status
             return response
         except Exception as error:
-            if isinstance(error, ClientGone) or _has_left(request, error):
+            if isinstance(error, ClientGone) or _has_client_left(request, error):
                 _log.debug("%s %s %s: the client left", notes.id, request.method, request.path)
                 return web.Response(status=status)  # no client sees it
             response = error_response(request, error)
@@ -218,7 +218,7 @@ def _authorization(request: web.Request) -> str | None:
     return headers.get("Authorization")
 
 
-def _has_left(request: web.Request, error: Exception) -> bool:
+def _has_client_left(request: web.Request, error: Exception) -> bool:
     """Say whether the request's own connection broke, no matter which part noticed the error."""
     transport = request.transport
     is_away = transport is None or transport.is_closing()
@@ -258,11 +258,11 @@ def _refuse_web_pages(request: web.Request) -> None:
     # 1. The name by which the client calls this machine, and the page that it shows.
     headers, names = request.headers, request.headers.getall("Host", [])
     if len(names) != 1 or not is_loopback(_without_port(names[0])):
-        raise _from_a_page(f"the header Host says {', '.join(names) or 'nothing'!r}")
+        raise _web_page_error(f"the header Host says {', '.join(names) or 'nothing'!r}")
     if "Origin" in headers:
-        raise _from_a_page(f"the header Origin says {headers['Origin']!r}")
+        raise _web_page_error(f"the header Origin says {headers['Origin']!r}")
     if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        raise _from_a_page(f"the header Sec-Fetch-Site says {headers['Sec-Fetch-Site']!r}")
+        raise _web_page_error(f"the header Sec-Fetch-Site says {headers['Sec-Fetch-Site']!r}")
     # 2. A type that a page of another origin can't send without being asked first.
     expected = _OTHER_TYPES.get(request.path, "application/json")
     if request.body_exists and request.content_type != expected:
@@ -275,7 +275,7 @@ def _without_port(host: str) -> str:
     return "" if parts is None else parts["address"] or parts["name"]
 
 
-def _from_a_page(reason: str) -> ApiError:
+def _web_page_error(reason: str) -> ApiError:
     return ApiError(
         403,
         f"A server that runs with --no-auth takes no requests of web pages or for other names "
@@ -284,7 +284,7 @@ def _from_a_page(reason: str) -> ApiError:
     )
 
 
-def _no_key(request: web.Request) -> ApiError:
+def _key_error(request: web.Request) -> ApiError:
     is_tinker = request.path.startswith(TINKER_PATH)
     header = "X-API-Key: KEY" if is_tinker else "Authorization: Bearer KEY"
     has_key = _authorization(request) is not None
@@ -331,13 +331,13 @@ def error_answer(request: web.Request, error: Exception) -> tuple[int, ErrorBody
     The object names no place on this machine; the log does. Below Tinker's path it says whether the
     error is the user's or the server's, as clients of that API read it.
     """
-    status, body = _answer_of(request, error)
+    status, body = _choose_answer(request, error)
     if request.path.startswith(TINKER_PATH):
         body["category"] = "user" if status < 500 else "server"
     return status, request.app[SERVICES].places.hide(body)
 
 
-def _answer_of(request: web.Request, error: Exception) -> tuple[int, ErrorBody]:
+def _choose_answer(request: web.Request, error: Exception) -> tuple[int, ErrorBody]:
     # 1. Errors that were raised to be answered.
     if isinstance(error, ApiError):
         return error.status, error.body()

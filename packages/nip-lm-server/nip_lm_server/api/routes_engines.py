@@ -48,7 +48,7 @@ class EngineObject(TypedDict):
 
 
 class EngineHealth(TypedDict):
-    """The state of an engine, and how often it was started."""
+    """The state of an engine, and the number of its starts."""
 
     state: EngineState
     epoch: int
@@ -117,7 +117,7 @@ async def list_engines(request: web.Request) -> web.StreamResponse:
 async def retrieve_engine(request: web.Request) -> web.StreamResponse:
     """One engine."""
     services = request.app[SERVICES]
-    return json_response(_engine(services, _known(services, request.match_info["base"])))
+    return json_response(_engine(services, _check_base(services, request.match_info["base"])))
 
 
 async def show_address(request: web.Request) -> web.StreamResponse:
@@ -127,7 +127,7 @@ async def show_address(request: web.Request) -> web.StreamResponse:
     have the server's key, and changes with each start of the engine.
     """
     services = request.app[SERVICES]
-    name = _known(services, request.match_info["base"])
+    name = _check_base(services, request.match_info["base"])
     upstream = services.pool.engine_for(name).upstream
     if upstream is None:
         raise ApiError(
@@ -150,7 +150,7 @@ async def move_engine(request: web.Request) -> web.StreamResponse:
     can't do it, 503 if it fails.
     """
     services, action = request.app[SERVICES], request.match_info["action"]
-    name = _known(services, request.match_info["base"])
+    name = _check_base(services, request.match_info["base"])
     # 1. Refuse impossible actions.
     if action not in _ACTIONS:
         raise ApiError(
@@ -172,7 +172,7 @@ async def move_engine(request: web.Request) -> web.StreamResponse:
     return json_response(_engine(services, name))
 
 
-def _known(services: Services, name: str) -> str:
+def _check_base(services: Services, name: str) -> str:
     if name not in services.pool.base_models():
         names = ", ".join(services.pool.base_models())
         raise ApiError(

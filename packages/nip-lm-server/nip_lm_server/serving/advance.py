@@ -1,6 +1,6 @@
 """Whether engines advance: their counters of work, and since when these have stood still.
 
-Advance       an engine's work so far, and for how long there was no more of it
+Advance       an engine's work so far, and the seconds without more of it
 AdvanceWatch  looks at the engines of a server when a caller asks
 """
 
@@ -40,7 +40,7 @@ class AdvanceWatch:
         self._looking = asyncio.Lock()
 
     async def look(self, engine: Engine) -> Advance | None:
-        """Return how far the engine is; None where it can't tell.
+        """Return the engine's progress; None where it can't tell.
 
         An engine that has nothing to do does not advance either: `silent_s` counts from the first
         look, and means something only while the engine has a request.

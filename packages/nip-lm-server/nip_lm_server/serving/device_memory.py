@@ -66,7 +66,7 @@ def _compute_part(device: int, on_cuda: Sequence[Slot], trainings: Sequence[str]
             f"the engines on cuda:{device} are given {total:g} times its memory "
             f"({_describe(sharing)}): lower gpu_memory_utilization, or leave it out to share it"
         )
-    # 2. The rest, for the others, beside trainings for which an engine does not leave.
+    # 2. The rest for the others: less of it where an engine stays while a training runs.
     stays = any(
         overlap(f"cuda:{device}", training) and not slot.leaves_for(training)
         for slot in sharing

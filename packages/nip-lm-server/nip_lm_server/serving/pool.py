@@ -57,10 +57,10 @@ class EnginePool:
         self.guests: Guests | None = None
         for slot in self._slots:
             self._add_base(slot, slot.base_model, slot.spec.model)
-        # Oldest first, so that a base model stands there before those that were made of it.
+        # Oldest first, so that a base model is entered before the models made of it.
         for row in models.list_rows():
             parent = self._find(row.base_model) if row.kind == "base" else None
-            # One that was made of a base model of another configuration waits for that one.
+            # A model over a base model of another configuration waits for that configuration.
             if parent is not None:
                 self._add_base(parent.slot, row.name, str(models.path(row.digest)))
 
@@ -163,8 +163,8 @@ class EnginePool:
             try:
                 if manifest.kind == "base":
                     return await self._publish_base(name, digest, base.slot)
-                # A job succeeds with a proof, and only a running engine gives one. So one that made
-                # room meanwhile is started, and one that a person has stopped or put to sleep, too:
+                # A job succeeds with a proof, and only a running engine gives one. So an engine is
+                # started that made room meanwhile, or that a person has stopped or put to sleep:
                 # hours of training are worth more than its rest.
                 if base.wanted != "running":
                     await self._activate(base)
@@ -239,7 +239,7 @@ class EnginePool:
         Raises KeyError, or ApiError 503 if its engine never ran.
         """
         base = self.base(base_model)
-        # How long an example may be only its engine can tell, once it has run.
+        # Only its engine knows the length of the longest example, once it has run.
         if base.max_model_len is None:
             raise self._explain_silence(base_model)
         return TrainingPlace(
@@ -279,8 +279,8 @@ class EnginePool:
         a training would keep every other model of the slot from being published.
         """
         base = self.base(base_model)
-        # Only for one that a training has: no other wait is that long. `publish` meets its problems
-        # next, with a limit of its own, and reports them better.
+        # Only for an engine lent to a training: no other wait is that long. `publish` meets its
+        # problems next, with a limit of its own, and reports them better.
         if base.is_lent:
             with contextlib.suppress(EngineError):
                 await base.wait_until_ready(READY_TIMEOUT_S)
@@ -366,7 +366,7 @@ class EnginePool:
         for rival in rivals[: max(0, len(rivals) + 1 - slot.spec.bases_at_once)]:
             await rival.make_room()
         try:
-            # 2. Start it; it now tells how long its context is.
+            # 2. Start it; it now tells the length of its context.
             base.stopped_on_request = False
             await base.set_wanted("running")
             # On record too: jobs need it while the engine is away.
@@ -397,7 +397,7 @@ class EnginePool:
             if base is None:
                 return model_not_found(model, self.names())
         if not base.is_ready:
-            # One that made room comes back when it is asked for, but not into a training.
+            # One that made room comes back at its next request, but not during a training.
             returns = base.returning is not None and not base.returning.done()
             is_lent = base.is_away_for_training or (base.is_displaced and base.slot.is_lent)
             helps = base.wanted == "running" or returns or is_lent
@@ -408,7 +408,7 @@ class EnginePool:
                 param="model",
                 headers={"Retry-After": str(RETRY_AFTER_S)} if helps else None,
             )
-        # Nothing is wrong with it as far as is known, so asking again helps.
+        # It has no problem on record, so asking again helps.
         if row is not None and row.problem is None:
             return ApiError(
                 503,

@@ -268,7 +268,7 @@ class ServedBase(EngineLifecycle):
         """Stop answering to an adapter's name."""
         self._adapters.pop(name, None)
         self._unproved.pop(name, None)
-        # One that is down has none loaded; of one that sleeps none answers before it is proved.
+        # An engine that is down has none loaded; a sleeping one proves each before it answers.
         if self.engine.state == "running":
             await self.engine.unload_adapter(name)
 

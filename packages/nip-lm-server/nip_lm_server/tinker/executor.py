@@ -29,7 +29,8 @@ DURABLE_BYTES = 32 * 1024 * 1024
 """Bytes of payloads after which a model's state is written: a model takes so much of the disk for
 them."""
 DURABLE_S = 30.0
-"""Seconds of computing after which it is: about as long a model takes to be back after a kill."""
+"""Seconds of computing after which it is written: after a kill a model is back in about this time.
+"""
 MOST_AHEAD = 10_000
 """Numbers between a model's next request and the highest that is taken: each that never comes is a
 row."""
@@ -247,7 +248,7 @@ class Executor:
             self._note_death(turn, row, error)
             return
         self._note_done(turn, row, self._clock() - start_s)
-        self._go_on(turn, row.seq)
+        self._end_turn(turn, row.seq)
         await self._write_state(turn, model, row)
 
     def _note_done(self, turn: ModelTurn, row: RequestRow, seconds: float) -> None:
@@ -275,7 +276,7 @@ class Executor:
             except Failed as failure:
                 _log.error("the state of %s is not written: %s", model.id, failure.message)
             except ResidentDied:
-                self._all_left()
+                self._forget_residents()
             else:
                 turn.bytes_since, turn.seconds_since = 0, 0.0
 
@@ -325,22 +326,22 @@ class Executor:
             turn.broken, turn.is_resident = f"request {row.seq} failed ({message[:300]})", False
         self._store.drop_payload(turn.model_id, row.seq)
         turn.deaths = 0
-        self._go_on(turn, row.seq)
+        self._end_turn(turn, row.seq)
 
     def _note_death(self, turn: ModelTurn, row: RequestRow, error: Exception) -> None:
         _log.warning("request %s of %s is done again: %s", row.seq, turn.model_id, error)
-        self._all_left()
+        self._forget_residents()
         turn.deaths += 1
         if turn.deaths >= MOST_DEATHS:
             message = f"this request was begun {turn.deaths} times and broke: {error}"
             self._end_failed(turn, row, message, "server")
 
-    def _all_left(self) -> None:
+    def _forget_residents(self) -> None:
         self._steps.trainer_restarted()
         for each in self._turns.values():
             each.is_resident = False
 
-    def _go_on(self, turn: ModelTurn, seq: int) -> None:
+    def _end_turn(self, turn: ModelTurn, seq: int) -> None:
         turn.waiting.pop(seq, None)
         turn.next_seq = seq + 1
         self._report(turn.model_id, seq)
@@ -372,7 +373,7 @@ class Executor:
             if turn.is_resident:
                 await self._steps.drop(turn.model_id)
         except ResidentDied:
-            self._all_left()
+            self._forget_residents()
         # Only now: the executor may have been writing one of them until here.
         self._steps.remove_states(turn.model_id)
 

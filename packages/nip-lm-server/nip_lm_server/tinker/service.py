@@ -205,7 +205,7 @@ class TinkerService:
                 f"The base model {base_model[:120]!r} is not served any more, and this was made "
                 "over it: start the server with it under this name again (--model and "
                 "--served-model-name), and send the request again; what was done is kept. Served "
-                f"now: {self._known_bases()}",
+                f"now: {self._list_bases()}",
                 code="base_model_not_served",
                 param="base_model",
             )
@@ -216,7 +216,7 @@ class TinkerService:
         if base_model not in self.pool.base_models():
             raise wrong_value(
                 "base_model",
-                f"There is no base model {base_model[:120]!r} here; known: {self._known_bases()}",
+                f"There is no base model {base_model[:120]!r} here; known: {self._list_bases()}",
             )
         engine = self.pool.base(base_model).engine
         if not engine.capabilities.trains_resident:
@@ -226,7 +226,7 @@ class TinkerService:
                 f"--engine {name_engines('trains_resident')} for a base model",
             )
 
-    def _known_bases(self) -> str:
+    def _list_bases(self) -> str:
         return ", ".join(map(repr, self.pool.base_models()))
 
     def _check_disk(self) -> None:
@@ -357,17 +357,17 @@ class TinkerService:
 
     def find_base(self, name: str) -> str | None:
         """Return the base model of served weights; see `pool.Guests`."""
-        row = self._served(name)
+        row = self._find_served(name)
         return None if row is None else row.base_model
 
     async def verify(self, name: str) -> Path:
         """Return the folder of served weights, after a look that its files are those on record."""
-        row = self._served(name)
+        row = self._find_served(name)
         if row is None:
             raise AdapterError(f"{name} was deleted")
         return await self.folders.verify(row.folder, row.content_digest)
 
-    def _served(self, name: str) -> CheckpointRow | None:
+    def _find_served(self, name: str) -> CheckpointRow | None:
         row = self.store.find_checkpoint(name)
         kinds = ("sampler_weights", "snapshot")
         return row if row is not None and row.deleted_at is None and row.kind in kinds else None

@@ -114,7 +114,9 @@ class Steps:
         self._base_model, self._trainer = base_model, trainer
         self._store, self._folders, self._publish = store, folders, publish
         self._max_rank = max_rank
-        self._probed: dict[str, tuple[int, ...]] = {}  # tokens that a model has trained on last
+        self._probe_tokens: dict[
+            str, tuple[int, ...]
+        ] = {}  # tokens that a model has trained on last
         self._has_base = False
 
     def trainer_restarted(self) -> None:
@@ -243,7 +245,7 @@ class Steps:
         )
         if not call.forward_only:
             longest = max(call.data, key=lambda datum: len(datum.tokens))
-            self._probed[model.id] = tuple(longest.tokens[:PROBE_TOKENS].tolist())
+            self._probe_tokens[model.id] = tuple(longest.tokens[:PROBE_TOKENS].tolist())
         size = sum(array.nbytes for array in output.logprobs)
         return Done(await aside.run(size, encode_output, output), is_protobuf=True)
 
@@ -292,7 +294,7 @@ class Steps:
         if earlier is not None:
             raise Failed(f"{name} is there, or was deleted: a name is given once, choose another")
         if kind == "snapshot" and self._store.find_sampler(name) is not None:
-            raise _taken(body)
+            raise _number_error(body)
         # 2. The weights, and the trainer's answers with them.
         await self._trainer.save(model.id, folder, optimizer=False)
         await self._write_probe(model, folder)
@@ -312,7 +314,7 @@ class Steps:
             if kind == "snapshot" and not self._store.add_sampler(
                 name, model.session_id, model.base_model, None, name
             ):
-                raise _taken(body)  # while the weights were proved
+                raise _number_error(body)  # while the weights were proved
         return answer
 
     def _is_own(self, row: CheckpointRow, folder: Path) -> bool:
@@ -350,7 +352,7 @@ class Steps:
 
     async def _write_probe(self, model: TinkerModelRow, folder: Path) -> None:
         """Leave beside the weights the trainer's log-probabilities with them, and with the base."""
-        tokens = self._probed.get(model.id, ())
+        tokens = self._probe_tokens.get(model.id, ())
         if len(tokens) < 2:
             return  # nothing was trained since the start: the files alone are compared
         if not self._has_base:
@@ -396,7 +398,7 @@ def _check_same_shape(has: LoraShape, loaded: LoraShape) -> None:
             )
 
 
-def _taken(body: SaveForSampler) -> Failed:
+def _number_error(body: SaveForSampler) -> Failed:
     return Failed(
         f"the number {body.sampling_session_seq_id} was used for another sampler: take the next one"
     )

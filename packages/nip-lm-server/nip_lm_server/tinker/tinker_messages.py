@@ -196,7 +196,7 @@ def _read_array(raw: bytes, dtype: str, place: str) -> Array:
 
 
 def _widen(values: Array, kind: int) -> Array:
-    """Return float32 for bfloat16, of which it is the upper half."""
+    """Return float32 for bfloat16, which is its upper half."""
     return (values.astype("<u4") << 16).view("<f4") if kind == _BFLOAT16 else values
 
 

@@ -85,7 +85,7 @@ async def get_server_capabilities(request: web.Request) -> web.StreamResponse:
 
 async def list_training_runs(request: web.Request) -> web.StreamResponse:
     """Answer the models, the newest first."""
-    limit, offset = _page(request)
+    limit, offset = _read_page(request)
     service = open_service(request)
     rows = service.store.list_models(limit, offset)
     runs = [_run(service, row) for row in rows]
@@ -110,7 +110,7 @@ async def list_run_checkpoints(request: web.Request) -> web.StreamResponse:
 
 async def list_all_checkpoints(request: web.Request) -> web.StreamResponse:
     """Answer all named weights."""
-    limit, offset = _page(request)
+    limit, offset = _read_page(request)
     service = open_service(request)
     rows = service.store.list_checkpoints(None, limit, offset)
     cursor = _cursor(limit, offset, service.store.count_checkpoints())
@@ -120,7 +120,7 @@ async def list_all_checkpoints(request: web.Request) -> web.StreamResponse:
 async def delete_checkpoint(request: web.Request) -> web.StreamResponse:
     """Delete named weights."""
     service = open_service(request)
-    await service.delete_checkpoint(_named(request, service))
+    await service.delete_checkpoint(_find_checkpoint(request, service))
     return web.Response(status=204)
 
 
@@ -128,14 +128,14 @@ async def set_expiry(request: web.Request) -> web.StreamResponse:
     """Set the time for which named weights are kept."""
     _, value = await read_object(request, MAX_SMALL_BODY_BYTES)
     service = open_service(request)
-    row = _named(request, service)
+    row = _find_checkpoint(request, service)
     service.store.set_expiry(row.path, read_body(bodies.SetExpiry, value).ttl_seconds)
     return web.Response(status=204)
 
 
 async def refuse_publishing(request: web.Request) -> web.StreamResponse:
     """Refuse to publish: every client with a key of this server reads all of it already."""
-    _named(request, open_service(request))
+    _find_checkpoint(request, open_service(request))
     raise wrong_value(
         "path",
         "Weights are not published here: every key of this server reads all of them. "
@@ -162,7 +162,7 @@ async def weights_info(request: web.Request) -> web.StreamResponse:
 
 async def list_sessions(request: web.Request) -> web.StreamResponse:
     """Answer the sessions, the newest first."""
-    limit, offset = _page(request)
+    limit, offset = _read_page(request)
     rows = open_service(request).store.list_sessions(limit, offset)
     return json_response({"sessions": [row.id for row in rows]})
 
@@ -182,7 +182,7 @@ async def retrieve_session(request: web.Request) -> web.StreamResponse:
 async def external_weights_urls(request: web.Request) -> web.StreamResponse:
     """Answer an address for each file of an exported adapter, good for an hour without a key."""
     service = open_service(request)
-    row = _named(request, service)
+    row = _find_checkpoint(request, service)
     if row.kind != "external_weights":
         raise wrong_value("path", f"{row.path!r} is {row.kind}, expected external_weights")
     until = time.time() + URL_S
@@ -211,13 +211,13 @@ async def external_weights_file(request: web.Request) -> web.StreamResponse:
     return web.FileResponse(folder / name)
 
 
-def _named(request: web.Request, service: TinkerService) -> CheckpointRow:
+def _find_checkpoint(request: web.Request, service: TinkerService) -> CheckpointRow:
     """The weights that a path below a training run names."""
     parts = request.match_info
     return service.checkpoint(f"tinker://{parts['id']}/{parts['kind']}/{parts['name']}")
 
 
-def _page(request: web.Request) -> tuple[int, int]:
+def _read_page(request: web.Request) -> tuple[int, int]:
     """Limit and offset of a list. Raises ApiError 400 for other texts than numbers in range."""
     values = []
     for name, default, high in (("limit", 20, _MOST_ROWS), ("offset", 0, 2**31)):

@@ -2,8 +2,8 @@
 
 The body goes on as it came and the answer comes back as it came, piece by piece if it is
 streamed (`relay`). Of the upstream's headers only the content type is sent on, and the upstream's
-key goes nowhere but there. When the client leaves, the upstream's connection is closed, by which
-it abandons the request.
+key goes nowhere but there. When the client leaves, the upstream's connection is closed, so that it
+abandons the request.
 """
 
 import asyncio
