@@ -1,4 +1,4 @@
-"""Bearer keys: where they come from, and the comparison.
+"""Bearer keys: their sources, and the comparison.
 
 Keys come from a file (one per line) or from the variable NIP_API_KEYS (comma-separated), never
 from the command line, where every user of the machine could read them. They are kept as
@@ -89,7 +89,7 @@ def load_keys(
     (unless `no_auth`), if the file has none, if one can't stand in a header, or if there are keys
     together with `no_auth`.
     """
-    # 1. From the environment, out of which they go.
+    # 1. From the environment, which loses them.
     keys = _split_keys(environment.pop(KEYS_VARIABLE, "").split(","), KEYS_VARIABLE)
     # 2. From the file; an empty one is a mistake, not a server without keys.
     if keys_file is not None:

@@ -95,8 +95,8 @@ _MODULE_NAMES: dict[str, tuple[str, ...]] = {
     "nip_lm_server.state.at_rest.state_directory": ("StateDirectory",),
     "nip_lm_server.state.directory": ("StateError",),
 }
-"""The names of each module, which is imported at the first use of one. A reader of a run's document
-needs a tenth of the code that launches a server, and would wait for all of it."""
+"""The names in each module. A module is imported at the first use of a name: a reader of a run's
+document needs a tenth of the code that launches a server, and would wait for all of it."""
 _MODULES = {name: module for module, names in _MODULE_NAMES.items() for name in names}
 
 

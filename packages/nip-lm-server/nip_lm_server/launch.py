@@ -180,7 +180,7 @@ def stop(handle: ServerHandle, *, grace_s: float = STOP_GRACE_S) -> None:
 
 
 def stop_state_dir(state_dir: Path, *, grace_s: float = STOP_GRACE_S) -> bool:
-    """End the server of a state directory, one of another process too. False if there was none.
+    """End the server of a state directory, whichever process started it; False if there was none.
 
     Raises OwnerError if it can't be ended.
     """
@@ -328,9 +328,9 @@ def _unhealthy_error(server: str, problem: str, lasting: bool, state_dir: Path) 
 
 
 def _wait_healthy(card: ServerCard, key: str, late: Late) -> tuple[str | None, bool]:
-    """None once the server is healthy and takes our key, otherwise its last problem.
+    """Wait until the server is healthy and takes our key.
 
-    With it: whether the problem lasts, so that there is nothing to wait for.
+    Returns its last problem, or None, and whether that lasts, so that there is no use in waiting.
     """
     while True:
         problem, lasting = _health_problem(card.url, key)

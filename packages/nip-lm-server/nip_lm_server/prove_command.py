@@ -142,7 +142,7 @@ def _check_words(
     dtype: str | None,
     quantization: str,
 ) -> None:
-    """Raise InputError for arguments that contradict each other, and for words of no list."""
+    """Raise InputError for arguments that contradict each other, and for unknown words."""
     from nip_lm_server.proving.stranger import InputError
 
     if (model is None) == (all_in is None) or (all_in and adapter_dir):
@@ -159,7 +159,7 @@ def _check_words(
 
 
 def _check_address(url: str) -> None:
-    """Raise InputError for an address with more than a place; it is not shown."""
+    """Raise InputError for an address with secrets or a query; the error does not show it."""
     from nip_lm_server.proving.stranger import InputError
 
     if any(character in url for character in "@?#"):

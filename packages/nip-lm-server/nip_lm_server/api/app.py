@@ -4,7 +4,7 @@ open_server    state directory -> Services, with adapters restored and jobs take
 make_app       Services -> the aiohttp application with every route
 close_server   the reverse; unfinished work continues at the next start
 
-`__main__` adds the command line, the socket and the signals.
+`server` adds the socket and the signals, `command` the command line.
 """
 
 import os
@@ -199,7 +199,7 @@ def make_app(services: Services) -> web.Application:
             add(method, path, guard_route(handler, key=False))
     # 3. Tinker's API, with the same keys.
     add_tinker_routes(app)
-    # 4. Every other path gets an error that names it.
+    # 4. Every other path or method gets an error, or the list of methods.
     add("*", "/{rest:.*}", guard_route(unknown_route))
     return app
 

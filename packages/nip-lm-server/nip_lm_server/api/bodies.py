@@ -4,8 +4,8 @@ read_object   request -> (bytes, object)
 read_bytes    request -> bytes of any kind
 unpack        a packed body -> its bytes
 
-aiohttp unpacks nothing here (see `http.make_runner`): so nothing is unpacked before the key is
-checked, for a route that takes no body, or to be thrown away.
+aiohttp unpacks nothing here (see `connections.make_runner`): so nothing is unpacked before the key
+is checked, for a route that takes no body, or to be thrown away.
 """
 
 import asyncio

@@ -315,7 +315,7 @@ async def _write_events(
                 if events:
                     yield events
     finally:
-        # Also of an answer whose client has left: they were generated.
+        # Also for a client that has left: the tokens were generated.
         _note_tokens(request, prompt_tokens, generated)
     if batch.delivery.include_usage:
         usage = dumps(_count_usage(prompt_tokens, generated, shape))

@@ -21,7 +21,7 @@ class BaseExtension(TypedDict):
 
 
 class FineTuneExtension(TypedDict):
-    """A model that was made here, from which job and parent, with its latest `Proof`."""
+    """A model that was made here, with its job, its parent and its latest `Proof`."""
 
     kind: Literal["adapter", "base"]
     digest: str

@@ -252,7 +252,7 @@ def _name_id(token_id: int | None, token: str = "") -> str:
 def _token(token: str, logprob: float | None) -> TokenLogprob:
     return {
         "token": token,
-        # A chat has no prompt before its answer, so each token has one.
+        # A chat has no prompt before its answer, so each token has a log-probability.
         "logprob": max(logprob or 0.0, VERY_UNLIKELY),
         "bytes": list(token.encode("utf-8", "surrogatepass")),
     }

@@ -1,4 +1,4 @@
-"""Whether engines advance: their counters of work, and since when these have stood still.
+"""The progress of engines: their counters of work, and the time since the last change.
 
 Advance       an engine's work so far, and the seconds without more of it
 AdvanceWatch  looks at the engines of a server when a caller asks

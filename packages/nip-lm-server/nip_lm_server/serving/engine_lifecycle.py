@@ -45,7 +45,7 @@ _log = logging.getLogger("nip.lm_server.engine")
 
 
 class EngineLifecycle(ABC):
-    """One engine and its life. A subclass says what comes with its ups and downs."""
+    """One engine and its life. A subclass restores its adapters, and keeps its books."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
@@ -150,8 +150,8 @@ class EngineLifecycle(ABC):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ready.wait(), min(timeout_s - waited_s, LOOK_S))
                 return
-            # A training may have the device for days, which is no fault of the engine. The state at
-            # the begin of this wait counts, so each training's start and end is off by LOOK_S.
+            # A training may have the device for days, which is no fault of the engine. The state
+            # before this wait counts: each start or end of a training costs LOOK_S of exactness.
             waited_s += 0.0 if is_lent else time.monotonic() - begun_s
         raise EngineError(
             f"the engine of {self.engine.base_model!r} is {self.engine.state}, not running, after "
@@ -220,7 +220,7 @@ class EngineLifecycle(ABC):
 
     async def _bring_up(self) -> None:
         engine = self.engine
-        # Proved already; a wish repeated must not stop its answers.
+        # Proved already; a repeated wish must not stop its answers.
         if self.is_ready:
             return
         # 1. Wake it, if it only sleeps.
@@ -238,7 +238,7 @@ class EngineLifecycle(ABC):
             await engine.stop()  # the rest of one that has died
             await engine.start()
             self._epoch_began()
-        # 3. Prove what it serves; only then it is ready.
+        # 3. Prove its models; only then it is ready.
         await self._restore(woken)
         self._ready.set()
 

@@ -1,6 +1,6 @@
 """An adapter from elsewhere, laid out as a model of a server's state.
 
-lay_out_adapter   its files and a manifest, in a folder that `import_models` takes it over from
+lay_out_adapter   copies its files, with a manifest, into a folder for `import_models`
 
 Nothing is run and nothing is loaded: an adapter that can't be served is refused when it is to be
 served. Its name says where it comes from, and is the same wherever it is laid out from equal files.
@@ -118,7 +118,7 @@ def _describe_training(source: Path, facts: Mapping[str, Any]) -> _Training:
     try:
         settings = EffectiveSettings.model_validate(facts.get("settings"))
     except ValidationError:
-        # They are for people and for jobs that go on from it; the weights are served.
+        # The settings are for people and for later jobs; serving needs the weights alone.
         settings = _read_settings(source)
     # The seed fits into a column of SQLite.
     return {

@@ -1,4 +1,4 @@
-"""The engines of a server: who answers for a model, and where a model is trained.
+"""The engines of a server: the models for which they answer, and the places of trainings.
 
 EnginePool.using                 the engine that answers for a model, held for a request
 EnginePool.engine_for            the same for a moment, and only if the model is loaded
@@ -38,11 +38,11 @@ from nip_lm_server.state.models import AdapterError, ModelStore
 
 READY_TIMEOUT_S = 600.0
 """Longest wait of a finished training for an engine to load its adapter, not counting the time for
-which a training has the device. By a rule of thumb: a large model takes minutes to start, of which
-a job that trained for hours must not fail; with much more, one whose engine is broken would look as
-if it went on."""
+which a training has the device. By a rule of thumb: a large model takes minutes to start, and a job
+that trained for hours must not fail for that; with much more, a job with a broken engine would look
+as if it went on."""
 RETRY_AFTER_S = 5
-"""Asking so often costs next to nothing, and little is missed of an engine that is back."""
+"""A request so often costs next to nothing, and notices the return of an engine soon."""
 
 _log = logging.getLogger("nip.lm_server.engine")
 
@@ -97,8 +97,8 @@ class EnginePool:
     async def using(self, model: str) -> AsyncIterator[Engine]:
         """Hold the engine of `model`: within, its adapter stays loaded.
 
-        Waits for an adapter that has to be loaded, and for a base model whose place another one
-        has. Raises ApiError 404 if there is no such model, 503 (with Retry-After where waiting
+        Waits for an adapter that has to be loaded, and for a base model that has to get its place
+        back. Raises ApiError 404 if there is no such model, 503 (with Retry-After where waiting
         helps) if it can't answer at the moment.
         """
         self._in_use[model] += 1  # from here on, so that no other request unloads it meanwhile
@@ -107,8 +107,8 @@ class EnginePool:
                 if not self.is_served(model):
                     await self._bring(model, waiting)
                 serving = self._find_serving(model)
-                # Expected until it is at work, without a gap: in one, another request could have a
-                # base model that came back for us make room again.
+                # Expected until it is at work, without a gap: in a gap, another request could
+                # displace the base model that came back for this one.
                 with serving.keep_at_work():
                     waiting.close()
                     yield serving.engine

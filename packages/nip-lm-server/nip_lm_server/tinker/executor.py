@@ -57,7 +57,7 @@ class ModelTurn:
     has_gradient: bool = False  # that waits for its step
     gap_since: float | None = None
     deaths: int = 0
-    bytes_kept: int = 0  # of payloads, or more: they are counted anew where it seems too much
+    bytes_kept: int = 0  # of payloads, or more: they are counted anew when it seems too much
     bytes_since: int = 0
     seconds_since: float = 0.0
     used: float = 0.0
@@ -123,9 +123,9 @@ class Executor:
         return None
 
     def forget(self, model_id: str) -> bool:
-        """A session is over: its model's requests fail, trainer and disk let go of it.
+        """Let go of a model of a session that is over, in trainer and on disk; its requests fail.
 
-        False: this executor has nothing of it.
+        Returns False where this executor does not have the model.
         """
         turn = self._turns.get(model_id)
         if turn is not None:

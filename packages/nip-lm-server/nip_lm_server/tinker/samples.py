@@ -81,7 +81,7 @@ class Sampler:
         """Begin the samples that an earlier server has not answered."""
         for owner, seq in self._store.list_pending_samples():
             sampler = self._store.find_sampler(owner)
-            # One whose base model is not served waits for a server that serves it.
+            # A sample of another base model waits for a server that serves it.
             if sampler is None or sampler.base_model in self._pool.base_models():
                 self.submit(owner, seq)
 
@@ -130,7 +130,7 @@ class Sampler:
                 if not is_full(error):
                     message = f"its result can't be written: {error}"
                     end = partial(self._store.fail_request, owner, seq, message, "server")
-                # A reason that can't be written either waits as one does for room on the disk.
+                # A failure that can't be written either is tried again after a pause.
                 if attempt or is_full(error):
                     await asyncio.sleep(WAITS[min(attempt, len(WAITS) - 1)])
             else:

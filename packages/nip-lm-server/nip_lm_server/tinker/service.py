@@ -190,7 +190,7 @@ class TinkerService:
                 raise wrong_value("seq_id", f"The number {seq} is far ahead of what has come")
             too_many = executor.keep(model_id, len(payload))
             if too_many is not None and kind in ("forward_backward", "forward"):
-                # As any refusal: a gradient without this part is not stepped with.
+                # Like any refusal: no step is taken with a gradient without this part.
                 kind = "refused" if kind == "forward_backward" else "refused_call"
                 payload = explain_payloads(seq, too_many).encode()
             self.store.add_request(model_id, seq, kind, digest, payload)
@@ -361,7 +361,7 @@ class TinkerService:
         return None if row is None else row.base_model
 
     async def verify(self, name: str) -> Path:
-        """Return the folder of served weights, after a look that its files are those on record."""
+        """Return the folder of served weights. Raises AdapterError if its files have changed."""
         row = self._find_served(name)
         if row is None:
             raise AdapterError(f"{name} was deleted")

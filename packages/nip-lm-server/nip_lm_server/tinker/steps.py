@@ -147,7 +147,7 @@ class Steps:
 
     async def restore(self, model: TinkerModelRow, end: int) -> None:
         """Bring a model to its state after its requests below `end`. Raises as `run` does."""
-        # 1. The trainer's own state of it, half-way perhaps, goes.
+        # 1. Drop the trainer's state of it, which may be half-way.
         await self.drop(model.id)
         start = max(0, model.durable_seq)
         if model.durable_seq >= 0:

@@ -187,7 +187,7 @@ class TinkerStore(WeightTables):
         return 0 if row is None or row["seq"] is None else int(row["seq"]) + 1
 
     def list_replayed(self, model_id: str, low: int, high: int) -> list[int]:
-        """List the executed requests between `low` and `high`, both out, that changed the model."""
+        """List the executed requests above `low` and below `high` that changed the model."""
         rows = self._all(
             "SELECT seq FROM requests WHERE owner = ? AND seq > ? AND seq < ? AND status = 'done' "
             "AND void = 0 AND kind IN ('forward_backward', 'optim_step') ORDER BY seq",
@@ -196,7 +196,7 @@ class TinkerStore(WeightTables):
         return [row["seq"] for row in rows]
 
     def void_since_step(self, model_id: str, end: int) -> None:
-        """Leave the gradient between the last step below `end` and `end` out of every replay."""
+        """Leave the gradient since the last step, as far as below `end`, out of every replay."""
         self._do(
             "UPDATE requests SET void = 1, payload = NULL WHERE owner = ?1 "
             "AND kind = 'forward_backward' AND seq < ?2 AND seq > "
@@ -250,7 +250,7 @@ class TinkerStore(WeightTables):
         )  # fmt: skip
 
     def drop_old_results(self) -> int:
-        """Let go of results that were fetched long ago, and the payloads of ended samples."""
+        """Let go of results that were fetched `KEPT_S` ago, or made `UNFETCHED_S` ago."""
         now = self._clock()
         return self._do(
             "UPDATE requests SET result = NULL WHERE status = 'done' AND result IS NOT NULL "

@@ -32,8 +32,8 @@ def sweep_folders(store: TinkerStore, folders: Folders) -> list[str]:
     """Remove the folders that no record needs; returns their names.
 
     Such are states of models that go on from another state or whose session is over, weights that
-    were deleted or overwritten, and the rests of interrupted writes. Folders of no model on record
-    stay, and the folder of a request that waits.
+    were deleted or overwritten, and the remains of interrupted writes. Folders of no model on
+    record stay, and the folder of a request that waits.
     """
     needed, removed = store.list_folders(), list[str]()
     is_open = {model.id for model in store.list_open_models()}
