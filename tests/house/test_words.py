@@ -52,7 +52,6 @@ NOT_YET: dict[str, tuple[int, int, int]] = {
     "packages/nip-lm-server/nip_lm_server/engines": (105, 25, 79),
     "packages/nip-lm-server/nip_lm_server/gguf": (4, 1, 14),
     "packages/nip-lm-server/nip_lm_server/lora": (31, 4, 17),
-    "packages/nip-lm-server/nip_lm_server/proving": (38, 4, 79),
     "packages/nip-lm-server/nip_lm_server/serving": (27, 7, 15),
     "packages/nip-lm-server/nip_lm_server/tinker": (45, 11, 46),
     "packages/nip-lm-server/nip_lm_server/training": (71, 5, 63),
