@@ -54,7 +54,6 @@ NOT_YET: dict[str, tuple[int, int, int]] = {
     "packages/nip-lm-server/nip_lm_server/lora": (31, 4, 17),
     "packages/nip-lm-server/nip_lm_server/serving": (27, 7, 15),
     "packages/nip-lm-server/nip_lm_server/tinker": (45, 11, 46),
-    "packages/nip-lm-server/nip_lm_server/training": (71, 5, 63),
     "packages/nip-lm-server/nip_lm_server/vllm_keys": (7, 1, 8),
     "packages/nip-study/nip_study/documents": (0, 0, 13),
     "packages/nip-study/nip_study/harden": (0, 0, 8),

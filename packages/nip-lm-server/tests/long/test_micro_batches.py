@@ -67,7 +67,7 @@ def make(base, directory, method, **settings):
 def test_every_example_is_in_one_pass_and_no_pass_is_over_the_budget(
     lengths, budget, packed, least
 ):
-    groups = split(lengths, budget, packed=packed, least=least)
+    groups = split(lengths, budget, packed=packed, min_groups=least)
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
     for group in groups:
         sizes = [lengths[index] for index in group]
