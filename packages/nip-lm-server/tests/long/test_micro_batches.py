@@ -163,6 +163,8 @@ def test_processes_go_through_the_model_equally_often(base, tmp_path, monkeypatc
     trainer = prepared(base, tmp_path / "job", "supervised", batch_size=8)
     trainer.tokens_per_pass = 10**6
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(8)])
-    monkeypatch.setattr(micro_batches, "_most", lambda count, accelerator: 3)  # another one's
+    monkeypatch.setattr(
+        micro_batches, "_largest_count", lambda count, accelerator: 3
+    )  # another one's
     assert len(trainer._parts(batch)) == 3
-    assert micro_batches._most(1, SimpleNamespace(num_processes=1)) == 3
+    assert micro_batches._largest_count(1, SimpleNamespace(num_processes=1)) == 3
