@@ -52,10 +52,6 @@ NOT_YET: dict[str, tuple[int, int, int]] = {
     "nip_core/library": (0, 0, 9),
     "nip_core/rollouts": (83, 17, 87),
     "packages/nip-bridges/nip_bridges/commands": (0, 0, 5),
-    "packages/nip-lm-server/nip_lm_server/jobs": (30, 6, 50),
-    "packages/nip-lm-server/nip_lm_server/proving": (38, 4, 79),
-    "packages/nip-lm-server/nip_lm_server/state": (16, 6, 29),
-    "packages/nip-lm-server/nip_lm_server/training": (71, 5, 63),
     "packages/nip-study/nip_study/documents": (0, 0, 13),
     "packages/nip-study/nip_study/harden": (0, 0, 8),
 }
