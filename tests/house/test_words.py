@@ -40,12 +40,6 @@ MOST_VAGUE = 3
 MOST_BARE = 20
 """Of 1,000 bindings."""
 NOT_YET: dict[str, tuple[int, int, int]] = {
-    "factory/problems": (6, 1, 16),
-    "factory/tiny": (39, 4, 121),
-    "nip_cli/commands": (0, 0, 4),
-    "nip_core/library": (0, 0, 9),
-    "nip_core/rollouts": (83, 17, 87),
-    "packages/nip-bridges/nip_bridges/commands": (0, 0, 5),
     "packages/nip-lm-server/nip_lm_server": (20, 12, 11),
     "packages/nip-lm-server/nip_lm_server/api": (50, 11, 73),
     "packages/nip-lm-server/nip_lm_server/chats": (7, 0, 20),
@@ -59,8 +53,6 @@ NOT_YET: dict[str, tuple[int, int, int]] = {
     "packages/nip-lm-server/nip_lm_server/tinker": (45, 11, 46),
     "packages/nip-lm-server/nip_lm_server/training": (71, 5, 63),
     "packages/nip-lm-server/nip_lm_server/vllm_keys": (7, 1, 8),
-    "packages/nip-study/nip_study/documents": (0, 0, 13),
-    "packages/nip-study/nip_study/harden": (0, 0, 8),
 }
 """Rooms that do not keep the limits yet, and their counts: these only shrink."""
 
