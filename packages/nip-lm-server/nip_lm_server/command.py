@@ -2,8 +2,8 @@
 
 serve   the command's options -> `spec.Start` -> the server
 
-The context's `obj` is of a program that has names of models of its own: a function of model and
-engine that says where the model lies. `prove_command.prove` calls it with the model alone.
+The context's `obj` is the `bundled.NamedModels` of a program that has names of models of its own;
+`prove_command` and `models_command` ask it, too.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from nip_base.spec import ENGINES, EngineSpec, ServerSpec, Start, check_engine_name
-from nip_lm_server.bundled import find_bundled
+from nip_lm_server.bundled import NamedModels, ServerModels
 from nip_lm_server.terminal import say
 
 _Spec = TypeVar("_Spec", bound=EngineSpec)
@@ -128,10 +128,10 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     # 2. Where the models lie.
-    path_of: Callable[[str, str], str] = context.obj or find_bundled
-    more = [_with_path(another, path_of) for another in more]
+    names: NamedModels = context.obj or ServerModels()
+    more = [_with_path(another, names) for another in more]
     start = Start(
-        spec=replace(_with_path(spec, path_of), more_engines=tuple(more)),
+        spec=replace(_with_path(spec, names), more_engines=tuple(more)),
         state=state,
         host=host,
         port=port,
@@ -155,9 +155,9 @@ def _engine_option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _with_path(spec: _Spec, path_of: Callable[[str, str], str]) -> _Spec:
+def _with_path(spec: _Spec, names: NamedModels) -> _Spec:
     """A bundled model by its path; who called it by a name goes on calling it so."""
-    path = path_of(spec.model, spec.engine)
+    path = names.find(spec.model, spec.engine)
     name = spec.served_model_name or (spec.model if path != spec.model else None)
     return replace(spec, model=path, served_model_name=name)
 
