@@ -341,7 +341,7 @@ class PlayedHere:
 
     def play_one(self, run: Any, on_start: Callable[[str], None]) -> Any:
         """Play a run, or an attack; None if the sweep was stopped meanwhile."""
-        from nip_prefect.tasks.run_process import (
+        from nip_study.run_process import (
             Ended,
             RunProcess,
             last_line,
@@ -371,7 +371,7 @@ class PlayedHere:
 
     def stop(self) -> None:
         """Interrupt all of them, and wait until they have saved their work."""
-        from nip_prefect.tasks.run_process import LEAVE_S
+        from nip_study.run_process import LEAVE_S
 
         with self._lock:
             self._is_stopped = True
