@@ -18,7 +18,6 @@ from nip_core.evaluation.figures_in_words import (
     points_cell,
 )
 from nip_core.evaluation.statistics.differences import at_most
-from nip_core.evaluation.statistics.two_way import Spread
 from nip_study.compute.arm_baselines import baseline_lines
 from nip_study.compute.effort_curves import effort_page
 from nip_study.compute.post_hoc import post_hoc_page
@@ -40,6 +39,7 @@ from nip_study.pages.asked_again_page import asked_again_page
 from nip_study.pages.lone_runs import lone_runs_page
 from nip_study.parts.document_parts import OverRuns
 from nip_study.parts.page_tables import markdown_table, one_line, write_cell, write_row
+from nip_study.parts.two_way import Spread
 from nip_study.plan.swept_runs import SEED
 
 _HEADS = {"always_fail_rate": "always wrong", MAJORITY: "majority"}
@@ -147,7 +147,7 @@ def differences_table(differences: ArmDifferences) -> str:
     heads = ["figure", "arm", "it has", "the first has", "difference", "p (Holm)", "pairs"]
     rows = [
         [
-            row.figure + ("" if row.after is None else f" after {row.after}"),
+            row.figure + ("" if row.attack is None else f" after {row.attack}"),
             row.arm,
             *map(percent_cell, row.rates),
             _difference_cell(row),
@@ -324,7 +324,7 @@ def _declared_page(results: DeclaredResults) -> str:
         kinds = [kind for kind, is_one in (("primary", row.primary), ("gate", row.gate)) if is_one]
         cells = [
             row.says + (f" ({', '.join(kinds)})" if kinds else ""),
-            row.figure + (f" after {row.after}" if row.after else ""),
+            row.figure + (f" after {row.attack}" if row.attack else ""),
             arm,
             against,
             "–" if row.difference is None else f"{100 * row.difference:+.1f}",
@@ -406,7 +406,7 @@ def _trials(row: HypothesisOutcome) -> str:
 def _notes_on(outcomes: Sequence[HypothesisOutcome], *, is_honest: bool) -> str:
     """Say how equalities, the gate and worst attacks are to be read, where there are any."""
     text = _EQUALITIES if any(row.margin is not None for row in outcomes) else ""
-    if is_honest and any(row.after is not None for row in outcomes):
+    if is_honest and any(row.attack is not None for row in outcomes):
         text += _HONEST
     text += _ALONE if any(row.alone is not None for row in outcomes) else ""
     rows = [row for row in outcomes if row.trials is not None]
