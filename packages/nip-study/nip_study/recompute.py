@@ -95,9 +95,8 @@ def _read_collected(directory: Path) -> Collected:
         )
     if missing_names := [name for name in (CELLS, FACTS) if not (directory / name).is_file()]:
         raise SettingsError(
-            f"--recompute {directory}: {' and '.join(missing_names)} missing, as in results "
-            "of earlier "
-            "versions; write them anew from the runs: nip sweep FILE --collect --out DIR"
+            f"--recompute {directory}: {' and '.join(missing_names)} missing, as in results of "
+            "earlier versions; write them anew from the runs: nip sweep FILE --collect --out DIR"
         )
     facts = _read_facts(directory / FACTS)
     verdicts = _read_verdicts(directory / CELLS, facts)

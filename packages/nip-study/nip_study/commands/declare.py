@@ -94,8 +94,7 @@ def _show_stamp(store: Any, declaration: Any, url: str | None, stream: Any) -> N
     begun_runs = sorted({*declaration.plan.runs} & {*list_runs(store)})
     if begun_runs and is_new:
         say(
-            f"{amount(len(begun_runs), 'run')} had begun before that (as {begun_runs[0]}): "
-            "the stamp does "
-            "not show that the declaration is older than they are",
+            f"{amount(len(begun_runs), 'run')} had begun before that (as {begun_runs[0]}): the "
+            "stamp does not show that the declaration is older than they are",
             file=stream,
         )

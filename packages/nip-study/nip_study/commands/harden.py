@@ -11,18 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from nip_cli.printing.options import RunName, Shown, ShownAs
-from nip_cli.printing.plans_and_runs import (
-    explain_reach,
-    print_json,
-    reach_cell,
-    reach_entry,
-    show_result,
-    warn_of_models,
-)
+from nip_cli.printing.plans_and_runs import show_result, warn_of_models
 from nip_cli.printing.runs_view import RunsView
 from nip_cli.printing.terminal import say
 from nip_core.errors import NipError, RunConflictError
 from nip_core.evaluation.figures_in_words import amount
+from nip_study.commands.printed_plans import PlannedLine, show_planned
 
 
 def harden(
@@ -189,9 +183,8 @@ def _refuse_others(hardening: Any) -> None:
     rounds = hardening.settings.rounds
     if f"{hardening.name}-{rounds + 1}" in existing:
         raise SettingsError(
-            f"--rounds {rounds}: {hardening.name} has more rounds in {hardening.run_store}; "
-            "give as "
-            "many, or another --name"
+            f"--rounds {rounds}: {hardening.name} has more rounds in {hardening.run_store}; give "
+            "as many, or another --name"
         )
     for step in hardening.steps:
         if step.name in existing:
@@ -215,42 +208,17 @@ def _is_finished(step: Any) -> bool:
 
 def _show_plan(hardening: Any, as_json: bool) -> None:
     """Show the runs of all rounds with their estimates."""
-    from nip_core.session.attacked_run import plan_reach
     from nip_core.session.prepare import estimate_settings
 
     warn_of_models(step.parameters for step in hardening.steps)
-    rows = []
+    lines = []
     for step in hardening.steps:
         try:
             # Most of their models are still to be trained, so none is looked for.
-            rows.append((step, estimate_settings(step.parameters)))
+            estimate = estimate_settings(step.parameters)
         except NipError as error:
             raise type(error)(f"{step.name}: {error}") from error
-    reaches = {step.name: plan_reach(step.parameters) for step, _ in rows}
-    if as_json:
-        print_json(
-            [
-                {
-                    **{
-                        "run": step.name,
-                        "attack": step.label,
-                        "calls": estimate.calls,
-                        "usd": estimate.usd,
-                    },
-                    **reach_entry(reaches[step.name]),
-                }
-                for step, estimate in rows
-            ]
-        )
-        return
-    width = max(len(step.name) for step, _ in rows)
-    for step, of in rows:
-        cost = "cost unknown" if of.usd is None else f"${of.usd:,.2f}"
         verb = "trains" if step.label is None else "attacks"
-        reach = reach_cell(reaches[step.name])
-        say(f"{step.name:<{width}}  {verb:<7}  {of.calls:>11,} calls  {cost}{reach}")
-    prices = [estimate.usd for _, estimate in rows if estimate.usd is not None]
-    total = f"${sum(prices):,.2f}" if len(prices) == len(rows) else "cost unknown"
-    calls = sum(estimate.calls for _, estimate in rows)
-    say(f"{amount(len(rows), 'run')}, at most {amount(calls, 'call')}, {total}; none started")
-    explain_reach(reaches.values())
+        facts = {"attack": step.label}
+        lines.append(PlannedLine(step.name, step.parameters, estimate, facts, verb))
+    show_planned(lines, as_json)

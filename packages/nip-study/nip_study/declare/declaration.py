@@ -48,7 +48,7 @@ from nip_study.declare.declared_digests import analysis_digest, file_digests, se
 from nip_study.declare.hypotheses import Hypothesis, list_compared
 from nip_study.parts.counted import WORST, Definitions
 from nip_study.parts.document_parts import is_none
-from nip_study.plan.planned import PlannedRun
+from nip_study.plan.planned import PlannedRun, find_attack
 from nip_study.plan.swept_runs import Sweep, SweptRun, read_sweep, read_yaml_as
 
 FORMAT = 2
@@ -192,7 +192,7 @@ def _check_attacked(
             f"after: {attack!r}: the sweep has no such attack; it has {attack_names}"
         )
     for run in (run for runs in attacked_runs for run in runs):
-        if run.name_after(attack) is None:
+        if find_attack(run, attack) is None:
             raise SettingsError(f"after: {attack!r} leaves out {run.name}")
 
 
