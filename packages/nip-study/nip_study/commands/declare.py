@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from nip_cli.printing.options import AsJson
 from nip_cli.printing.plans_and_runs import print_json
 from nip_cli.printing.terminal import say
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.evaluation.figures_in_words import amount
-from nip_study.commands.sweep import AsJson, Overrides
+from nip_study.commands.sweep import Overrides
 
 
 def declare(

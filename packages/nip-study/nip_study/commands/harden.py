@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_cli.printing.options import RunName, Shown, ShownAs
+from nip_cli.printing.options import AsJson, RunName, RunStoreUrl, Shown, ShownAs
 from nip_cli.printing.plans_and_runs import show_result, warn_of_models
 from nip_cli.printing.runs_view import RunsView
 from nip_cli.printing.terminal import say
 from nip_core.errors import NipError, RunConflictError
 from nip_core.evaluation.figures_in_words import amount
+from nip_study.commands.attack import Every, Steps
 from nip_study.commands.printed_plans import PlannedLine, show_planned
 
 
@@ -36,13 +37,8 @@ def harden(
     iterations: Annotated[
         int | None, typer.Option(help="Iterations of training in a round; default: RUN's.")
     ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="sneaky: steps of training; default: 20, to a plateau 100."),
-    ] = None,
-    every: Annotated[
-        int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
-    ] = None,
+    steps: Steps = None,
+    every: Every = None,
     until: Annotated[
         str | None, typer.Option(help="sneaky: steps (default) or plateau, as in nip attack.")
     ] = None,
@@ -52,7 +48,7 @@ def harden(
     name: Annotated[
         str | None, typer.Option(help="The names of all runs begin with it; default: RUN-harden.")
     ] = None,
-    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    run_store: RunStoreUrl = "runs",
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="A setting of the training in each round."),
@@ -64,7 +60,7 @@ def harden(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show all runs, their size and cost; start nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    as_json: AsJson = False,
     shown: ShownAs = Shown.auto,
 ) -> None:
     """Attack the verifier of RUN and train it against the attackers, in rounds that can go on."""

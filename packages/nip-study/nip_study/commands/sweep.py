@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_cli.printing.options import Shown, ShownAs
+from nip_cli.printing.options import AsJson, Shown, ShownAs
 from nip_cli.printing.plans_and_runs import print_json, show_result, warn_of_models
 from nip_cli.printing.runs_view import RunsView
 from nip_cli.printing.terminal import say
@@ -59,7 +59,6 @@ Recompute = Annotated[
         help="Compute the results in DIR again from the files there, and compare them; no FILE.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 
 
 def sweep(

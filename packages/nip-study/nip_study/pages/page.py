@@ -308,8 +308,8 @@ def _declared_page(results: DeclaredResults) -> str:
     heads += ["95 % interval", "p (Holm)", "outcome"]
     text = (
         f"\n## Declared\n\nDeclared at {results.declared_at} (declaration "
-        f"`{results.sha256[:16]}`). Stopping rule: "
-        f"{one_line(results.stopping)}\n\n{_stamp_line(results.stamp)}{write_row(heads)}\n{'|---' * len(heads)}|\n"
+        f"`{results.sha256[:16]}`). Stopping rule: {one_line(results.stopping)}\n\n"
+        f"{_stamp_line(results.stamp)}{write_row(heads)}\n{'|---' * len(heads)}|\n"
     )
     for row in results.outcomes:
         kinds = [kind for kind, is_one in (("primary", row.primary), ("gate", row.gate)) if is_one]
