@@ -172,6 +172,12 @@ def parse_probe(value: Any, path: Path) -> Probe:
     return probe
 
 
+def choose_places(count: int, most: int) -> list[int]:
+    """Choose at most so many places among `count`: spread evenly, the last among them."""
+    compared = min(count, most)
+    return [(number + 1) * count // compared - 1 for number in range(compared)]
+
+
 def saved_logprobs(
     path: Path, tokens: tuple[int, ...], places: Sequence[int]
 ) -> tuple[float, ...] | None:
