@@ -4,6 +4,7 @@ judge               served against saved, and against everything else that answe
 Probe, read_probe   what the training wrote beside the weights: tokens and their log-probabilities
 judge_probe         the same for a model whose saved log-probabilities are those of a probe
 choose_limits       what two precisions, or quantized weights, may differ by
+choose_places       the places of a probe that are compared
 
 All log-probabilities are in nats. Distances are means over the probe's tokens of the absolute
 difference, each counted up to a cap. Kernels that sum in another order, which is what one does for
@@ -172,10 +173,10 @@ def parse_probe(value: Any, path: Path) -> Probe:
     return probe
 
 
-def choose_places(count: int, most: int) -> list[int]:
-    """Choose at most so many places among `count`: spread evenly, the last among them."""
-    compared = min(count, most)
-    return [(number + 1) * count // compared - 1 for number in range(compared)]
+def choose_places(count: int, limit: int) -> list[int]:
+    """Choose at most `limit` places among `count`: spread evenly, the last among them."""
+    size = min(count, limit)
+    return [(number + 1) * count // size - 1 for number in range(size)]
 
 
 def saved_logprobs(
