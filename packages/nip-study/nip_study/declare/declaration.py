@@ -41,6 +41,7 @@ from nip_core.errors import CorruptionError, RunConflictError, SettingsError, St
 from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.hashing import digest
 from nip_core.parameters.checks import find_attackers
+from nip_core.run_store.documents import first_fault
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.session.contents import read_code_version
@@ -370,10 +371,8 @@ def parse_declaration(content: bytes, path: str) -> StudyDeclaration:
     try:
         return StudyDeclaration.model_validate({**document, "sha256": sha256})
     except ValidationError as error:
-        [first, *_] = error.errors()
-        place = ".".join(map(str, first["loc"]))
         raise CorruptionError(
-            f"{path}: not a declaration that this version reads ({place}: {first['msg']})"
+            f"{path}: not a declaration that this version reads ({first_fault(error)})"
         ) from None
 
 
