@@ -45,29 +45,7 @@ MOST_HEADLESS_OF_PAGES = 10
 """Of 10,000 words of prose."""
 MOST_WORDS_OF_PAGES = 110_000
 MADE_BY_COMMANDS = ("docs/settings.md", "docs/results/*/*.md", "docs/results/side_by_side.md")
-NOT_YET: dict[str, tuple[int, int, int]] = {
-    "factory/problems": (6, 1, 16),
-    "factory/tiny": (39, 4, 121),
-    "nip_cli/commands": (0, 0, 4),
-    "nip_core/library": (0, 0, 9),
-    "nip_core/rollouts": (83, 17, 87),
-    "packages/nip-bridges/nip_bridges/commands": (0, 0, 5),
-    "packages/nip-lm-server/nip_lm_server": (20, 12, 11),
-    "packages/nip-lm-server/nip_lm_server/api": (50, 11, 73),
-    "packages/nip-lm-server/nip_lm_server/chats": (7, 0, 20),
-    "packages/nip-lm-server/nip_lm_server/engines": (105, 25, 79),
-    "packages/nip-lm-server/nip_lm_server/gguf": (4, 1, 14),
-    "packages/nip-lm-server/nip_lm_server/jobs": (30, 6, 50),
-    "packages/nip-lm-server/nip_lm_server/lora": (31, 4, 17),
-    "packages/nip-lm-server/nip_lm_server/proving": (38, 4, 79),
-    "packages/nip-lm-server/nip_lm_server/serving": (27, 7, 15),
-    "packages/nip-lm-server/nip_lm_server/state": (16, 6, 29),
-    "packages/nip-lm-server/nip_lm_server/tinker": (45, 11, 46),
-    "packages/nip-lm-server/nip_lm_server/training": (71, 5, 63),
-    "packages/nip-lm-server/nip_lm_server/vllm_keys": (7, 1, 8),
-    "packages/nip-study/nip_study/documents": (0, 0, 13),
-    "packages/nip-study/nip_study/harden": (0, 0, 8),
-}
+NOT_YET: dict[str, tuple[int, int, int]] = {}
 """Rooms that do not keep the limits yet, and their counts: these only shrink."""
 
 

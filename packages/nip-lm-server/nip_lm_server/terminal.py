@@ -1,4 +1,4 @@
-"""What the server prints and logs: a terminal shows texts, no matter whose, and obeys none.
+"""The server's prints and logs: a terminal shows the texts of clients and obeys none.
 
 say        in place of `print`
 log_here   the log of this process, on standard error
@@ -15,12 +15,12 @@ _UNPLAIN = re.compile(r"[^\n\t -~]")
 
 
 def say(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
-    """Print a text, with what is not seen but line ends and tabs as JSON escapes it."""
+    """Print a text, with its invisible characters but line ends and tabs escaped as in JSON."""
     print(_printable(str(text)), file=file, flush=flush)
 
 
 def log_here() -> None:
-    """Log what is no mere detail on standard error."""
+    """Log to standard error, from the level of information on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -34,7 +34,7 @@ class _Formatter(logging.Formatter):
 
 
 def _printable(text: str) -> str:
-    return _UNPLAIN.sub(lambda found: _visible(found[0]), text)
+    return _UNPLAIN.sub(lambda match: _visible(match[0]), text)
 
 
 def _visible(character: str) -> str:

@@ -1,14 +1,14 @@
 """The server's tables, in SQLite with a write-ahead log. One connection, one thread.
 
-files    uploaded and result files (their contents lie beside, see `files`)
+files    uploaded and result files (their contents are plain files, see `files`)
 jobs     fine-tuning jobs; a row is never removed, so neither key nor name is ever given twice
-events   what a job's events endpoint shows
+events   the events of jobs, as their endpoint shows them
 models   adapters and base models that were committed, with their latest proof
 meta     counters, such as the engines' epochs
 
 A database of an older format is brought up to date when it is opened, in one transaction. Every
-statement runs on the event loop's thread: they are short, and a transition that has been answered
-must be on disk (synchronous=FULL).
+statement runs on the event loop's thread: statements are short, and a transition must be on disk
+before a client is told of it (synchronous=FULL).
 """
 
 import contextlib
@@ -122,7 +122,7 @@ JSON_COLUMNS = {
 UNFINISHED = f"status IN {wire.ACTIVE_STATUSES}"
 """SQL: a job that is not over."""
 UNUSABLE = (sqlite3.Error, UnicodeDecodeError)
-"""What comes of a database that can't be used; damage in a name can't even be said by SQLite."""
+"""Errors of a database that can't be used; SQLite can't decode a damaged name for its message."""
 _REMEDY = "put a copy of it back, or move everything beside it to another place and start anew"
 
 
@@ -207,8 +207,8 @@ class Database(SqliteFile):
     def __init__(self, path: Path):
         """Open or create the database, or bring an older one up to date.
 
-        Raises StateError if it can't be read, was written by a newer server, or is a new one where
-        another one has been lost.
+        Raises StateError if it can't be read, if a newer server wrote it, or if it would be a new
+        one in the place of a lost one.
         """
         if not path.exists() or not path.stat().st_size:
             refuse_lost_database(path.parent)  # before SQLite deletes a log that has no database
@@ -229,7 +229,10 @@ class Database(SqliteFile):
         self._refuse_broken_rows()
 
     def _format(self) -> int:
-        """0 for a new database. Raises StateError if it isn't a server's; nothing is written."""
+        """Read the format; 0 for a new database. Writes nothing.
+
+        Raises StateError if the database isn't a server's, or if its format is too new.
+        """
         version = self._read_version()
         if version > STATE_FORMAT:
             raise StateError(
@@ -283,7 +286,7 @@ class Database(SqliteFile):
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """A connection to a database; a new one can only be read by its owner. Raises StateError."""
+    """Connect to a database; only its owner can read a new one. Raises StateError."""
     try:
         if not path.is_file():
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
@@ -293,7 +296,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _make_private(path: Path) -> None:
-    """Let nobody but its owner read a database and its logs; later logs become as it is."""
+    """Let only its owner read a database and its logs; later logs get the database's mode."""
     for end in ("", "-wal", "-shm"):
         with contextlib.suppress(PermissionError, FileNotFoundError):  # not ours; no log
             path.with_name(path.name + end).chmod(0o600)
@@ -307,7 +310,7 @@ def unusable_error(path: Path, error: Exception) -> StateError:
 
 
 def damage_error(path: Path, problem: str) -> StateError:
-    """Build the error for a database with other contents than were written."""
+    """Build the error for a database that has changed since it was written."""
     return StateError(f"{path} is damaged ({problem}): {_REMEDY}")
 
 

@@ -75,7 +75,7 @@ def compared_cells(row: HypothesisOutcome) -> list[str]:
     if row.alone is not None:
         untrained, trained_rate = (plain_percent(rate) for rate in row.alone)
         against += f"; untrained {untrained}, trained {trained_rate}"
-    figure = row.figure + (f" after {row.after}" if row.after else "")
+    figure = row.figure + (f" after {row.attack}" if row.attack else "")
     return [figure, arm, against, points_cell(row.difference)]
 
 

@@ -146,7 +146,7 @@ def differences_table(differences: ArmDifferences) -> str:
     heads = ["figure", "arm", "it has", "the first has", "difference", "p (Holm)", "pairs"]
     rows = [
         [
-            row.figure + ("" if row.after is None else f" after {row.after}"),
+            row.figure + ("" if row.attack is None else f" after {row.attack}"),
             row.arm,
             *map(percent_cell, row.rates),
             _difference_cell(row),
@@ -391,7 +391,7 @@ def _trials(row: HypothesisOutcome) -> str:
 def _notes_on(outcomes: Sequence[HypothesisOutcome], *, is_honest: bool) -> str:
     """Say how equalities, the gate and worst attacks are to be read, where there are any."""
     text = _EQUALITIES if any(row.margin is not None for row in outcomes) else ""
-    if is_honest and any(row.after is not None for row in outcomes):
+    if is_honest and any(row.attack is not None for row in outcomes):
         text += _HONEST
     text += _ALONE if any(row.alone is not None for row in outcomes) else ""
     rows = [row for row in outcomes if row.trials is not None]

@@ -79,7 +79,7 @@ class WeightTables(Tables):
     def add_sampler(
         self, id: str, session_id: str, base_model: str, model_path: str | None, served_name: str
     ) -> bool:
-        """Enter a sampler; nothing where it is there. False: its id is that of another one."""
+        """Enter a sampler; nothing where it is there. False: another one has its id."""
         self.execute(
             "INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?, ?)",
             id, session_id, base_model, model_path, served_name, self._clock(),
@@ -155,7 +155,7 @@ class WeightTables(Tables):
         }
 
     def set_expiry(self, path: str, ttl_s: float | None) -> None:
-        """Set for how long from now weights are kept; None: for ever."""
+        """Set the seconds from now for which weights are kept; None: for ever."""
         until = None if ttl_s is None else self._clock() + ttl_s
         self.execute("UPDATE checkpoints SET expires_at = ? WHERE path = ?", until, path)
 
