@@ -12,17 +12,16 @@ import typer
 
 from nip_cli.printing.options import RunName, Shown, ShownAs
 from nip_cli.printing.plans_and_runs import (
-    explain_reach,
     print_json,
-    reach_cell,
     reach_entry,
     show_result,
     warn_of_models,
 )
-from nip_cli.printing.runs_view import RunsView
 from nip_cli.printing.terminal import say
 from nip_core.errors import NipError, RunConflictError
 from nip_core.evaluation.figures_in_words import amount
+from nip_study.commands.planned_reach import explain_reach, reach_cell
+from nip_study.commands.runs_view import RunsView
 
 
 def harden(

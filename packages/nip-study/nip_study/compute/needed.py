@@ -10,7 +10,7 @@ import math
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.distributions import t_quantile
 from nip_core.evaluation.statistics.power import ALPHA, POWER
-from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, widen
+from nip_study.parts.two_way import NO_ERROR, TwoWay, widen
 
 LEAST_SEEDS = 3
 _MOST = 1 << 30  # more than any study has; it ends a search

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from nip_core.evaluation.split_metrics import Interval95
-from nip_core.evaluation.statistics.two_way import TwoWay
+from nip_study.parts.two_way import TwoWay
 
 
 def is_none(value: object) -> bool:
