@@ -31,7 +31,7 @@ class PublicProbes:
         self._base_logprobs = token_logprobs(self._model, self._tokens)
 
     def compute(self, adapter: Path) -> dict[str, Any]:
-        """Compute the probe of an adapter. Raises the errors that the class raises."""
+        """Compute the probe of an adapter. Raises the errors of the class."""
         from nip_lm_server.lora.prove_weights import apply_adapter, token_logprobs
         from nip_lm_server.lora.rowwise_lora import read_lora
 

@@ -125,7 +125,7 @@ class VllmProver:
         *,
         is_repeated: bool,
     ) -> dict[str, Scores]:
-        """Score the other adapters that were loaded last, and read their saved scores."""
+        """Score the other adapters loaded last, and read their saved scores."""
         digest = adapters[name].digest if name in adapters else None
         # The same weights under another name must give the same, so they are not scored.
         candidates = [(rival, adapter) for rival, adapter in adapters.items() if rival != name]
