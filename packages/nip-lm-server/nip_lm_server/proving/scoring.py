@@ -85,7 +85,7 @@ Way = Callable[[Stranger, str, Sequence[int], int | None, int], Awaitable[Scored
 
 
 async def find_way(server: Stranger, model: str, tokens: Sequence[int]) -> str:
-    """Return the name of the first way that works. Raises NoLogprobsError."""
+    """Return the name of the first working way. Raises NoLogprobsError."""
     reasons = []
     for name, way in WAYS.items():
         if name == "echo" and server.is_vllm:

@@ -310,7 +310,7 @@ def unusable_error(path: Path, error: Exception) -> StateError:
 
 
 def damage_error(path: Path, problem: str) -> StateError:
-    """Build the error for a database that has changed since it was written."""
+    """Build the error for a damaged database."""
     return StateError(f"{path} is damaged ({problem}): {_REMEDY}")
 
 
