@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 from measured_commit import describe_commit
 
-from nip_core.evaluation.statistics import two_way as two_way_module
-from nip_core.evaluation.statistics.two_way import TwoWay, two_sided_p, two_way
 from nip_study.compute.needed import seeds_needed
+from nip_study.parts import two_way as two_way_module
+from nip_study.parts.two_way import TwoWay, two_sided_p, two_way
 
 SEEDS = (2, 3, 4, 5, 6)
 SHAPES = {"33 x 8": (33, 8), "100 x 4": (100, 4)}

@@ -35,7 +35,7 @@ from nip_core.evaluation.statistics.power import (
     detectable_change,
     detectable_difference,
 )
-from nip_core.evaluation.statistics.two_way import two_way
+from nip_study.parts.two_way import two_way
 
 SHAPES = {
     "33 x 8": [8] * 33,

@@ -21,7 +21,7 @@ from nip_cli.command_table import Commands
 from nip_cli.launching.stopping import Stopped
 from nip_cli.printing.streams import lost_output, open_closed, survive
 from nip_cli.printing.terminal import guard, say
-from nip_cli.serving.named import find_served
+from nip_cli.served_models import ServedModels
 from nip_core import __version__
 from nip_core.errors import (
     BudgetError,
@@ -64,7 +64,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={  # of every command below, too
         "help_option_names": ["--help", "-h"],
-        "obj": find_served,  # by which the server's commands know the names of nip's models
+        "obj": ServedModels(),  # by which the server's commands know the names of nip's models
     },
 )
 

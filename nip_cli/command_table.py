@@ -59,11 +59,6 @@ PANELS: dict[str, tuple[Line, ...]] = {
     "Study": (),
     "Carry over": (("clean", "nip_cli.commands.clean", "Delete what nothing in a run refers to."),),
     "Serve": (
-        (
-            "models",
-            "nip_cli.serving.models",
-            "Bring a published model here, without a hub; list them.",
-        ),
         ("up", "nip_cli.machine.up", "Start PostgreSQL, Prefect and workers; Ctrl-C ends them."),
     ),
 }

@@ -4,7 +4,7 @@ Each also inherits the standard exception it refines, each is picklable (argumen
 strings), and each message names the place, the value and the remedy.
 """
 
-from nip_base.errors import NipError
+from nip_base.errors import CorruptionError, NipError, ServerError, SettingsError, StoreError
 
 __all__ = [
     "BudgetError",
@@ -24,24 +24,12 @@ __all__ = [
 ]
 
 
-class SettingsError(NipError, ValueError):
-    """A setting is unknown, out of range or contradicts another one. Nothing was spent."""
-
-
 class DatasetError(NipError, ValueError):
     """A dataset of problems can't be read or breaks a rule. Nothing was spent."""
 
 
-class StoreError(NipError, OSError):
-    """The run store can't be used: no permission, no space, no atomic writes."""
-
-
 class PlaceError(SettingsError, StoreError):
     """There is no run store at a place, and none can be made. Nothing was spent."""
-
-
-class CorruptionError(StoreError):
-    """A committed file does not match its manifest. The file is named; nothing is repaired."""
 
 
 class LeaseError(NipError, RuntimeError):
@@ -70,7 +58,3 @@ class DeadlineError(JobError):
 
 class ParkedError(StageError):
     """The run lets go of a fine-tune job, as its settings say; the job goes on."""
-
-
-class ServerError(NipError, RuntimeError):
-    """The language-model server can't be started or reached, or refused a request."""

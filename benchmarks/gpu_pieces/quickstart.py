@@ -15,7 +15,7 @@ from gpu_pieces import models
 from gpu_pieces.results import Piece, Row
 from gpu_pieces.serving import engine_names
 from gpu_pieces.sizes import Session
-from nip_core.models.known_models import models_directory
+from nip_base.published.known_models import models_directory
 
 CONFIGS = models.ROOT / "deployments" / "configs"
 RUN = "gpu-session"

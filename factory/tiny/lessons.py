@@ -85,7 +85,7 @@ class CodeValidationLesson:
         """The short templates and the problem set."""
         from factory.tiny.conversations import template_text
 
-        families = files("nip_core.scenarios.code_validation") / "data" / "families"
+        families = files("nip_games.code_validation") / "data" / "families"
         parts = [
             template_text(protocol, role).encode()
             for protocol, role in (

@@ -15,11 +15,11 @@ import aiohttp
 
 from nip_base.machine.allowed_memory import describe_memory
 from nip_base.machine.devices import OLDEST_DRIVERS, driver_version, has_cuda
+from nip_base.published.added_models import look_at
 from nip_base.spec import ENGINES
 from nip_core import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, KNOWN, ONLY_IN_REPOSITORY
-from nip_core.models.added_models import look_at
 from nip_core.parameters.services.providers import PROVIDERS
 from nip_core.proxies import proxy_for
 from nip_core.redaction import check_address, show_address

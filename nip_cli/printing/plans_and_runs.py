@@ -243,27 +243,9 @@ def _unreachable_threshold(parameters: HyperParameters) -> "Iterator[str]":
         )
 
 
-def reach_cell(reach: "Reach | None") -> str:
-    """Write what an attack will reach, behind its cost in a plan; "" where it samples nothing."""
-    from nip_core.attack_figures.reach import reach_share
-
-    return "" if reach is None else f"  reach {reach_share(reach.rarest, reach.rarest_to_train)}"
-
-
 def reach_entry(reach: "Reach | None") -> dict[str, Any]:
     """Return the same for programs; {} where it samples nothing."""
     return {} if reach is None else {"reach": reach.as_json()}
-
-
-def explain_reach(reaches: "Iterable[Reach | None]") -> None:
-    """Say under a plan what reach is, where an attack of it has one."""
-    from nip_core.attack_figures.reach import PLANNED_REACH, PLANNED_TRAINING
-
-    known_reaches = [reach for reach in reaches if reach is not None]
-    if known_reaches:
-        say(PLANNED_REACH)
-    if any(reach.rarest_to_train is not None for reach in known_reaches):
-        say(PLANNED_TRAINING)
 
 
 def print_json(value: Any) -> None:

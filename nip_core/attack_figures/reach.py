@@ -25,16 +25,6 @@ SCRIPT_REACH = (
     "Reach: nothing is sampled. What the script says in each of these situations is tried, and "
     "nothing else."
 )
-PLANNED_REACH = (
-    "reach: kinds of message rarer than this may never be among those that an attack samples; a "
-    "script samples none"
-)
-"""Stands under the plans of several attacks."""
-PLANNED_TRAINING = (
-    "to train: sampled once in a step that rewards nothing else, a kind of message trains nobody; "
-    "rarer than this it may never train the provers"
-)
-"""Stands there too, where an attack trains provers by fewer examples at a time than a job takes."""
 _THREE = 3  # of the rule
 _SURELY = 0.95
 _HALVINGS = 50  # of the interval in which a share is sought

@@ -15,9 +15,8 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from nip_base.published.known_models import KNOWN as KNOWN
 from nip_core.errors import SettingsError
-from nip_core.models.known_models import KNOWN as KNOWN
-from nip_core.models.known_models import models_directory
 
 
 def _find_in_server(name: str) -> Path:
@@ -49,10 +48,10 @@ def resolve_model(name_or_path: str) -> str:
     is a directory as well.
     """
     if name_or_path in KNOWN:
-        from nip_core.models.added_models import find_added
+        from nip_base.published.added_models import look_at
 
         refuse_both(name_or_path, name_or_path)
-        return str(find_added(KNOWN[name_or_path]))
+        return str(look_at(KNOWN[name_or_path]).require())
     bundled = BUNDLED.get(name_or_path)
     if name_or_path in ONLY_IN_REPOSITORY and bundled is not None and not bundled.is_dir():
         raise SettingsError(
@@ -65,7 +64,7 @@ def resolve_model(name_or_path: str) -> str:
 def locate_model(name_or_path: str) -> str:
     """Give the directory in which a model lies or would lie; nothing of it is read or checked."""
     if name_or_path in KNOWN:
-        return str(models_directory() / name_or_path)
+        return str(KNOWN[name_or_path].directory())
     return str(BUNDLED.get(name_or_path, name_or_path))
 
 

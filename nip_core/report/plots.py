@@ -1,10 +1,9 @@
-"""Accuracy, completeness and soundness of the verifier, by iteration or by arm of a sweep.
+"""Accuracy, completeness and soundness of the verifier by iteration.
 
 learning_curve_svg   an SVG that follows the reader's light or dark scheme
-arms_svg             the same for the arms of a sweep
+RATES                how each rate is drawn, here and elsewhere
 svg_element          any other drawing, as such an SVG; without matplotlib a line in its place
 draw_frame           the frame around it, alike in all figures
-escape_mathtext      names as they are, not as formulas
 
 The same numbers give the same bytes. matplotlib is imported inside the functions and used
 through its objects, without pyplot and without a display. Colours keep apart for colour-blind
@@ -14,7 +13,7 @@ readers (after Okabe and Ito) and each line also has its own marker and dash.
 import importlib.util
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +22,12 @@ from nip_core.evaluation.split_metrics import Measures, SplitMetrics
 MetricsByIteration = Sequence[tuple[int, SplitMetrics]]
 """Pairs of an iteration and the metrics of the models that play it."""
 
-_SIZE_INCHES = (7.6, 3.7)
+SIZE_INCHES = (7.6, 3.7)
 _AXES = (0.0696, 0.1258, 0.8585, 0.7766)  # left, bottom, width and height, as shares of the figure
 
 
 @dataclass(frozen=True)
-class _Line:
+class RateLine:
     """How a rate is drawn."""
 
     name: str
@@ -43,24 +42,12 @@ class _Line:
         return self.name == "accuracy"
 
 
-_LINES = (
-    _Line("completeness", lambda m: m.completeness, "#d97a1f", "^", (0, (4, 2)), -0.009),
-    _Line("soundness", lambda m: m.soundness, "#1c9c80", "s", (0, (1.5, 1.5)), 0.009),
-    _Line("accuracy", lambda m: m.accuracy, "#3a80c9", "o", "solid", 0.0),
+RATES = (
+    RateLine("completeness", lambda m: m.completeness, "#d97a1f", "^", (0, (4, 2)), -0.009),
+    RateLine("soundness", lambda m: m.soundness, "#1c9c80", "s", (0, (1.5, 1.5)), 0.009),
+    RateLine("accuracy", lambda m: m.accuracy, "#3a80c9", "o", "solid", 0.0),
 )
 
-
-@dataclass(frozen=True)
-class Mark:
-    """A rate over several runs, as it is drawn."""
-
-    mean: float
-    lowest: float
-    highest: float
-
-
-Arms = Sequence[tuple[str, Mapping[str, Mark | None]]]
-"""By the name of an arm, its rates by their names."""
 
 # A colour no other mark uses: in the SVG it becomes the reader's text colour.
 INK = "#010203"
@@ -83,27 +70,9 @@ def learning_curve_svg(points: MetricsByIteration) -> str:
     """
     return svg_element(
         lambda figure: _draw(figure.add_axes(_AXES), points),
-        _SIZE_INCHES,
+        SIZE_INCHES,
         "nip-learning-curve",
         _describe(points),
-    )
-
-
-def arms_svg(arms: Arms, noun: str = "arms of a sweep") -> str:
-    """Draw the arms of a sweep below each other, each rate a mark with the range of its runs.
-
-    `noun` names them in plural, for readers who can't see the figure.
-    """
-    width, row, margin = _SIZE_INCHES[0], 0.42, 0.9
-    height = margin + row * len(arms)
-    longest = max((len(name) for name, _ in arms), default=0)
-    label_width = min(0.5, 0.03 + 0.0095 * longest)  # of the width, for the names
-    box = (label_width, 0.55 / height, 0.96 - label_width, 1 - margin / height)
-    return svg_element(
-        lambda figure: _draw_arms(figure.add_axes(box), arms),
-        (width, height),
-        "nip-arms",
-        f"{len(arms)} {noun}",
     )
 
 
@@ -146,56 +115,6 @@ def draw_frame(axes: Any, values: str) -> None:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(INK)
     axes.spines["bottom"].set_alpha(0.5)
-
-
-def escape_mathtext(text: str) -> str:
-    """Escape signs that matplotlib would read as a formula."""
-    return text.replace("$", r"\$")
-
-
-def _draw_arms(axes: Any, arms: Arms) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    axes.set_facecolor("none")
-    axes.axvline(0.5, color=INK, alpha=0.45, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
-    for line in _LINES:
-        marks = [
-            (row, mark) for row, (_, arm) in enumerate(arms) if (mark := arm[line.name]) is not None
-        ]
-        rows = [row + 20 * line.shift for row, _ in marks]
-        means = [mark.mean for _, mark in marks]
-        # Of equal figures the mean may be rounded to beside them, and a bar of less than 0 is none.
-        lower_bars = [max(0.0, mark.mean - mark.lowest) for _, mark in marks]
-        upper_bars = [max(0.0, mark.highest - mark.mean) for _, mark in marks]
-        axes.errorbar(
-            means,
-            rows,
-            xerr=[lower_bars, upper_bars],
-            fmt=line.marker,
-            color=line.colour,
-            markersize=6.5 if line.is_main else 5,
-            elinewidth=1.6 if line.is_main else 1.1,
-            label=line.name,
-            zorder=4 if line.is_main else 3,
-            clip_on=False,
-        )
-    axes.set_ylim(len(arms) - 0.5, -0.5)
-    axes.set_yticks(range(len(arms)), [escape_mathtext(name) for name, _ in arms])
-    axes.set_xlim(0, 1)
-    axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    axes.tick_params(colors=INK, length=0)
-    draw_frame(axes, "x")
-    handles, labels = axes.get_legend_handles_labels()
-    order = [2, 0, 1]
-    axes.legend(
-        [handles[i] for i in order],
-        [labels[i] for i in order],
-        loc="lower left",
-        bbox_to_anchor=(-0.01, 1.0),
-        ncols=3,
-        frameon=False,
-        labelcolor=INK,
-    )
 
 
 def _describe(points: MetricsByIteration) -> str:
@@ -249,7 +168,7 @@ def _draw(axes: Any, points: MetricsByIteration) -> None:
     iterations = [iteration for iteration, _ in points]
     span = max(1, max(iterations) - min(iterations)) if iterations else 1
     _draw_believed(axes, points)
-    for line in _LINES:
+    for line in RATES:
         _draw_metric(axes, points, line, line.shift * span)
     _dress(axes, iterations)
 
@@ -272,7 +191,7 @@ def _draw_believed(axes: Any, points: MetricsByIteration) -> None:
         )
 
 
-def _draw_metric(axes: Any, points: MetricsByIteration, line: _Line, shift: float) -> None:
+def _draw_metric(axes: Any, points: MetricsByIteration, line: RateLine, shift: float) -> None:
     xs = [k + shift for k, _ in points]
     values = [line.rate(metrics) for _, metrics in points]
     ys = [float("nan") if value is None else value for value in values]

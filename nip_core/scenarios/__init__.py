@@ -6,9 +6,9 @@ checked             its functions as nip calls them: a fault is an error that na
 prompts             the prompts of agents; prompt_phrases: the sentences that settings decide
 code_settings       settings that have a block of their own in a run's
 
-`find_scenario` finds a scenario by the name of its module here, by an entry point of the group
-`nip.scenarios`, or anywhere by ``path/to/file.py:Class`` or ``package.module:Class``; there is no
-list to keep. No module outside of this package imports one scenario. Scenarios import no settings
+`find_scenario` finds a scenario by an entry point of the group `nip.scenarios`, as nip_games has
+one for each of nip's own, or anywhere by ``path/to/file.py:Class`` or ``package.module:Class``;
+there is no list to keep. No module of nip imports one scenario. Scenarios import no settings
 (the settings look up the scenario that they name).
 """
 
@@ -57,7 +57,7 @@ GROUP = "nip.scenarios"
 
 
 def scenario_names() -> tuple[str, ...]:
-    """List the names of the scenarios here, and of other distributions."""
+    """List the names of the scenarios of all distributions."""
     return find_classes(__name__, Scenario, GROUP)
 
 

@@ -20,12 +20,12 @@ from typing import Any
 from nip_base.formats.bounds import ReadError
 from nip_base.formats.untrusted import read_text
 from nip_base.importing import find_file
+from nip_base.published.added_models import read_digest
 from nip_core.distribution import __version__
 from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.models import KNOWN, locate_model
-from nip_core.models.added_models import read_digest
 from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.services.providers import Provider
 from nip_core.protocols import find_protocol

@@ -61,7 +61,7 @@ API = {
         "nip_core.evaluation.metrics",
         "nip_core.evaluation.statistics.clustered",
         "nip_core.evaluation.statistics.differences",
-        "nip_core.evaluation.statistics.two_way",
+        "nip_study.parts.two_way",
     ],
     "Problems and the sandbox": [
         "nip_problems.mutation.mutate",

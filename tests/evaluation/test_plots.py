@@ -5,7 +5,8 @@ import sys
 import xml.etree.ElementTree as ET
 
 from nip_core.evaluation.split_metrics import SplitMetrics
-from nip_core.report.plots import Mark, arms_svg, learning_curve_svg
+from nip_core.report.plots import learning_curve_svg
+from nip_study.parts.arms_figure import Mark, arms_svg
 
 
 def measured(accuracy, interval, completeness, soundness):

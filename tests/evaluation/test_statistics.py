@@ -21,7 +21,7 @@ from nip_core.evaluation.statistics.differences import (
     sign_flips,
 )
 from nip_core.evaluation.statistics.power import detectable_change, detectable_difference
-from nip_core.evaluation.statistics.two_way import two_way
+from nip_study.parts.two_way import two_way
 
 QUESTIONS, VARIANTS = 33, 8
 SIZES = np.full(QUESTIONS, float(VARIANTS))

@@ -12,7 +12,7 @@ from nip_core.evaluation.statistics.distributions import (
     t_cdf,
     t_quantile,
 )
-from nip_core.evaluation.statistics.two_way import two_way
+from nip_study.parts.two_way import two_way
 
 special = pytest.importorskip("scipy.special", reason="scipy is a part of the extra dev")
 

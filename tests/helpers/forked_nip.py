@@ -73,7 +73,6 @@ def main() -> None:
     import nip_cli.printing.live
     import nip_cli.printing.plans_and_runs
     import nip_core.jobs.openai_backend
-    import nip_core.scenarios.code_validation
     import nip_core.showing.asked_chats  # noqa: F401
     from nip_core.parameters import load_parameters
     from nip_core.session.problems_of_run import load_all_problems

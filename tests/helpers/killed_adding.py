@@ -21,9 +21,9 @@ from pathlib import Path
 
 from published import Index, index_of, make_published, pip_of
 
-from nip_core.models.added_models import look_at
-from nip_core.models.known_models import KnownModel
-from nip_core.servers.add_model import add_model
+from nip_base.published.added_models import look_at
+from nip_base.published.known_models import KnownModel
+from nip_lm_server.published.add_model import add_model
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")

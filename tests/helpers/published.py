@@ -26,8 +26,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from tokenizers.trainers import BpeTrainer
 
+from nip_base.published.known_models import KnownModel
 from nip_core.models import BUNDLED
-from nip_core.models.known_models import KnownModel
 
 TINY = BUNDLED["tiny"]
 BLOCKS = gguf.GGMLQuantizationType.Q4_1

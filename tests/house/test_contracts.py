@@ -42,8 +42,8 @@ BROKEN = {
         ("tasks/secrets.py", "nip_lm_server.state.models"),
     ),
     "No module outside of scenarios knows one": (
-        ("nip_core/tolerance.py", "nip_core.scenarios.code_validation"),
-        ("nip_core/game/chat_format.py", "nip_core.scenarios.code_validation.buggy_apps"),
+        ("nip_core/tolerance.py", "nip_games.code_validation"),
+        ("nip_core/game/chat_format.py", "nip_games.code_validation.buggy_apps"),
     ),
     "The floors of nip_core": (
         ("nip_core/tolerance.py", "nip_core.session.session"),

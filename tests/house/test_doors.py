@@ -51,4 +51,4 @@ def test_commands_of_the_server_are_its_own_and_the_loop_imports_no_proof():
     for path, tree in sources_outside("nip_base", "nip_lm_server"):
         names = {name for _, name in imported_names(tree, "nip_lm_server")}
         assert not {name for name in names if "prove" in name.lower() or "Proof" in name}, path
-    assert not (ROOT / "nip_cli" / "serving" / "prove.py").exists()
+    assert not (ROOT / "nip_cli" / "serving").exists()

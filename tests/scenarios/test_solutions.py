@@ -23,9 +23,9 @@ from nip_core.run_store.store import open_store
 from nip_core.scenarios import NO_LABEL, Column, NoLabel, Problem, Scenario, Words
 from nip_core.scenarios.class_checks import check_scenario
 from nip_core.scenarios.datasets import load_problems
-from nip_core.scenarios.solutions import Solutions, SolutionsSettings
-from nip_core.scenarios.solutions.labelling import Task
 from nip_core.trainers.malt import choose_pairs
+from nip_games.solutions import Solutions, SolutionsSettings
+from nip_games.solutions.labelling import Task
 from nip_problems import Isolation, SandboxError
 
 MODEL = {"model_provider": "SelfHosted", "model_name": "m"}
@@ -464,7 +464,7 @@ def test_what_makes_no_game_is_refused_by_name(changes, words):
 def test_a_system_that_can_not_keep_solutions_in_is_refused_unless_the_settings_say_so(monkeypatch):
     def examined(landlock):
         isolation = Isolation(False, False, False, False, landlock, False)
-        place = "nip_core.scenarios.solutions.examine"
+        place = "nip_games.solutions.examine"
         monkeypatch.setattr(place, lambda: (isolation, "this system has no network of its own"))
 
     strict, lax = SolutionsSettings(), SolutionsSettings(allow_without_namespaces=True)

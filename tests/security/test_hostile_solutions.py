@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nip_core.scenarios.solutions import Solutions, SolutionsSettings
+from nip_games.solutions import Solutions, SolutionsSettings
 
 sys.path.append(str(Path(__file__).parent))
 import hostile_solutions

@@ -1,6 +1,6 @@
 """The episodes of a run, found and taken away.
 
-episode_index    all of them as columns; kept_calls: their answers
+episode_index    all of them as columns
 episode_filters  some of them, in an order
 found_episodes   those that filters find in committed splits
 episode_rows     with all texts; row_formats: as CSV and JSONL

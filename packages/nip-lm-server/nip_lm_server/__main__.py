@@ -1,15 +1,27 @@
 """``nip-lm-server``: a server in this process, until a signal or its parent's end; or a proof.
 
-Programs say ``--spec JSON`` (see `spec.Start`). People give the options of `command.serve`, or
-``prove`` and the options of `prove_command.prove`. ``python -m nip_lm_server`` is the same.
+Programs say ``--spec JSON`` (see `spec.Start`). People give the options of `command.serve`,
+``prove`` and the options of `prove_command.prove`, or ``models`` and a command of
+`models_command`. ``python -m nip_lm_server`` is the same.
 """
 
 import sys
 from collections.abc import Sequence
 
+from nip_base.errors import CorruptionError, NipError, ServerError, SettingsError, StoreError
 from nip_base.spec import Start
 
-_MORE = "`nip-lm-server prove URL MODEL` says which weights answer under a name, at any server."
+_MORE = (
+    "`nip-lm-server prove URL MODEL` says which weights answer under a name, at any server; "
+    "`nip-lm-server models add NAME` brings a published model here."
+)
+_STATUSES: tuple[tuple[type[NipError], int], ...] = (
+    (SettingsError, 2),
+    (CorruptionError, 5),
+    (StoreError, 3),
+    (ServerError, 3),
+)
+"""As `nip` ends with these errors."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,17 +39,23 @@ def _run_command(arguments: list[str]) -> int:
     import typer
 
     from nip_lm_server.command import serve
+    from nip_lm_server.models_command import models
     from nip_lm_server.prove_command import prove
+    from nip_lm_server.terminal import say
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command("serve", epilog=_MORE)(serve)
     app.command("prove")(prove)
-    if arguments[:1] not in (["serve"], ["prove"]):
+    app.add_typer(models, name="models")
+    if arguments[:1] not in (["serve"], ["prove"], ["models"]):
         arguments = ["serve", *arguments]
     try:
         app(arguments, prog_name="nip-lm-server")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
+    except NipError as error:
+        say(f"nip-lm-server: {error}", file=sys.stderr)
+        return next((status for kind, status in _STATUSES if isinstance(error, kind)), 1)
     return 0
 
 

@@ -4,7 +4,7 @@ launching    start_or_attach, is_running, stop, of a ServerHandle
 engines      find_capabilities of any, a user's own too
 a server's files   StateDirectory: the places and the contents of its parts (State, Examined);
              lay_out_adapter, for an adapter from elsewhere
-models       convert_gguf, of a published one; public_probe, of an adapter
+models       public_probe, of an adapter
 secrets      is_secret_name, of environment variables
 vLLM         describe_vllm, find_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
              LARGEST_LORA_RANK
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         served_lora_rank,
     )
     from nip_lm_server.errors import ModelError
-    from nip_lm_server.gguf.gguf_model import ConvertedModel, convert_gguf
     from nip_lm_server.launch import (
         OwnerError,
         ServerHandle,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_LORA_RANK",
     "LARGEST_LORA_RANK",
-    "ConvertedModel",
     "Examined",
     "LaidOut",
     "ModelError",
@@ -58,7 +56,6 @@ __all__ = [
     "StateDirectory",
     "StateError",
     "VllmMissingError",
-    "convert_gguf",
     "describe_vllm",
     "find_capabilities",
     "find_vllm",
@@ -81,7 +78,6 @@ _MODULE_NAMES: dict[str, tuple[str, ...]] = {
         "served_lora_rank",
     ),
     "nip_lm_server.errors": ("ModelError",),
-    "nip_lm_server.gguf.gguf_model": ("ConvertedModel", "convert_gguf"),
     "nip_lm_server.launch": (
         "OwnerError",
         "ServerHandle",

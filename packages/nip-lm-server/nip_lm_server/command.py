@@ -2,9 +2,8 @@
 
 serve   the command's options -> `spec.Start` -> the server
 
-The context's `obj` comes from a program that has names of models of its own. It is a function of
-model and engine that returns the place of the model. `prove_command.prove` calls it with the model
-alone.
+The context's `obj` is the `bundled.NamedModels` of a program that has names of models of its own;
+`prove_command` and `models_command` ask it, too.
 """
 
 import json
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from nip_base.spec import ENGINES, EngineSpec, ServerSpec, Start, check_engine_name
-from nip_lm_server.bundled import find_bundled
+from nip_lm_server.bundled import NamedModels, ServerModels
 from nip_lm_server.terminal import say
 
 _Spec = TypeVar("_Spec", bound=EngineSpec)
@@ -129,10 +128,10 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     # 2. The places of the models.
-    find_path: Callable[[str, str], str] = context.obj or find_bundled
-    more = [_with_path(another, find_path) for another in more]
+    names: NamedModels = context.obj or ServerModels()
+    more = [_with_path(another, names) for another in more]
     start = Start(
-        spec=replace(_with_path(spec, find_path), more_engines=tuple(more)),
+        spec=replace(_with_path(spec, names), more_engines=tuple(more)),
         state=state,
         host=host,
         port=port,
@@ -156,9 +155,9 @@ def _engine_option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _with_path(spec: _Spec, find_path: Callable[[str, str], str]) -> _Spec:
+def _with_path(spec: _Spec, names: NamedModels) -> _Spec:
     """A bundled model by its path; clients still call it by its name."""
-    path = find_path(spec.model, spec.engine)
+    path = names.find(spec.model, spec.engine)
     name = spec.served_model_name or (spec.model if path != spec.model else None)
     return replace(spec, model=path, served_model_name=name)
 

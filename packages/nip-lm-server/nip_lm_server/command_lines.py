@@ -12,5 +12,10 @@ PANELS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "nip_lm_server.prove_command",
             "Say which weights answer under a name, at a server.",
         ),
+        (
+            "models",
+            "nip_lm_server.models_command",
+            "Bring a published model here, without a hub; list them.",
+        ),
     ),
 }

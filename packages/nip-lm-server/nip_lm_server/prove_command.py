@@ -7,9 +7,7 @@ something else answers, or replicas disagree; 9 it can't be told; 2 wrong argume
 import asyncio
 import json
 import os
-import re
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +15,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from nip_lm_server.bundled import find_bundled
-from nip_lm_server.terminal import say
+from nip_lm_server.bundled import NamedModels, ServerModels
+from nip_lm_server.terminal import hide_users, say
 
 if TYPE_CHECKING:
     from nip_lm_server.proving.request import ProofRequest
@@ -102,7 +100,7 @@ def prove(
     from nip_lm_server.proving.request import ProofRequest
     from nip_lm_server.proving.stranger import InputError, NoAnswerError
 
-    find_model: Callable[[str], str] = context.obj or find_bundled
+    names: NamedModels = context.obj or ServerModels()
     program, key = context.find_root().info_name, ""
     try:
         _check_words(program, model, adapter_dir, all_in, dtype, quantization)
@@ -117,7 +115,7 @@ def prove(
             key=key,
             proxy=find_proxy(url, os.environ),
             base_model=base,
-            resolve_base=find_model,
+            resolve_base=names.find,
             base_name=base_name,
             dtype=dtype,
             quantization=quantization,
@@ -242,14 +240,11 @@ def _finish(request: "ProofRequest", verdicts: "list[Verdict]", as_json: bool) -
         raise typer.Exit(status)
 
 
-_USER = re.compile(r"(?<=://)[^\s'\"<>/]+@")
-
-
 def _hide(text: str, key: str) -> str:
     """Take the key, and users in addresses, out of a text: a server may quote its request."""
     from nip_lm_server.proving.stranger import without_key
 
-    return _USER.sub("***@", without_key(text, key))
+    return hide_users(without_key(text, key))
 
 
 def _hide_all(value: Any, key: str) -> Any:

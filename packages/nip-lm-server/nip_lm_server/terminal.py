@@ -1,7 +1,9 @@
 """The server's prints and logs: a terminal shows the texts of clients and obeys none.
 
-say        in place of `print`
-log_here   the log of this process, on standard error
+say         in place of `print`
+printable   a text as `say` prints it
+hide_users  a text without the users and passwords in its addresses
+log_here    the log of this process, on standard error
 """
 
 import json
@@ -12,11 +14,12 @@ from typing import TextIO
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _UNPLAIN = re.compile(r"[^\n\t -~]")
+_USER = re.compile(r"(?<=://)[^\s'\"<>]+@")
 
 
 def say(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
     """Print a text, with its invisible characters but line ends and tabs escaped as in JSON."""
-    print(_printable(str(text)), file=file, flush=flush)
+    print(printable(str(text)), file=file, flush=flush)
 
 
 def log_here() -> None:
@@ -30,10 +33,16 @@ class _Formatter(logging.Formatter):
     """Escapes all of a record, also the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return _printable(super().format(record))
+        return printable(super().format(record))
 
 
-def _printable(text: str) -> str:
+def hide_users(text: str) -> str:
+    """Replace user and password, before the last @ in each address, by ``***``."""
+    return _USER.sub("***@", text)
+
+
+def printable(text: str) -> str:
+    """Escape a text's invisible characters but line ends and tabs, as JSON does."""
     return _UNPLAIN.sub(lambda match: _visible(match[0]), text)
 
 

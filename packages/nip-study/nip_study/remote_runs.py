@@ -22,9 +22,9 @@ from nip_core.run_store.lease import Lease, acquire
 from nip_core.run_store.store import open_store
 from nip_prefect.flows.remote_shards import task_runner
 from nip_prefect.tasks.flow_run_names import name_flow_run, with_tags, without_tags
-from nip_prefect.tasks.run_process import LEAVE_S, Ended, run_remotely
 from nip_study.declare.declaration import find_declared
 from nip_study.plan.swept_runs import Sweep
+from nip_study.run_process import LEAVE_S, Ended, run_remotely
 
 _HERE = ("127.0.0.1", "localhost", "::1")
 SETTING = "--task-runner"

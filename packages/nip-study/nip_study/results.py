@@ -8,7 +8,6 @@ render_files     the last three as files
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nip_core.report.plots import Mark, arms_svg
 from nip_core.run_store.store import Store
 from nip_study.compute.arm_baselines import (
     ByMajority,
@@ -44,6 +43,7 @@ from nip_study.documents.swept_facts import RunFacts, SweepFacts
 from nip_study.facts_on_record import Collected
 from nip_study.pages.effort_figure import efforts_svg
 from nip_study.pages.page import render_results
+from nip_study.parts.arms_figure import Mark, arms_svg
 from nip_study.parts.counted import Counted, Figure, LastTest, Verdicts, average_runs
 from nip_study.parts.document_parts import OverRuns, sum_up
 from nip_study.plan.planned import SEED, find_attack

@@ -6,7 +6,6 @@ import pytest
 from planned_plays import CHOSEN, GATE, SNEAKY, planned, plays
 from pydantic import ValidationError
 
-from nip_core.evaluation.statistics.two_way import TwoWay, two_sided_p, two_way
 from nip_study.compute import outcomes as outcomes_module
 from nip_study.compute.arm_baselines import baseline_lines
 from nip_study.compute.needed import seeds_needed
@@ -16,6 +15,7 @@ from nip_study.documents.swept_facts import RunFacts, SweepFacts, SweptGame
 from nip_study.facts_on_record import Collected
 from nip_study.pages.lone_runs import find_lone
 from nip_study.parts.counted import Counted, LastTest, Verdicts
+from nip_study.parts.two_way import TwoWay, two_sided_p, two_way
 from nip_study.results import compute_results
 
 ATTACKS = {"chosen": CHOSEN, "sneaky": SNEAKY}

@@ -16,11 +16,11 @@ from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.run_documents import DECLARATION, DeclaredBefore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session
-from nip_prefect.tasks.run_process import name_declaration
 from nip_study.compute.departures import list_departures
 from nip_study.declare.declaration import declare, find_declared, read_declaration, read_plan
 from nip_study.facts_on_record import collect_sweep
 from nip_study.plan.swept_runs import read_sweep
+from nip_study.run_process import name_declaration
 
 HELPERS = Path(__file__).parents[3] / "tests" / "helpers"
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "two_questions"

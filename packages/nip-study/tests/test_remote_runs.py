@@ -10,7 +10,7 @@ from nip_core.errors import LeaseError, SettingsError
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.store import open_store
 from nip_prefect.flows import remote_shards
-from nip_prefect.tasks import run_process
+from nip_study import run_process
 from nip_study.plan.swept_runs import read_sweep
 from nip_study.remote_runs import Cluster, _check_prefect, cluster_settings
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from nip_core.evaluation.statistics.two_way import TwoWay
 from nip_study.compute.given_rate import bound_rate
 from nip_study.compute.needed import seeds_needed
+from nip_study.parts.two_way import TwoWay
 
 special = pytest.importorskip("scipy.special", reason="scipy is a part of the extra dev")
 

@@ -7,6 +7,7 @@ matrix        problems by iterations, and episodes of two places in pairs
 measures      confusion and calibration
 charts        curves as points of an SVG
 episode_page  one episode with the chats that its agents saw
+run_index     the index of a run, which grows; kept_calls: the texts of its models
 runs          the runs that are shown, each with its index and its records
 pages         the contents of each page
 overview      the contents of a run's page

@@ -28,9 +28,7 @@ from numpy.typing import NDArray
 from nip_core.errors import StoreError
 from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.showing.episodes.episode_filters import EpisodeFilters
-from nip_core.showing.episodes.episode_index import Episodes
 from nip_core.showing.episodes.episode_rows import ReadableEpisode, read_episode_rows
-from nip_core.showing.episodes.kept_calls import refuse_full_disk
 from nip_core.showing.episodes.row_formats import (
     CSV_BEGIN,
     CsvColumns,
@@ -39,6 +37,8 @@ from nip_core.showing.episodes.row_formats import (
     encode_row,
     write_csv_lines,
 )
+from nip_view.parts.kept_calls import refuse_full_disk
+from nip_view.parts.run_index import Episodes
 from nip_view.runs import ShownRun
 
 Format = Literal["csv", "jsonl"]

@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.errors import NipError
-from nip_core.showing.episodes.episode_index import Episodes, IndexedEpisode
-from nip_core.showing.episodes.kept_calls import KeptCalls
+from nip_core.showing.episodes.episode_index import IndexedEpisode
 from nip_view.episode_page import ShownTurn
+from nip_view.parts.kept_calls import KeptCalls
 from nip_view.parts.queries import Query
+from nip_view.parts.run_index import Episodes
 from nip_view.parts.text_search import TextPart, find_pattern, one_line, split_text
 
 MOST_OF_QUESTION, MOST_OF_MESSAGE = 80, 120  # characters in a row

@@ -20,7 +20,7 @@ from nip_core.rollouts.storage.table_rows import Episode, Generation, Timing, re
 from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import Store
-from nip_core.showing.episodes.kept_calls import Shard
+from nip_view.parts.kept_calls import Shard
 from nip_view.parts.token_chances import ShownTokens, lay_out_tokens
 
 _LONG = ("prompt_token_ids", "completion_token_ids", "completion_logprobs")

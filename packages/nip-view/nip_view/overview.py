@@ -17,12 +17,12 @@ from nip_core.report.report import IterationSpending
 from nip_core.rollouts.plan import TEST
 from nip_core.showing.changes import say_changes
 from nip_core.showing.episodes.episode_filters import EpisodeFilters, find_rows
-from nip_core.showing.episodes.episode_index import Episodes
 from nip_view.pages import Values, list_iterations, list_splits
 from nip_view.parts.charts import SMALL, Chart, Line, lay_out_chart
 from nip_view.parts.judged import MOST_READ
 from nip_view.parts.measures import count_verdicts, measure_calibration
 from nip_view.parts.queries import QueryError
+from nip_view.parts.run_index import Episodes
 from nip_view.runs import Overview, ShownRun
 
 _MOST_POINTS = 200

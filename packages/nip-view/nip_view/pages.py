@@ -28,7 +28,7 @@ from nip_core.showing.episodes.episode_filters import (
     list_models,
     sort_rows,
 )
-from nip_core.showing.episodes.episode_index import RIGHT, Episodes, IndexedEpisode, read_episodes
+from nip_core.showing.episodes.episode_index import RIGHT, IndexedEpisode
 from nip_view.downloads import write_line, write_store
 from nip_view.episode_list import find_in_turns, list_episodes
 from nip_view.episode_page import EpisodePage, UsedExample, read_episode, read_examples
@@ -40,6 +40,7 @@ from nip_view.parts.matrix import (
     count_matrix,
 )
 from nip_view.parts.queries import PER_PAGE, Query, QueryError, read_number
+from nip_view.parts.run_index import Episodes, read_episodes
 from nip_view.runs import Overview, ShownRun, ShownRuns
 from nip_view.timeline import lay_out_timeline
 

@@ -19,11 +19,11 @@ from nip_core.records.status import find_status
 from nip_core.report.report import ReportData, page_values
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
-from nip_core.showing.episodes.episode_index import Episodes, RunIndex
 from nip_core.showing.episodes.notes import RunNotes
 from nip_core.showing.reports import read_report_data
 from nip_core.showing.transcripts import rebuild_game
 from nip_view.parts.judged import JudgedPlaces
+from nip_view.parts.run_index import Episodes, RunIndex
 from nip_view.parts.text_search import TextSearch
 
 _AT_MOST_EVERY_S = 1.0

@@ -20,7 +20,6 @@ from nip_core.evaluation.verdict_changes import JudgedEpisodes, measure_changes
 from nip_core.report.embedding import thin_out
 from nip_core.rollouts.plan import TEST
 from nip_core.showing.episodes.episode_filters import EpisodeFilters, find_rows
-from nip_core.showing.episodes.episode_index import Episodes
 from nip_view.pages import (
     NotThereError,
     Values,
@@ -31,6 +30,7 @@ from nip_view.pages import (
 from nip_view.parts.judged import MOST_READ
 from nip_view.parts.matrix import KIND_WORDS, KINDS, pair_episodes
 from nip_view.parts.queries import PER_PAGE, Comparison, read_number
+from nip_view.parts.run_index import Episodes
 from nip_view.runs import ShownRun, ShownRuns
 
 _MOST_PLACES, _FEWEST_PLACES = 400, 10  # of all runs, and of one

@@ -11,7 +11,7 @@ from nip_core import run
 from nip_core.errors import CorruptionError
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.showing.episodes.episode_index import RunIndex
+from nip_view.parts.run_index import RunIndex
 
 
 class Clock:

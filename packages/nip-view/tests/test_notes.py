@@ -18,9 +18,9 @@ from nip_core.records.rewinds import rewind
 from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.showing.episodes.episode_index import RunIndex
 from nip_core.showing.episodes.notes import MOST_CHARACTERS, RunNotes
 from nip_core.upkeep.verify import summarise_check, verify_run
+from nip_view.parts.run_index import RunIndex
 
 TOKEN = "the-token-of-this-test"
 LIST = "/runs/small/episodes?split=test&verdict=wrong"

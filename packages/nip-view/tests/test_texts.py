@@ -22,8 +22,8 @@ from nip_core.rollouts.storage.tables import (
 )
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
-from nip_core.showing.episodes import kept_calls
 from nip_view.episode_list import shorten
+from nip_view.parts import kept_calls
 from nip_view.parts.text_search import find_pattern, split_text
 
 ODD = "First\r\nsecond\x00\x07 \u202egnorw\u202c <b>שלום</b> " + "👩\u200d💻" * 90

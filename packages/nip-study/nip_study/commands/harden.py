@@ -12,12 +12,12 @@ import typer
 
 from nip_cli.printing.options import AsJson, RunName, RunStoreUrl, Shown, ShownAs
 from nip_cli.printing.plans_and_runs import show_result, warn_of_models
-from nip_cli.printing.runs_view import RunsView
 from nip_cli.printing.terminal import say
 from nip_core.errors import NipError, RunConflictError
 from nip_core.evaluation.figures_in_words import amount
 from nip_study.commands.attack import Every, Steps
 from nip_study.commands.printed_plans import PlannedLine, show_planned
+from nip_study.commands.runs_view import RunsView
 
 
 def harden(

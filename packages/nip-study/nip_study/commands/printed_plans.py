@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nip_cli.printing.plans_and_runs import explain_reach, print_json, reach_cell, reach_entry
+from nip_cli.printing.plans_and_runs import print_json, reach_entry
 from nip_cli.printing.terminal import say
 from nip_core.evaluation.figures_in_words import amount
+from nip_study.commands.planned_reach import explain_reach, reach_cell
 
 if TYPE_CHECKING:
     from nip_core.costs.estimate import Estimate

@@ -19,11 +19,11 @@ import typer
 
 from nip_cli.printing.options import AsJson, Shown, ShownAs
 from nip_cli.printing.plans_and_runs import print_json, show_result, warn_of_models
-from nip_cli.printing.runs_view import RunsView
 from nip_cli.printing.terminal import say
 from nip_core.errors import NipError, SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import amount
 from nip_study.commands.printed_plans import PlannedLine, show_planned
+from nip_study.commands.runs_view import RunsView
 from nip_study.plan.planned import find_attack
 
 File = Annotated[
@@ -335,7 +335,7 @@ class PlayedHere:
 
     def play_one(self, run: Any, on_start: Callable[[str], None]) -> Any:
         """Play a run, or an attack; None if the sweep was stopped meanwhile."""
-        from nip_prefect.tasks.run_process import (
+        from nip_study.run_process import (
             Ended,
             RunProcess,
             last_line,
@@ -365,7 +365,7 @@ class PlayedHere:
 
     def stop(self) -> None:
         """Interrupt all of them, and wait until they have saved their work."""
-        from nip_prefect.tasks.run_process import LEAVE_S
+        from nip_study.run_process import LEAVE_S
 
         with self._lock:
             self._is_stopped = True

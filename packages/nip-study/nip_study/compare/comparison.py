@@ -21,10 +21,10 @@ from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import DASH, p_value, percent_cell, points_cell
 from nip_core.evaluation.split_metrics import Interval95, PairedDifference, SplitMetrics
 from nip_core.parameters.stored import complete_settings
-from nip_core.report.plots import Mark, arms_svg
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_study.compare.played import PlayedRun, check_alike, compare_tests
 from nip_study.documents.results_document import FINISHED
+from nip_study.parts.arms_figure import Mark, arms_svg
 from nip_study.parts.document_parts import Part, adjust
 from nip_study.parts.page_tables import markdown_table
 

@@ -7,13 +7,13 @@ The first arm is the first one of the file. Declared comparisons are left out: t
 from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.errors import SettingsError
-from nip_core.evaluation.statistics.two_way import NO_ERROR, Spread, TwoWay, two_sided_p
 from nip_core.hashing import derive_seed
 from nip_study.compute.needed import seeds_needed
 from nip_study.declare.hypotheses import Arm, Hypothesis, pair_runs
 from nip_study.documents.results_document import ArmDifference, ArmDifferences, SeedsNeeded
 from nip_study.parts.counted import Counted, Counts, Figure, share_right, subtract_runs
 from nip_study.parts.document_parts import adjust, clip_interval
+from nip_study.parts.two_way import NO_ERROR, Spread, TwoWay, two_sided_p
 from nip_study.plan.planned import SEED, PlannedRun, PlannedSweep, find_attack
 
 FIVE_POINTS = 0.05

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.evaluation.any_of import count_right_choices
 from nip_core.evaluation.split_metrics import AnyOfRow
-from nip_core.evaluation.statistics.two_way import Spread
 from nip_study.documents.asked_again_document import (
     AskedAgainAt,
     AskedAgainRow,
@@ -33,6 +32,7 @@ from nip_study.parts.counted import (
     share_right,
 )
 from nip_study.parts.document_parts import OverRuns, sum_up
+from nip_study.parts.two_way import Spread
 
 _RATES: tuple[Figure, ...] = ("soundness", "completeness")
 

@@ -21,7 +21,7 @@ from nip_core.evaluation.statistics.distributions import (
     normal_quantile,
     t_quantile,
 )
-from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay
+from nip_study.parts.two_way import NO_ERROR, TwoWay
 
 _LEAST_P, _MOST_P = 1e-12, 0.49
 """Between them a p-value is looked for; trials have no meaning at an error of one half."""

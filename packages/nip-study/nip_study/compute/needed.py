@@ -11,7 +11,7 @@ from collections.abc import Callable
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.distributions import t_quantile
 from nip_core.evaluation.statistics.power import ALPHA, POWER
-from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, widen
+from nip_study.parts.two_way import NO_ERROR, TwoWay, widen
 
 LEAST = 3
 """Of seeds, and of questions."""

@@ -10,7 +10,6 @@ from nip_core.errors import SettingsError
 from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.differences import Equivalence, equivalence
-from nip_core.evaluation.statistics.two_way import NO_ERROR, TwoWay, two_sided_p
 from nip_core.hashing import derive_seed
 from nip_study.compute.given_rate import RateBounds, bound_rate
 from nip_study.declare.hypotheses import Hypothesis, list_compared
@@ -28,6 +27,7 @@ from nip_study.parts.counted import (
     weigh_alike,
 )
 from nip_study.parts.document_parts import adjust, clip_interval
+from nip_study.parts.two_way import NO_ERROR, TwoWay, two_sided_p
 from nip_study.plan.planned import PlannedRun, PlannedSweep
 
 

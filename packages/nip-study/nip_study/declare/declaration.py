@@ -38,7 +38,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from nip_base.formats.bounds import parse_json
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
-from nip_core.evaluation.statistics.two_way import Spread
 from nip_core.hashing import digest
 from nip_core.parameters.checks import find_attackers
 from nip_core.run_store.documents import first_fault
@@ -49,6 +48,7 @@ from nip_study.declare.declared_digests import analysis_digest, file_digests, se
 from nip_study.declare.hypotheses import Hypothesis, list_compared
 from nip_study.parts.counted import WORST, Definitions
 from nip_study.parts.document_parts import is_none
+from nip_study.parts.two_way import Spread
 from nip_study.plan.planned import PlannedRun, find_attack
 from nip_study.plan.swept_runs import Sweep, SweptRun, read_sweep, read_yaml_as
 

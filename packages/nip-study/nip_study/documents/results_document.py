@@ -17,7 +17,6 @@ from typing import Literal
 from pydantic import Field
 
 from nip_core.evaluation.split_metrics import AnyOfRow, Interval95
-from nip_core.evaluation.statistics.two_way import Spread
 from nip_study.documents.asked_again_document import (
     AskedAgainTest,
     AtEqualTokens,
@@ -27,6 +26,7 @@ from nip_study.documents.swept_controls_document import AttackControls
 from nip_study.documents.swept_facts import StampFacts
 from nip_study.parts.counted import Definitions
 from nip_study.parts.document_parts import OverRuns, Part, is_none
+from nip_study.parts.two_way import Spread
 
 MAJORITY = "majority_accuracy"
 """Where problems are played several times: of the verdict that is the more frequent."""

@@ -14,9 +14,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nip_core.evaluation.statistics.two_way import Spread
 from nip_study.parts.counted import Definitions
 from nip_study.parts.document_parts import Part, is_none
+from nip_study.parts.two_way import Spread
 from nip_study.plan.planned import group_by_arm
 
 FORMAT = 2

@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nip_core.report.plots import INK, draw_frame, escape_mathtext, svg_element
+from nip_core.report.plots import INK, draw_frame, svg_element
 from nip_study.documents.results_document import ArmPoint, ArmResult, SweepResults
+from nip_study.parts.arms_figure import escape_mathtext
 
 _COLUMNS = 3
 _WIDTH, _ROW, _LEGEND, _BELOW = 7.6, 2.1, 0.4, 0.45  # inches

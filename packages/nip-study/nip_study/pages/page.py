@@ -17,7 +17,6 @@ from nip_core.evaluation.figures_in_words import (
     points_cell,
 )
 from nip_core.evaluation.statistics.differences import at_most
-from nip_core.evaluation.statistics.two_way import Spread
 from nip_study.compute.arm_baselines import baseline_lines
 from nip_study.compute.effort_curves import effort_page
 from nip_study.compute.post_hoc import compared_cells, post_hoc_page, range_cell
@@ -39,6 +38,7 @@ from nip_study.pages.asked_again_page import asked_again_page
 from nip_study.pages.lone_runs import lone_runs_page
 from nip_study.parts.document_parts import OverRuns
 from nip_study.parts.page_tables import markdown_table, one_line, write_cell, write_row
+from nip_study.parts.two_way import Spread
 from nip_study.plan.planned import SEED
 
 _HEADS = {"always_fail_rate": "always wrong", MAJORITY: "majority"}

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from nip_core.evaluation.any_of import count_right_choices
-from nip_core.evaluation.statistics.two_way import Spread, TwoWay, two_way
 from nip_core.hashing import derive_seed
 from nip_core.protocols import ACCEPT, REJECT
+from nip_study.parts.two_way import Spread, TwoWay, two_way
 from nip_study.plan.planned import PlannedRun, find_attack
 
 Figure = Literal["accuracy", "completeness", "soundness"]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.evaluation.statistics.differences import holm
-from nip_core.evaluation.statistics.two_way import TwoWay
+from nip_study.parts.two_way import TwoWay
 
 
 def is_none(value: object) -> bool:

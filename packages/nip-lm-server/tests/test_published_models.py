@@ -31,12 +31,14 @@ from published import (
 from small_disk import mounted as mounted
 from small_disk import needs_mount
 
-from nip_cli.serving import models as commands
-from nip_core.errors import CorruptionError, NipError, ServerError, SettingsError, StoreError
-from nip_core.models import KNOWN, locate_model, resolve_model
-from nip_core.models.added_models import look_at, remove_model
-from nip_core.models.known_models import models_directory
-from nip_core.servers.add_model import add_model
+from nip_base.errors import CorruptionError, NipError, ServerError, SettingsError, StoreError
+from nip_base.published.added_models import look_at, remove_model
+from nip_base.published.known_models import KNOWN, models_directory
+from nip_core.models import locate_model, resolve_model
+from nip_lm_server import models_command as commands
+from nip_lm_server.__main__ import main
+from nip_lm_server.bundled import ServerModels
+from nip_lm_server.published.add_model import add_model
 
 
 @pytest.fixture(scope="module")
@@ -182,19 +184,32 @@ def test_nothing_but_the_model_is_left_and_no_code_of_the_wheel_has_run(publishe
 def test_a_name_leads_to_the_model_and_the_commands_say_where_it_is(here, capsys, tmp_path):
     path = tmp_path / "models" / "tiny-gguf"
     assert resolve_model("tiny-gguf") == locate_model("tiny-gguf") == str(path)
-    commands.path("tiny-gguf")
-    commands.list_models()
-    commands.add("tiny-gguf")
+    context = typer.Context(typer.main.get_command(commands.models))
+    commands.path(context, "tiny-gguf")
+    commands.list_models(context)
+    commands.add(context, "tiny-gguf")
     out = capsys.readouterr().out
     assert out.startswith(f"{path}\n")
     assert f"added, whole: {path}" in out and "not here: nip models add smollm2" in out
     assert "is here already, and whole" in out
-    commands.remove("tiny-gguf")
-    commands.remove("tiny-gguf")
+    commands.remove(context, "tiny-gguf")
+    commands.remove(context, "tiny-gguf")
     assert "removed, 2.0 MB" in (out := capsys.readouterr().out) and "is not here" in out
     assert names_in(tmp_path / "models") == []
     with pytest.raises(SettingsError, match=r"not on this machine yet; `nip models add tiny-gguf`"):
         resolve_model("tiny-gguf")
+
+
+def test_the_server_alone_has_the_commands_and_serves_the_model_by_its_name(here, capsys, tmp_path):
+    path = tmp_path / "models" / "tiny-gguf"
+    assert main(["models", "path", "tiny-gguf"]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    assert ServerModels().find("tiny-gguf") == str(path)
+    assert main(["models", "remove", "tiny-gguf"]) == 0 and not path.exists()
+    assert main(["models", "path", "tiny-gguf"]) == 2
+    assert "tiny-gguf (tiny) is not on this machine yet" in capsys.readouterr().err.replace(
+        here.title, "tiny"
+    )
 
 
 @pytest.mark.parametrize("damage", ["byte", "cut", "gone", "document"])
@@ -422,11 +437,12 @@ def test_the_list_for_programs_ends_with_5_for_a_damaged_model_and_a_path_may_be
     here, capsys, tmp_path
 ):
     (tmp_path / "models" / here.name / "config.json").write_text("{}")
+    context = typer.Context(typer.main.get_command(commands.models))
     with pytest.raises(typer.Exit) as ended:
-        commands.list_models(as_json=True)
+        commands.list_models(context, as_json=True)
     shown = json.loads(capsys.readouterr().out)
     assert ended.value.exit_code == 5 and "config.json has 2 bytes" in shown[-1]["flaw"]
-    commands.path("tiny")
+    commands.path(context, "tiny")
     assert capsys.readouterr().out == f"{TINY}\n"
 
 
@@ -436,7 +452,7 @@ def test_pip_does_not_outlive_a_killed_process(published, tmp_path):
     entry = tmp_path / "known.pickle"
     entry.write_bytes(pickle.dumps(known))
     program = (
-        "import pickle, sys; from nip_core.servers.add_model import add_model; "
+        "import pickle, sys; from nip_lm_server.published.add_model import add_model; "
         "add_model(pickle.load(open(sys.argv[1], 'rb')))"
     )
     with index_of(wheel) as index:

@@ -28,7 +28,7 @@ from nip_core.scenarios.base import (
     ScenarioSettings,
     Words,
 )
-from nip_core.scenarios.solutions.labelling import Labeller, Task, Workers
+from nip_games.solutions.labelling import Labeller, Task, Workers
 from nip_sandbox.sandbox import Limits, examine
 
 _HERE = Path(__file__).parent

