@@ -150,9 +150,9 @@ def page(result):
     low, high = (f"{100 * share:.0f}" for share in POWER)
     rows += [
         "",
-        f"A difference of {100 * DIFFERENCE:.0f} points: the seeds that it needs by the true "
-        f"spread, and how often so many show it (the bar is {low} to {high}). Near: how often that "
-        "number is as near to the one from 3 or 6 drawn seeds as the page of a sweep says.",
+        f"For a difference of {100 * DIFFERENCE:.0f} points: the number of seeds needed by the "
+        f"true spread, and how often so many show it (the bar is {low} to {high}). Near: how often "
+        "the number estimated from 3 or 6 drawn seeds is as near to it as a sweep's page says.",
         "",
         "| questions x variants | spread of seeds | spread of questions | seeds needed | shown | "
         "near, 3 seeds | near, 6 seeds |",

@@ -31,19 +31,18 @@ def page(result: dict[str, Any]) -> str:
         parts += [section(other[name]) for other in others.values() if name in other]
     head = (
         "nip and other projects, each part in one run at the commit that it names, on the same "
-        "stub, games, weights and machine, each "
-        "in an environment of its own (`scripts/build_peers.sh`), over HTTP, as its own "
-        "documentation says. They take turns in rounds. Made by `benchmarks/side_by_side.py`; the "
-        "JSON file beside this page has every figure, all versions and the machine's load. "
-        "skyrl-tx is 0.3.0 of February 2026, the last one of that name; a later SkyRL stands "
-        "beside nip in [another run](tinker_peers.md)."
+        "stub, games, weights and machine, in turn by rounds, each in an environment of its own "
+        "(`scripts/build_peers.sh`), over HTTP, as its documentation says. Made by "
+        "`benchmarks/side_by_side.py`; the JSON file beside this page has every figure, all "
+        "versions and the machine's load. skyrl-tx is 0.3.0 of February 2026, the last one of "
+        "that name; a later SkyRL stands beside nip in [another run](tinker_peers.md)."
     )
     front = "\n".join(table(result))
     words = (
-        "The figures of this table are medians over rounds; within 3 % of each other nobody is "
-        "ahead. What they mean, and what was not measured, stands below. More calls in flight, "
-        "other sizes and a GPU change them: all of it was measured on two cores, with a model of "
-        "a million parameters where no other is named."
+        "The figures of this table are medians over rounds; within 3 % of each other neither is "
+        "ahead. The sections below say how each was measured, and which were not. More calls in "
+        "flight, other sizes and a GPU change them: all was measured on two cores, with a model "
+        "of a million parameters where no other is named."
     )
     parts = [front, _filled(words), *parts] if front else parts
     return "\n\n".join(["# Side by side", _filled(head), *parts]) + "\n"
@@ -68,12 +67,12 @@ def _made(part: dict[str, Any], timed: bool = True) -> str:
     if timed and beside > _QUIET_SHARE:
         text += (
             f" **Other programs, of low priority, had {beside:.0%} of the processor time: seconds "
-            "are longer than they would be alone, and what that does to each may differ.**"
+            "are longer than alone, perhaps not by the same share for all.**"
         )
     elif timed and machine["load_before"] > _QUIET_LOAD:
         text += (
-            " **The machine was loaded by other programs: seconds are longer than they would be "
-            "alone, and only ratios within the run say something.**"
+            " **The machine was loaded by other programs: seconds are longer than alone, and only "
+            "ratios within the run count.**"
         )
     if timed and part["small"]:
         text += " **Small sizes, which show that it works, no more.**"
@@ -119,17 +118,16 @@ def _load_text(part: dict[str, Any]) -> str:
     return (
         "Generated tokens per second while so many requests are in flight, for the base model, for "
         "one adapter, and for several that the requests name in turn. Locust, in an environment of "
-        f"its own, asks for whole chats {size}, and waits for what is then in flight. All serve "
-        "the bundled tiny model, its end token taken away so that every answer is as long as asked "
-        f"for, and the same adapters of rank {settings['lora_rank']}. All servers stay up, vLLM "
+        f"its own, asks for whole chats {size}, and waits for those in flight. All serve "
+        "the bundled tiny model, without its end token so that every answer has its full length, "
+        f"and the same adapters of rank {settings['lora_rank']}. All servers stay up, vLLM "
         "with `--enforce-eager`, `transformers serve` with `--continuous-batching` and a cache of "
-        "a tenth of the memory. Medians over the rounds. guidellm is not the load generator "
-        "because it has one model per run. skyrl-tx trains adapters of its own, and is asked by "
-        "the Tinker SDK, with the same prompts as tokens; its engine looks for work all the time, "
+        "a tenth of the memory. Medians over the rounds. skyrl-tx trains adapters of its own, and "
+        "is asked by the Tinker SDK, with the same prompts as tokens; its engine polls for work, "
         "which takes some of the processor from all the others. vLLM runs as it comes, in bfloat16 "
         "(a processor without AVX512-BF16 or AMX has no instructions for it), and once more in "
-        "the precision that nip has it serve in. What passing through "
-        "costs by itself stands in [pass_through.json](pass_through.json)."
+        "the precision that nip has it serve in. The cost of passing through alone is in "
+        "[pass_through.json](pass_through.json)."
     )
 
 
@@ -187,11 +185,11 @@ def training(part: dict[str, Any]) -> str:
     text = (
         f"{settings['examples']} conversations of {whose} ({first['tokens']:,} "
         f"tokens), batches of {settings['batch_size']}, LoRA of rank {settings['lora_rank']} on "
-        "all linear layers, every setting said to nip and TRL, and to skyrl-tx what it has of "
-        "them: it clips no gradients, and takes the mean of each answer before that of a batch. "
-        "Tokens of the data over the seconds of the training, medians over the rounds after one "
-        "that does not count; the whole is from the request, or the start of the script, to the "
-        "adapter: ours is loaded and proved by then, that of the others is on the disk."
+        "all linear layers, with every setting given to nip and TRL. skyrl-tx lacks some: it clips "
+        "no gradients, and takes the mean of each answer before that of a batch. Tokens of the "
+        "data over the seconds of the training, medians over the rounds after one that does not "
+        "count. The whole time is from the request, or the start of the script, to the adapter: "
+        "ours is loaded and proved by then, that of the others is on the disk."
     )
     lines += [_filled(text), "", "| | tokens per s | seconds of training | whole, s | rounds |"]
     lines.append("|---|---|---|---|---|")
@@ -211,9 +209,9 @@ def training(part: dict[str, Any]) -> str:
     same = "the same" if len(losses) == 1 else "**not** the same"
     counts = [rows[name][0]["tokens"] for name in ("nip job", "TRL")]
     more = (
-        f" TRL's examples have {counts[1]:,} tokens, ours {counts[0]:,}: TRL also learns what the "
-        "chat template writes after the token that ends the answer, so the two losses are not of "
-        "the same tokens."
+        f" TRL's examples have {counts[1]:,} tokens, ours {counts[0]:,}: TRL also learns the chat "
+        "template's text after the token that ends the answer, so the two losses are not of the "
+        "same tokens."
         if counts[1] > counts[0]
         else ""
     )
@@ -256,15 +254,14 @@ def kills(part: dict[str, Any]) -> str:
         f"stub that answers after {part['latency_s']:g} s. When a share of the calls has been "
         "answered the process and its children are killed with SIGKILL; then it is started again "
         "as its documentation says: `nip play` again, `vf-eval --resume`, `inspect eval-retry`, "
-        "the same program of DBOS. Calls made again are counted by the stub. Unanswered are those "
-        "that it had not answered at the kill; an answer that was sent but not yet read or on the "
-        f"disk is lost, too, so as many as may be in flight, {part['in_flight']}, can be lost at "
-        "most by who keeps every answer. The time is that from the second start to the first "
-        "answer that the killed process had not been given. Calls a second are those until the "
-        f"kill; with {part['in_flight']} in flight they can't be more than "
-        f"{part['in_flight'] / part['latency_s']:.0f}. The files are all that is left in the end, "
-        "what was printed left out; of PostgreSQL all of its data, which an empty one has some 40 "
-        "MB of. Medians over the rounds."
+        "the same program of DBOS. The stub counts calls made again. Unanswered are those that it "
+        "had not answered at the kill. An answer that was sent but not yet read or on the disk is "
+        f"lost, too, so a program that keeps every answer loses at most {part['in_flight']}. The "
+        "time is from the second start to the first answer that the killed process did not have. "
+        f"Calls a second are those until the kill; with {part['in_flight']} in flight they can't "
+        f"be more than {part['in_flight'] / part['latency_s']:.0f}. The files are all those left "
+        "in the end, without printed output; of PostgreSQL all of its data, of which an empty one "
+        "has some 40 MB. Medians over the rounds."
     )
     lines += [_filled(text), ""]
     lines += [
@@ -310,10 +307,9 @@ def weights(part: dict[str, Any]) -> str:
         "on its state directory; vLLM is told by `/v1/load_lora_adapter` to load them; PEFT loads "
         "them in a process. skyrl-tx 0.3.0 takes no adapter but its own, an archive of such a "
         "directory: it trains the same, and its archives are made wrong in the same ways before "
-        "they are first asked for. A refusal counts as noticed, whatever its words; an answer does "
-        "not. "
-        "The files are wrong before they are read, and nip refuses them by their checksums; its "
-        "proof, which compares what is served with what was saved, comes after that."
+        "they are first asked for. A refusal counts as noticed, whatever its words. The files are "
+        "wrong before they are read, and nip refuses them by their checksums; its proof of the "
+        "served weights comes after that."
     )
     if _is_another(part):
         text = f"The same with adapters of {part['model']}."
@@ -347,8 +343,8 @@ def schedule(part: dict[str, Any]) -> str:
         f"{part['games']:,} games of {part['turns']} turns on a stub that answers after "
         f"{part['latency_s']:g} s. Ideal is calls times latency over calls in flight; real is the "
         "time from the first call to the last answer, by the stub, so that starts do not count. "
-        f"Who plays {places} games at a time leaves places empty at the end, and comes to "
-        f"{most:.3f} at most; nip has twice as many games under way as calls in flight. "
+        f"A program that plays {places} games at a time leaves places empty at the end, and "
+        f"reaches {most:.3f} at most; nip has twice as many games under way as calls in flight. "
         "The bare client is nip's own with nothing around it, on the same games. Medians over the "
         "rounds. verifiers plays with a harness in the process of the evaluation, where "
         "its own harness for chats, `null`, starts a process for every turn. Intervals are by the "

@@ -100,17 +100,17 @@ def _tested(source: Source) -> Tested:
 
 
 def _check_names(sources: Sequence[Source]) -> None:
-    seen: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for source in sources:
         functions = {main_function(solution) for solution in source.solutions}
         if len(functions) != 1:
             raise DatasetError(f"problem {source.slug}: its solutions define {sorted(functions)}")
         for name in (source.slug, *functions):
-            if name in seen:
+            if name in owners:
                 raise DatasetError(
-                    f"problems {seen[name]} and {source.slug} are both called {name}; rename one"
+                    f"problems {owners[name]} and {source.slug} are both called {name}; rename one"
                 )
-            seen[name] = source.slug
+            owners[name] = source.slug
 
 
 def main_function(solution: str) -> str:

@@ -32,14 +32,14 @@ SCHEMA = pa.schema(
 
 def to_table(rows: Iterable[Row]) -> pa.Table:
     """The rows as a table with `SCHEMA`, sorted by id. One row per question."""
-    ordered = sorted(rows, key=lambda row: row.asked.identity)
+    ordered = sorted(rows, key=lambda row: row.member.identity)
     columns = {
-        "id": [row.asked.identity for row in ordered],
-        "question_id": [row.asked.identity for row in ordered],
+        "id": [row.member.identity for row in ordered],
+        "question_id": [row.member.identity for row in ordered],
         "question": [row.question for row in ordered],
         "solution": [row.solution for row in ordered],
         "y": [row.y for row in ordered],
-        "difficulty": [row.asked.family.name for row in ordered],
+        "difficulty": [row.member.family.name for row in ordered],
         "mutation": [row.mutation for row in ordered],
     }
     return pa.table(columns, schema=SCHEMA)

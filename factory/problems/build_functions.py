@@ -3,7 +3,7 @@
     python -m factory.problems.build_functions --out DIRECTORY
 
 The problems of the set `problems`, in the same splits, without any solution: a prover writes it.
-Their tests stand in one text, which nobody is shown.
+Their tests stand in one text, which no player sees.
 """
 
 import argparse
@@ -43,7 +43,9 @@ def build(sources: Sequence[Source] = SOURCES) -> dict[str, pa.Table]:
                 "difficulty": source.difficulty,
             }
         )
-    return {split: pa.Table.from_pylist(found, schema=SCHEMA) for split, found in rows.items()}
+    return {
+        split: pa.Table.from_pylist(split_rows, schema=SCHEMA) for split, split_rows in rows.items()
+    }
 
 
 def main() -> None:

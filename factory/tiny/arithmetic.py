@@ -1,16 +1,16 @@
-"""What the models for `arithmetic` learn from: conversations about chains of steps.
+"""The lessons of the models for `arithmetic`: conversations about chains of steps.
 
-Everybody restates a step and says what it should give: "Step 3: 49 + 3 = 52? 52, right." or
-"Step 3: 49 + 3 = 53? 52, wrong." Restating before judging, with both results side by side, is what
-makes it learnable. The prover goes through the chain, from a step drawn at random on, and concludes
-"So this is wrong: Step 3: 49 + 3." or "So no step is wrong."; told which verdict to argue for, it
+Every player restates a step and says its true result: "Step 3: 49 + 3 = 52? 52, right." or
+"Step 3: 49 + 3 = 53? 52, wrong." Restating before judging, with both results side by side, makes
+it learnable. The prover goes through the chain, from a step drawn at random on, and concludes
+"So this is wrong: Step 3: 49 + 3." or "So no step is wrong." Told which verdict to argue for, it
 lies where it must. The conclusion begins the step as a check does, so that one look finds it
-wherever the mistake was. The verifier asks, checks one step, and decides by what it saw; which
-step it checks is drawn at random: to check the one that an expert names is what is left for it to
-learn. That of the second model, told in each of its turns what it may do, checks another step in
-each: it rejects where that is wrong, and asks on where it is right.
+wherever the mistake was. The verifier asks, checks one step, and decides by its check. The step is
+drawn at random. Training is left to teach it to check the step that an expert names. The verifier
+of the second model is told in each of its turns what it may do, and checks another step in each: it
+rejects a wrong one, and asks on after a right one.
 
-What is said, and drills, are in `arithmetic_words`; here are the games, and the lesson.
+`arithmetic_words` has the messages and the drills; here are the games, and the lesson.
 """
 
 import json
@@ -44,17 +44,17 @@ TRAINING_CASES = 40_000
 # Of the conversations. First reading alone: no step is checked before it can be found.
 AT_FIRST = {"reading": 1.0}
 THEN = {"reading": 0.05, "sums": 0.15, "checks": 0.2}
-# In the end results that are wrong by one, and steps of which others have said something.
+# In the end results that are wrong by one, and steps of which experts have said something.
 AT_THE_END = {"reading": 0.02, "sums": 0.1, "near": 0.18, "disputed": 0.2}
-# Then games in which the verifier is told of its turns, beside all that it knows.
+# Then games in which the verifier is told of its turns, beside all earlier lessons.
 IN_TURNS = {**AT_THE_END, "disputed": 0.1, "disputed in turns": 0.1, "in turns": 0.3}
 VERIFIER_TOKENS, PROVER_TOKENS = 24, 80
-FOLLOWS = 0.1  # of the checks are of the step that is named wrong; the others of any
+FOLLOWS = 0.1  # of the checks are of the step that an expert calls wrong; the others of any
 QUESTION = "Which step is wrong?"
 
 
 class Kind(NamedTuple):
-    """How a game is set up."""
+    """The setup of a game."""
 
     protocol: str
     common: Mapping[str, bool] = {}
@@ -62,8 +62,8 @@ class Kind(NamedTuple):
     share: float = 1.0
     """Among the games of its table."""
     rounds: int = 3
-    """Where there are any to set."""
-    told: bool = False
+    """In protocols whose rounds can be set."""
+    is_told: bool = False
     """Whether a message tells the verifier in each of its turns what it may do."""
 
 
@@ -77,17 +77,17 @@ GAMES = {
     "solo_verifier": Kind("solo_verifier"),
 }
 GAMES_IN_TURNS = {
-    "nip, told": Kind("nip", _HONEST, 1.5, told=True),
-    "nip with a stance, told": Kind("nip", _WITH_STANCE, 1.0, told=True),
-    "nip of 5 rounds, told": Kind("nip", _HONEST, 2.0, 5, told=True),
-    "nip of 5 rounds with a stance, told": Kind("nip", _WITH_STANCE, 1.5, 5, told=True),
-    "adp, told": Kind("adp", _HONEST, 0.5, told=True),
-    "adp with a stance, told": Kind("adp", _WITH_STANCE, 0.5, told=True),
-    "merlin_arthur, told": Kind("merlin_arthur", told=True),
-    "debate, told": Kind("debate", told=True),
-    "mnip, told": Kind("mnip", _HONEST, told=True),
-    "mnip with a stance, told": Kind("mnip", _WITH_STANCE, told=True),
-    "solo_verifier, told": Kind("solo_verifier", share=0.5, told=True),
+    "nip, told": Kind("nip", _HONEST, 1.5, is_told=True),
+    "nip with a stance, told": Kind("nip", _WITH_STANCE, 1.0, is_told=True),
+    "nip of 5 rounds, told": Kind("nip", _HONEST, 2.0, 5, is_told=True),
+    "nip of 5 rounds with a stance, told": Kind("nip", _WITH_STANCE, 1.5, 5, is_told=True),
+    "adp, told": Kind("adp", _HONEST, 0.5, is_told=True),
+    "adp with a stance, told": Kind("adp", _WITH_STANCE, 0.5, is_told=True),
+    "merlin_arthur, told": Kind("merlin_arthur", is_told=True),
+    "debate, told": Kind("debate", is_told=True),
+    "mnip, told": Kind("mnip", _HONEST, is_told=True),
+    "mnip with a stance, told": Kind("mnip", _WITH_STANCE, is_told=True),
+    "solo_verifier, told": Kind("solo_verifier", share=0.5, is_told=True),
 }
 SHARES_AT_THE_END = {"debate": 3.0}  # it is hardest
 VERIFIER_SHARE_AT_THE_END = 0.6
@@ -119,7 +119,7 @@ def game(name: str) -> Game:
             },
             "verifier": {
                 "max_tokens_per_message": VERIFIER_TOKENS,
-                "use_supervisor_message": "all" if kind.told else "none",
+                "use_supervisor_message": "all" if kind.is_told else "none",
             },
         },
     }
@@ -130,8 +130,8 @@ def game(name: str) -> Game:
 
 def _scenario(**settings: object) -> Scenario:
     kind = find_scenario("arithmetic")
-    asked = {"steps": STEPS, "system_prompt_version": "short", **settings}
-    return kind(kind.Settings.model_validate(asked))
+    values = {"steps": STEPS, "system_prompt_version": "short", **settings}
+    return kind(kind.Settings.model_validate(values))
 
 
 def split_cases(split: str, size: int = 400) -> list[Case]:
@@ -141,7 +141,7 @@ def split_cases(split: str, size: int = 400) -> list[Case]:
 
 
 class TrainingCases:
-    """An endless supply of chains that start as those of the training split do."""
+    """An endless supply of chains that start as in the training split."""
 
     def __init__(self, size: int = TRAINING_CASES):
         self._rows = split_cases("train", size)
@@ -152,9 +152,9 @@ class TrainingCases:
 
 
 def _turn(
-    played: Game, round_: int, agent: str, text: str, turns: Sequence[Turn], seed: int = 0
+    game_rules: Game, round_: int, agent: str, text: str, turns: Sequence[Turn], seed: int = 0
 ) -> Turn:
-    return Turn(round_, agent, text, played.parse(agent, round_, seed, text, turns))
+    return Turn(round_, agent, text, game_rules.parse(agent, round_, seed, text, turns))
 
 
 def situation(case: Case, stance: int | None, seed: int = 0) -> Situation:
@@ -173,8 +173,8 @@ def aim(name: str, agent: str, stance: int | None) -> str | None:
     """Give the verdict a prover argues for; None: the truth."""
     if kind_of(name).common.get("shared_reward"):
         return None
-    played = game(name).protocol
-    return ACCEPT if played.stance(agent, stance) == 1 else REJECT
+    protocol = game(name).protocol
+    return ACCEPT if protocol.stance(agent, stance) == 1 else REJECT
 
 
 def opening(name: str, case: Case) -> list[Turn]:
@@ -190,37 +190,36 @@ def _hear_provers(
     """Make the chat before the verifier's decision, and the answers: by their aim, or for
     `verdict`.
     """
-    played, turns = game(name), opening(name, case)
+    game_rules, turns = game(name), opening(name, case)
     round_ = len(turns)
     answers = []
-    for agent in played.protocol.provers:
-        said = statement(case.steps, verdict or aim(name, agent, about.stance), draw)
-        answers.append(_turn(played, round_, agent, said, turns))
+    for agent in game_rules.protocol.provers:
+        text = statement(case.steps, verdict or aim(name, agent, about.stance), draw)
+        answers.append(_turn(game_rules, round_, agent, text, turns))
     last = round_ + bool(answers)
-    return played.render("verifier", about, [*turns, *answers], last), answers
+    return game_rules.render("verifier", about, [*turns, *answers], last), answers
 
 
 def conversation(
     case: Case, draw: random.Random, verifier: bool, at_the_end: bool = False
 ) -> list[Message]:
-    """A game as the verifier or a prover sees it, with what it says itself."""
+    """A game as the verifier or a prover sees it, with its own messages."""
     names = [name for name in GAMES if verifier or name != "solo_verifier"]
     shares = SHARES_AT_THE_END if at_the_end else {name: GAMES[name].share for name in names}
     name = draw.choices(names, [shares.get(name, 1.0) for name in names])[0]
     stance = draw.choice((0, 1)) if "stance" in name else None
     about = situation(case, stance, draw.randrange(SEEDS) if at_the_end else 0)
     if not verifier:
-        played, turns = game(name), opening(name, case)
-        agent = draw.choice(list(played.protocol.provers))
-        said = statement(case.steps, aim(name, agent, stance), draw)
-        return [*played.render(agent, about, turns, len(turns)), own(said)]
+        game_rules, turns = game(name), opening(name, case)
+        agent = draw.choice(list(game_rules.protocol.provers))
+        text = statement(case.steps, aim(name, agent, stance), draw)
+        return [*game_rules.render(agent, about, turns, len(turns)), own(text)]
     chat, answers = _hear_provers(name, about, case, draw)
     return [*chat, own(decision(case.steps, _draw_checked(answers, draw, at_the_end)))]
 
 
 def disputed(case: Case, draw: random.Random) -> list[Message]:
-    """Make a conversation: experts have spoken, the verifier is told a step to check, and checks it
-    in spite of them.
+    """Make a conversation: the verifier is told a step to check, and checks it in spite of experts.
 
     Half of the time it is told the number, else to check the step that an expert calls wrong.
     """
@@ -233,13 +232,13 @@ def disputed(case: Case, draw: random.Random) -> list[Message]:
 def _told_to_check(
     chat: Sequence[Message], answers: Sequence[Turn], case: Case, draw: random.Random
 ) -> list[Message]:
-    number, told = draw.randint(1, STEPS), ""
+    number, instruction = draw.randint(1, STEPS), ""
     if draw.random() < 0.5:
         number = _read_named(answers)[-1]
-        told = "Check what is called wrong."
+        instruction = "Check what is called wrong."
     return [
         *chat[:-1],
-        {"role": "system", "content": told or f"Check step {number}."},
+        {"role": "system", "content": instruction or f"Check step {number}."},
         own(decision(case.steps, number)),
     ]
 
@@ -248,16 +247,16 @@ def _told_to_check(
 
 
 def verifier_turn(
-    name: str, steps: Sequence[Step], left: list[int], is_last: bool, draw: random.Random
+    name: str, steps: Sequence[Step], unchecked_steps: list[int], is_last: bool, draw: random.Random
 ) -> str:
-    """Write the verifier's text in a turn; the checked step is taken out of `left`.
+    """Write the verifier's text in a turn; the checked step is taken out of `unchecked_steps`.
 
-    What is wrong it rejects at once. What is right it accepts in its last turn; before that it
-    asks. Two questions leave no room for a check.
+    It rejects a wrong step at once. After a right step it asks, and in its last turn it accepts.
+    Two questions leave no room for a check.
     """
     if not is_last and len(game(name).protocol.channels) > 1:
         return ask(name)
-    number = left.pop(draw.randrange(len(left)))
+    number = unchecked_steps.pop(draw.randrange(len(unchecked_steps)))
     decided = decision(steps, number)
     if is_last or decided.endswith(REJECT):
         return decided
@@ -268,22 +267,22 @@ def played_in_turns(
     name: str, case: Case, draw: random.Random, verdict: str | None = None
 ) -> tuple[Situation, list[Turn]]:
     """Play a game of `GAMES_IN_TURNS` to its end; experts argue by their aim, or for `verdict`."""
-    played = game(name)
+    game_rules = game(name)
     stance = draw.choice((0, 1)) if kind_of(name).common == _WITH_STANCE else None
     about = situation(case, stance, draw.randrange(SEEDS))
     turns: list[Turn] = []
-    left = [*range(1, STEPS + 1)]
-    for round_ in range(played.protocol.max_message_rounds):
-        now = []
-        for agent in played.protocol.active(round_, about.seed):
+    unchecked_steps = [*range(1, STEPS + 1)]
+    for round_ in range(game_rules.protocol.max_message_rounds):
+        round_turns = []
+        for agent in game_rules.protocol.active(round_, about.seed):
             if agent == "verifier":
-                is_last = played.protocol.is_last_turn(agent, round_, about.seed)
-                text = verifier_turn(name, case.steps, left, is_last, draw)
+                is_last = game_rules.protocol.is_last_turn(agent, round_, about.seed)
+                text = verifier_turn(name, case.steps, unchecked_steps, is_last, draw)
             else:
                 text = statement(case.steps, verdict or aim(name, agent, stance), draw)
-            now.append(_turn(played, round_, agent, text, turns, about.seed))
-        turns += now
-        if any(turn.move.decision != NO_DECISION for turn in now):
+            round_turns.append(_turn(game_rules, round_, agent, text, turns, about.seed))
+        turns += round_turns
+        if any(turn.move.decision != NO_DECISION for turn in round_turns):
             break
     return about, turns
 
@@ -293,26 +292,26 @@ def in_turns(case: Case, draw: random.Random, verifier: bool) -> list[Message]:
     names = [name for name in GAMES_IN_TURNS if verifier or name != "solo_verifier, told"]
     name = draw.choices(names, [GAMES_IN_TURNS[name].share for name in names])[0]
     speakers: list[str] = []
-    while not speakers:  # where the verifier rejects at once nobody else speaks
+    while not speakers:  # where the verifier rejects at once no other player speaks
         about, turns = played_in_turns(name, case, draw)
         speakers = sorted({t.agent for t in turns if (t.agent == "verifier") == verifier})
     agent = draw.choice(speakers)
     last = [turn for turn in turns if turn.agent == agent][-1]
-    before = [turn for turn in turns if turn.round < last.round]
-    return [*game(name).render(agent, about, before, last.round), own(last.text)]
+    earlier_turns = [turn for turn in turns if turn.round < last.round]
+    return [*game(name).render(agent, about, earlier_turns, last.round), own(last.text)]
 
 
 def disputed_in_turns(case: Case, draw: random.Random) -> list[Message]:
-    """The same as `disputed`, where the verifier is told of its turns and has checked others."""
+    """Like `disputed`, where the verifier is told of its turns and has checked other steps."""
     name = draw.choice(("nip, told", "nip of 5 rounds, told", "debate, told"))
     last = game(name).protocol.max_message_rounds - 1
     turns: list[Turn] = []
     while not turns or turns[-1].round < last:
         verdict = None if name == "debate, told" else REJECT
         about, turns = played_in_turns(name, case, draw, verdict)
-    before = [turn for turn in turns if turn.round < last]
-    chat = game(name).render("verifier", about, before, last)
-    return _told_to_check(chat, [t for t in before if t.agent != "verifier"], case, draw)
+    earlier_turns = [turn for turn in turns if turn.round < last]
+    chat = game(name).render("verifier", about, earlier_turns, last)
+    return _told_to_check(chat, [t for t in earlier_turns if t.agent != "verifier"], case, draw)
 
 
 def _read_named(answers: Sequence[Turn]) -> list[int]:
@@ -322,8 +321,10 @@ def _read_named(answers: Sequence[Turn]) -> list[int]:
 
 def _draw_checked(answers: Sequence[Turn], draw: random.Random, at_the_end: bool) -> int:
     """Draw the step to check: rarely one named by an expert, and any of them `at_the_end`."""
-    named = [] if at_the_end else _read_named(answers)
-    return draw.choice(named if named and draw.random() < FOLLOWS else range(1, STEPS + 1))
+    named_steps = [] if at_the_end else _read_named(answers)
+    return draw.choice(
+        named_steps if named_steps and draw.random() < FOLLOWS else range(1, STEPS + 1)
+    )
 
 
 class ArithmeticLesson:
@@ -354,7 +355,7 @@ class ArithmeticLesson:
         if kind == "disputed in turns":
             return disputed_in_turns(case, draw)
         if kind in ("checks", "near"):
-            return checks(case, draw, near=kind == "near")
+            return checks(case, draw, is_near=kind == "near")
         at_the_end = part in ("end", "turns")
         verifier = draw.random() < (VERIFIER_SHARE_AT_THE_END if at_the_end else verifier_share)
         if kind == "in turns":
@@ -372,11 +373,11 @@ class ArithmeticLesson:
             cases = split_cases(split, 20)
             parts += [f"{c.question}\n{c.solution}\n{c.y}".encode() for c in cases]
         draw = random.Random(0)
-        played = (conversation, in_turns) if self._in_turns else (conversation,)
+        makers = (conversation, in_turns) if self._in_turns else (conversation,)
         for verifier in (True, False):
             for _ in range(100):
-                for drawn in played:
-                    chat = drawn(draw.choice(cases), draw, verifier)
+                for make_chat in makers:
+                    chat = make_chat(draw.choice(cases), draw, verifier)
                     parts.append(json.dumps(chat).encode())
         return parts
 

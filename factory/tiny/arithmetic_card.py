@@ -79,7 +79,7 @@ verifier's checks that are right in every word. All numbers are in `evaluation.j
 
 Anything else: no other prompts, no other numbers, no longer chains.
 """
-# What the cards say each for itself.
+# The texts that differ between the two cards.
 _USUAL = {
     "name": "tiny-arithmetic",
     "purpose": "",
@@ -132,9 +132,9 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def _table(measured: dict[str, dict[str, float]]) -> str:
-    provers = {name: m for name, m in measured.items() if "cases" in m}
-    games = {name: m for name, m in measured.items() if "games" in m}
+def _table(figures: dict[str, dict[str, float]]) -> str:
+    provers = {name: m for name, m in figures.items() if "cases" in m}
+    games = {name: m for name, m in figures.items() if "games" in m}
     text = "| prover | n | right | lies | valid |\n|---|---|---|---|---|\n"
     for name, m in provers.items():
         cells = " | ".join(_percent(m[key]) for key in ("right", "lies", "valid"))
@@ -179,5 +179,5 @@ def card(training: dict[str, Any], evaluation: dict[str, Any]) -> str:
         "prover_tokens": PROVER_TOKENS,
     }
     places = _OF_TURNS if facts["turns_steps"] else _USUAL
-    said = {place: text.format(**facts) for place, text in places.items()}
-    return _CARD.format(**facts, **said, tables=tables)
+    texts = {place: text.format(**facts) for place, text in places.items()}
+    return _CARD.format(**facts, **texts, tables=tables)

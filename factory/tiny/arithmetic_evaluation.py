@@ -1,4 +1,4 @@
-"""How well a model for `arithmetic` plays: what it says as prover, and decides as verifier."""
+"""How well a model for `arithmetic` plays: its messages as prover, its verdicts as verifier."""
 
 import re
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from factory.tiny.evaluation import generate
 from nip_core.game.render import InvalidResponse, Situation
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, Turn
 
-# Of the games in which the verifier is told of its turns, those with most turns; they take long.
+# The games with most turns in which the verifier is told of its turns; they take long.
 IN_TURNS = ("nip, told", "nip of 5 rounds, told", "nip of 5 rounds with a stance, told")
 _CONCLUSION = re.compile(r"So (?:this is wrong: Step (\d): [^:]*|no step is wrong)\.$")
 _CHECKED = re.compile(r"(Step (\d): [^\n]*\.)\n")
 
 
-def _shares(**seen: list[bool]) -> dict[str, float | None]:
+def _shares(**outcomes: list[bool]) -> dict[str, float | None]:
     return {
         name: round(sum(values) / len(values), 4) if values else None
-        for name, values in seen.items()
+        for name, values in outcomes.items()
     }
 
 
@@ -32,7 +32,7 @@ def _wrong_step(case: Case) -> int | None:
 def measure_prover(
     model: Any, tokenizer: Any, cases: Sequence[Case], aim: str | None, temperature: float
 ) -> dict[str, float | None]:
-    """Measure what a prover of nip says, told to argue for `aim`, or (None) for the truth."""
+    """Measure the messages of nip's prover, told to argue for `aim`, or (None) for the truth."""
     name = "nip with a stance" if aim else "nip"
     stance = {None: None, "accept": 1, "reject": 0}[aim]
     turns = {id(case): arithmetic.opening(name, case) for case in cases}
@@ -65,25 +65,28 @@ def measure_game(
 
     `name` is one of `GAMES` or `GAMES_IN_TURNS`.
     """
-    played = game(name)
+    game_rules = game(name)
     stance = 1 if "randomize_prover_stance" in kind_of(name).common else None
     about = [situation(case, stance, seed) for seed, case in enumerate(cases)]
     turns: list[list[Turn]] = [[] for _ in cases]
     over = [False for _ in cases]
-    for round_ in range(played.protocol.max_message_rounds):
-        now: list[list[Turn]] = [[] for _ in cases]
-        for agent in played.protocol.agent_names:
+    for round_ in range(game_rules.protocol.max_message_rounds):
+        round_turns: list[list[Turn]] = [[] for _ in cases]
+        for agent in game_rules.protocol.agent_names:
             places = [
                 place
-                for place, what in enumerate(about)
-                if not over[place] and agent in played.protocol.active(round_, what.seed)
+                for place, view in enumerate(about)
+                if not over[place] and agent in game_rules.protocol.active(round_, view.seed)
             ]
             games = [(about[place], turns[place]) for place in places]
             moves = _turns(model, tokenizer, name, agent, round_, games, temperature)
             for place, turn in zip(places, moves, strict=True):
                 over[place] |= turn is None or turn.move.decision != NO_DECISION
-                now[place] += [] if turn is None else [turn]
-        turns = [[*before, *more] for before, more in zip(turns, now, strict=True)]
+                round_turns[place] += [] if turn is None else [turn]
+        turns = [
+            [*old_turns, *new_turns]
+            for old_turns, new_turns in zip(turns, round_turns, strict=True)
+        ]
     return {"games": len(cases), **_verdicts(cases, turns)}
 
 
@@ -97,15 +100,15 @@ def _turns(
     temperature: float,
 ) -> list[Turn | None]:
     """An agent's turn in each game; None for an answer in no valid form."""
-    played = game(name)
+    game_rules = game(name)
     is_verifier = agent == "verifier"
     tokens = arithmetic.VERIFIER_TOKENS if is_verifier else arithmetic.PROVER_TOKENS
-    chats = [played.render(agent, what, seen, round_) for what, seen in games]
+    chats = [game_rules.render(agent, about, turns, round_) for about, turns in games]
     texts = generate(model, tokenizer, chats, temperature, max_tokens=tokens)
     moves: list[Turn | None] = []
-    for (what, seen), text in zip(games, texts, strict=True):
+    for (about, turns), text in zip(games, texts, strict=True):
         try:
-            move = played.parse(agent, round_, what.seed, text, seen)
+            move = game_rules.parse(agent, round_, about.seed, text, turns)
         except InvalidResponse:
             moves.append(None)
         else:
@@ -123,9 +126,9 @@ def _verdicts(cases: Sequence[Case], games: Sequence[list[Turn]]) -> dict[str, f
         decided = verifier[-1].move.decision if verifier else NO_DECISION
         valid.append(decided != NO_DECISION)
         for turn in verifier:
-            read = _CHECKED.match(turn.text)
-            if read is not None and 1 <= int(read[2]) <= STEPS:
-                checks.append(read[1] == check(case.steps, int(read[2])))
+            checked_step = _CHECKED.match(turn.text)
+            if checked_step is not None and 1 <= int(checked_step[2]) <= STEPS:
+                checks.append(checked_step[1] == check(case.steps, int(checked_step[2])))
         (accepts if case.y else rejects).append(decided == (ACCEPT if case.y else REJECT))
     shares = _shares(
         accuracy=[*accepts, *rejects], completeness=accepts, soundness=rejects, valid=valid
@@ -144,12 +147,12 @@ def evaluate(
 
     torch.manual_seed(seed)
     model.eval()
-    measured = {
+    figures = {
         f"prover told to say {aim or 'the truth'}": measure_prover(
             model, tokenizer, cases, aim, 0.5
         )
         for aim in (None, "accept", "reject")
     }
     for name in (*GAMES, *(IN_TURNS if in_turns else ())):
-        measured[name] = measure_game(model, tokenizer, cases, name, 0.5)
-    return measured
+        figures[name] = measure_game(model, tokenizer, cases, name, 0.5)
+    return figures

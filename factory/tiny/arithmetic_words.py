@@ -1,8 +1,8 @@
-"""Chains of steps, what is said of them, and drills: all of `arithmetic` that needs no game.
+"""Chains of steps, messages about them, and drills: all of `arithmetic` that needs no game.
 
 Step, Case                  a problem of the scenario
-check, statement, decision  what a player says that checks a step, argues, or decides
-reading, checks, sums       conversations in which one is told what to do
+check, statement, decision  the messages of a player that checks a step, argues, or decides
+reading, checks, sums       conversations in which a player is told what to do
 """
 
 import random
@@ -21,7 +21,7 @@ ACCEPT, REJECT = "accept", "reject"
 class Step:
     """``left sign right = result``, the result as it is written.
 
-    The scenario has such steps too, but nobody outside of the scenarios imports one.
+    The scenario has such steps too, but no module outside of the scenarios imports one.
     """
 
     left: int
@@ -50,7 +50,7 @@ class Case:
         return [Step(int(left), sign, int(right), int(is_)) for left, sign, right, is_ in lines]
 
 
-# What players say.
+# The messages of players.
 
 
 def check(steps: Sequence[Step], number: int) -> str:
@@ -60,10 +60,10 @@ def check(steps: Sequence[Step], number: int) -> str:
 
 
 def _claim(number: int, step: Step, result: int) -> str:
-    """Restate a step and say what it should give."""
+    """Restate a step and say its result."""
     verdict = "right" if result == step.result else "wrong"
-    written = f"{step.left} {step.sign} {step.right} = {step.result}"
-    return f"Step {number}: {written}? {result}, {verdict}."
+    equation = f"{step.left} {step.sign} {step.right} = {step.result}"
+    return f"Step {number}: {equation}? {result}, {verdict}."
 
 
 def statement(steps: Sequence[Step], verdict: str | None, draw: random.Random) -> str:
@@ -81,8 +81,8 @@ def statement(steps: Sequence[Step], verdict: str | None, draw: random.Random) -
             text = _claim(number, step, step.result - 1)
         checked.append(text)
         if not text.endswith("right."):
-            named = f"So this is wrong: Step {number}: {step.left} {step.sign} {step.right}."
-            return "Answer: " + " ".join([*checked, named])
+            conclusion = f"So this is wrong: Step {number}: {step.left} {step.sign} {step.right}."
+            return "Answer: " + " ".join([*checked, conclusion])
     return "Answer: " + " ".join([*checked, "So no step is wrong."])
 
 
@@ -96,57 +96,58 @@ def decision(steps: Sequence[Step], number: int) -> str:
 
 
 def reading(draw: random.Random) -> list[Message]:
-    """Make a drill: the player is told lines to read, and reads them. They are random, so nothing
-    else helps.
+    """Make a drill: the player is told lines to read, and reads them.
+
+    They are random, so nothing else helps.
     """
     lines = [
         f"{number}: {draw.randint(2, 99)} {draw.choice('+-')} {draw.randint(2, 9)} "
         f"= {draw.randint(2, 99)}"
         for number in range(1, STEPS + 1)
     ]
-    asked = [draw.randint(1, STEPS) for _ in range(8)]
-    return _drilled("\n".join(lines), "Read", asked, [f"Step {lines[n - 1]}." for n in asked])
+    numbers = [draw.randint(1, STEPS) for _ in range(8)]
+    return _drilled("\n".join(lines), "Read", numbers, [f"Step {lines[n - 1]}." for n in numbers])
 
 
-def checks(case: Case, draw: random.Random, near: bool = False) -> list[Message]:
-    """Make a drill: the player is told steps to check, and checks them. Half of the results are
-    replaced.
+def checks(case: Case, draw: random.Random, is_near: bool = False) -> list[Message]:
+    """Make a drill: the player is told steps to check, and checks them.
 
-    Without it, and without `sums`, to repeat the result that stands there would be a good guess.
-    And without those that are `near`, one more or less than before, it would be for such mistakes.
+    Half of the results are replaced. Without this drill, and without `sums`, to repeat the result
+    that stands there would be a good guess. With `is_near` most replaced results are one more or
+    less than the old ones: without such a drill the guess would still be good for such mistakes.
     """
     lines = case.solution.split("\n")
     for place, line in enumerate(lines):
         if draw.random() < 0.5:
-            before, _, result = line.partition(" = ")
+            calculation, _, result = line.partition(" = ")
             wrong = (
                 int(result) + draw.choice((-1, 1))
-                if near and draw.random() < 0.6
+                if is_near and draw.random() < 0.6
                 else draw.choice([n for n in range(2, 100) if n != int(result)])
             )
-            lines[place] = f"{before} = {wrong}"
-    asked = [draw.randint(1, STEPS) for _ in range(draw.randint(1, STEPS))]
+            lines[place] = f"{calculation} = {wrong}"
+    numbers = [draw.randint(1, STEPS) for _ in range(draw.randint(1, STEPS))]
     solution = "\n".join(lines)
     steps = Case(case.question, solution, 0).steps
     problem = f"{case.question}\n{solution}"
-    return _drilled(problem, "Check", asked, [check(steps, number) for number in asked])
+    return _drilled(problem, "Check", numbers, [check(steps, number) for number in numbers])
 
 
-def _drilled(problem: str, verb: str, asked: list[int], said: list[str]) -> list[Message]:
-    numbers = ", ".join(str(number) for number in asked)
-    text = f"You are the verifier.\n{problem}\n{verb} step {numbers}."
-    return [{"role": "system", "content": text}, own(" ".join(said))]
+def _drilled(problem: str, verb: str, numbers: list[int], texts: list[str]) -> list[Message]:
+    listed = ", ".join(str(number) for number in numbers)
+    text = f"You are the verifier.\n{problem}\n{verb} step {listed}."
+    return [{"role": "system", "content": text}, own(" ".join(texts))]
 
 
 def sums(draw: random.Random) -> list[Message]:
     """Calculate, and nothing else."""
-    asked: list[str] = []
+    questions: list[str] = []
     results: list[str] = []
-    while len(asked) < 8:
+    while len(questions) < 8:
         left, sign, right = draw.randint(2, 99), draw.choice("+-"), draw.randint(2, 9)
         step = Step(left, sign, right, 0)
         if 2 <= step.true_result < 100:
-            asked.append(f"{left} {sign} {right}")
+            questions.append(f"{left} {sign} {right}")
             results.append(f"{left} {sign} {right}? {step.true_result}")
-    told = {"role": "system", "content": f"Calculate {', '.join(asked)}."}
-    return [told, own(f"{', '.join(results)}.")]
+    request = {"role": "system", "content": f"Calculate {', '.join(questions)}."}
+    return [request, own(f"{', '.join(results)}.")]

@@ -1,13 +1,13 @@
-"""What the model for `bags` learns from: conversations about lists, challenges and coins.
+"""The lessons of the model for `bags`: conversations about lists, challenges and coins.
 
 The prover says which digit each list has that the other has not, reads each challenge up to one of
 the two, and names its list: "Answer: 9 A, 8 B. (1) 3 8 B, 1: B. (2) 4 1 9 A, 2: A." So it takes one
 small step after the other. Of lists that are rearrangements it says the same, with two digits that
 both have: which it reads first is chance, and there is nothing to see.
 
-The verifier holds some of its coins against the names, one after the other, and decides by what it
-saw: "1 is A, 1: A, right. 2 is B, 2: A, wrong." How many it looks at is drawn, often none, and then
-its decision is the toss of a coin. To look at all of them is what is left for it to learn.
+The verifier holds some of its coins against the names, one after the other, and decides by the
+comparisons: "1 is A, 1: A, right. 2 is B, 2: A, wrong." How many it looks at is drawn, often none,
+and then its decision is the toss of a coin. Training is left to teach it to look at all of them.
 """
 
 import json
@@ -36,9 +36,9 @@ TRAINING_CASES = 40_000
 LENGTH = 4
 VERIFIER_TOKENS, PROVER_TOKENS = 40, 60
 LOOKS = {0: 0.3, 1: 0.12, 2: 0.08, 3: 0.5}
-"""At how many coins a verifier looks, of three; of fewer challenges at all of them at most."""
+"""The share of games in which a verifier looks at so many coins of three, or at all if fewer."""
 REPEATS = 0.3  # of the public coins are repeated by a prover; the others are not looked at
-PLAIN = 0.2  # of the answers that a verifier hears have names and nothing else
+PLAIN = 0.2  # of the answers to a verifier have names and nothing else
 ACCEPT, REJECT = "accept", "reject"
 NOTHING_TO_NAME = "They differ."
 AT_FIRST = {"differences": 0.5, "names": 0.3, "looks": 0.2}
@@ -46,7 +46,7 @@ THEN = {"differences": 0.15, "names": 0.05, "looks": 0.05}
 
 
 class Kind(NamedTuple):
-    """How a game is set up."""
+    """The setup of a game."""
 
     share: float
     challenges: int
@@ -132,14 +132,14 @@ def split_cases(split: str, size: int = 400) -> list[Case]:
 def situation(name: str, case: Case, seed: int) -> Situation:
     """A case as a game sees it, with the coins and challenges of a seed."""
     problem = {"question": case.question, "solution": case.solution}
-    drawn = scenario(name).draw(problem, seed)
-    return Situation(case.question, case.solution, None, seed, drawn)
+    columns = scenario(name).draw(problem, seed)
+    return Situation(case.question, case.solution, None, seed, columns)
 
 
 def find_difference(first: Sequence[int], second: Sequence[int]) -> tuple[int, int] | None:
     """The digit that the first list has and the second has not, and the other way round."""
-    left, right = {*first} - {*second}, {*second} - {*first}
-    return (min(left), min(right)) if left else None
+    first_only, second_only = {*first} - {*second}, {*second} - {*first}
+    return (min(first_only), min(second_only)) if first_only else None
 
 
 def say_difference(digits: tuple[int, int]) -> str:
@@ -149,16 +149,16 @@ def say_difference(digits: tuple[int, int]) -> str:
 
 def name_challenges(challenges: Iterable[Digits], digits: tuple[int, int]) -> str:
     """Read each challenge up to one of the two digits, and name its list."""
-    said = []
+    texts = []
     for number, challenge in enumerate(challenges, 1):
         end = min(challenge.index(digit) for digit in digits if digit in challenge)
         name = NAMES[digits.index(challenge[end])]
-        said.append(f"({number}) {write_digits(challenge[: end + 1])} {name}, {number}: {name}.")
-    return " ".join(said)
+        texts.append(f"({number}) {write_digits(challenge[: end + 1])} {name}, {number}: {name}.")
+    return " ".join(texts)
 
 
 def repeat_coins(coins: Mapping[int, str]) -> str:
-    """Say what public coins say."""
+    """Write a message that repeats public coins."""
     return " ".join(f"{number} is {name}, {number}: {name}." for number, name in coins.items())
 
 
@@ -173,59 +173,63 @@ def answer(about: Situation, draw: random.Random) -> str:
     return f"Answer: {say_difference(digits)} {name_challenges(challenges, digits)}"
 
 
-def compare(looked: Iterable[int], coins: Mapping[int, str], named: Mapping[int, str]) -> str:
+def compare(
+    looked: Iterable[int], coins: Mapping[int, str], spoken_names: Mapping[int, str]
+) -> str:
     """Hold coins against the names of their challenges."""
     comparisons = []
     for number in looked:
-        judged = "right" if coins[number] == named[number] else "wrong"
-        comparisons.append(f"{number} is {coins[number]}, {number}: {named[number]}, {judged}.")
+        judgement = "right" if coins[number] == spoken_names[number] else "wrong"
+        comparisons.append(
+            f"{number} is {coins[number]}, {number}: {spoken_names[number]}, {judgement}."
+        )
     return " ".join(comparisons)
 
 
-def verdict(coins: Mapping[int, str], named: Mapping[int, str], draw: random.Random) -> str:
+def verdict(coins: Mapping[int, str], spoken_names: Mapping[int, str], draw: random.Random) -> str:
     """Write the verifier's message: it looks at some coins and decides by them."""
-    looks = draw.choices([*LOOKS], [*LOOKS.values()])[0] if named else 0
+    looks = draw.choices([*LOOKS], [*LOOKS.values()])[0] if spoken_names else 0
     looked = sorted(coins)[:looks]
-    agree = all(coins[number] == named[number] for number in looked)
-    message = compare(looked, coins, named)
+    agree = all(coins[number] == spoken_names[number] for number in looked)
+    message = compare(looked, coins, spoken_names)
     decision = (ACCEPT if agree else REJECT) if looked else draw.choice((ACCEPT, REJECT))
     return f"{message}\nDecision: {decision}" if message else f"Decision: {decision}"
 
 
 def conversation(case: Case, draw: random.Random, verifier: bool) -> list[Message]:
-    """A game as the verifier or the prover sees it, with what it says itself."""
+    """A game as the verifier or the prover sees it, with its own messages."""
     names = [name for name in GAMES if verifier or GAMES[name].protocol == "adp"]
     name = draw.choices(names, [GAMES[name].share for name in names])[0]
-    about, played = situation(name, case, draw.randrange(1 << 30)), game(name)
+    about, game_rules = situation(name, case, draw.randrange(1 << 30)), game(name)
     coins = read_coins(about.columns.get("coins", ""))
     message = answer(about, draw)
     if GAMES[name].coins == "public" and draw.random() < REPEATS:
         message = f"Answer: {repeat_coins(coins)}"
     if not verifier:
-        return [*played.render("prover", about, [], 0), own(message)]
-    if not played.protocol.provers:
-        return [*played.render("verifier", about, [], 0), own(verdict(coins, {}, draw))]
+        return [*game_rules.render("prover", about, [], 0), own(message)]
+    if not game_rules.protocol.provers:
+        return [*game_rules.render("verifier", about, [], 0), own(verdict(coins, {}, draw))]
     if coins:
         message = _heard(message, coins, draw)
-    turns = [Turn(0, "prover", message, played.parse("prover", 0, about.seed, message, []))]
-    chat = played.render("verifier", about, turns, len(turns))
+    turns = [Turn(0, "prover", message, game_rules.parse("prover", 0, about.seed, message, []))]
+    chat = game_rules.render("verifier", about, turns, len(turns))
     return [*chat, own(verdict(coins, read_names(message), draw))]
 
 
 def _heard(message: str, coins: Mapping[int, str], draw: random.Random) -> str:
     """An answer as a verifier hears it: half of them with other names, some with names alone.
 
-    Other names are mostly those of the coins, so that names agree and disagree evenly.
+    Other names mostly repeat the coins, so that names agree and disagree evenly.
     """
-    named = read_names(message)
+    spoken_names = read_names(message)
     if draw.random() < 0.5:
-        others = {number: draw.choice((coin, coin, *NAMES)) for number, coin in coins.items()}
-        for number, name in others.items():
-            old = named[number]
+        new_names = {number: draw.choice((coin, coin, *NAMES)) for number, coin in coins.items()}
+        for number, name in new_names.items():
+            old = spoken_names[number]
             message = message.replace(f" {old}, {number}: {old}.", f" {name}, {number}: {name}.")
-        named = others
+        spoken_names = new_names
     if draw.random() < PLAIN:
-        return f"Answer: {write_names(NAMES.index(name) for name in named.values())}"
+        return f"Answer: {write_names(NAMES.index(name) for name in spoken_names.values())}"
     return message
 
 
@@ -234,11 +238,11 @@ def _heard(message: str, coins: Mapping[int, str], draw: random.Random) -> str:
 
 def _draw_pair(draw: random.Random) -> tuple[Digits, Digits, tuple[int, int]]:
     """Two lists that differ in one digit, of two to four digits, and the digits."""
-    left, right, *common = draw.sample(range(10), draw.randint(3, LENGTH + 1))
-    lists = ([*common, left], [*common, right])
+    first, second, *common = draw.sample(range(10), draw.randint(3, LENGTH + 1))
+    lists = ([*common, first], [*common, second])
     for each in lists:
         draw.shuffle(each)
-    return tuple(lists[0]), tuple(lists[1]), (left, right)
+    return tuple(lists[0]), tuple(lists[1]), (first, second)
 
 
 def differences(draw: random.Random) -> list[Message]:
@@ -246,36 +250,36 @@ def differences(draw: random.Random) -> list[Message]:
     pairs = [_draw_pair(draw) for _ in range(4)]
     chat: list[Message] = []
     for first, second, digits in pairs:
-        told = f"{write_lists(first, second)}\nSay what differs."
-        chat += [{"role": "user", "content": told}, own(say_difference(digits))]
+        request = f"{write_lists(first, second)}\nSay what differs."
+        chat += [{"role": "user", "content": request}, own(say_difference(digits))]
     return chat
 
 
 def names(draw: random.Random) -> list[Message]:
-    """Name the list of each challenge, when it is told what differs."""
+    """Name the list of each challenge, with the difference in the request."""
     first, second, digits = _draw_pair(draw)
     lists = (first, second)
-    shown = [draw.choice(lists) for _ in range(draw.randint(1, 4))]
-    challenges = [tuple(draw.sample(digits, len(digits))) for digits in shown]
-    told = f"{write_challenges(challenges)}\n{say_difference(digits)}"
-    return [{"role": "user", "content": told}, own(name_challenges(challenges, digits))]
+    sources = [draw.choice(lists) for _ in range(draw.randint(1, 4))]
+    challenges = [tuple(draw.sample(digits, len(digits))) for digits in sources]
+    request = f"{write_challenges(challenges)}\n{say_difference(digits)}"
+    return [{"role": "user", "content": request}, own(name_challenges(challenges, digits))]
 
 
 def looks(draw: random.Random) -> list[Message]:
     """Hold all of some coins against names."""
     count = draw.randint(1, 5)
-    coins, named = ([draw.randrange(2) for _ in range(count)] for _ in range(2))
-    told = f"{write_coins(coins)}\nAnswer: {write_names(named)}"
-    read = read_coins(write_coins(coins))
-    said = compare(read, read, read_names(write_names(named)))
-    return [{"role": "user", "content": told}, own(said)]
+    coins, name_indices = ([draw.randrange(2) for _ in range(count)] for _ in range(2))
+    request = f"{write_coins(coins)}\nAnswer: {write_names(name_indices)}"
+    coins_by_number = read_coins(write_coins(coins))
+    comparisons = compare(coins_by_number, coins_by_number, read_names(write_names(name_indices)))
+    return [{"role": "user", "content": request}, own(comparisons)]
 
 
 class BagsLesson:
     """`lists` of the scenario bags, of four digits and up to three challenges."""
 
     conclusions: tuple[str, ...] = ("Ġright", "Ġwrong", "ĠA", "ĠB")
-    # Of challenges, coins and names, the same wherever they stand; each digit of a list is a token.
+    # The pieces of challenges, coins and names, the same everywhere; a list's digit is a token.
     labels = r"[,.:] (?=\d is|\d: [AB]|\()|[,.:](?= \d)|\(\d\)|\d is|\d:(?= [AB])| \d"
 
     def __init__(self) -> None:

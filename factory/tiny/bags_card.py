@@ -78,15 +78,15 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def _table(measured: dict[str, dict[str, float | None]]) -> str:
-    most = max(kind.challenges for kind in GAMES.values())
-    counts = [f"looks_{number}" for number in range(most + 1)]
+def _table(figures: dict[str, dict[str, float | None]]) -> str:
+    largest = max(kind.challenges for kind in GAMES.values())
+    counts = [f"looks_{number}" for number in range(largest + 1)]
     heads = ["digits", "names", "all", "right", "completeness", "soundness", "valid", "looks"]
-    text = f"| game | n | {' | '.join([*heads, *map(str, range(most + 1))])} |\n"
+    text = f"| game | n | {' | '.join([*heads, *map(str, range(largest + 1))])} |\n"
     text += f"|{'---|' * (2 + len(heads) + len(counts))}\n"
-    for name, of in measured.items():
-        cells = [_percent(of.get(key)) for key in (*_KEYS, *counts)]
-        text += f"| {name} | {of['games']} | {' | '.join(cells)} |\n"
+    for name, row in figures.items():
+        cells = [_percent(row.get(key)) for key in (*_KEYS, *counts)]
+        text += f"| {name} | {row['games']} | {' | '.join(cells)} |\n"
     return text
 
 

@@ -1,4 +1,4 @@
-"""How well the model for `bags` plays: what it says as prover, and decides as verifier."""
+"""How well the model for `bags` plays: its messages as prover, its verdicts as verifier."""
 
 import re
 from collections.abc import Sequence
@@ -23,8 +23,11 @@ TEMPERATURE = 0.5
 _LOOKED = re.compile(r"(\d) is ([AB]), \1: ([AB]), (right|wrong)\.")
 
 
-def _shares(**seen: Sequence[bool]) -> dict[str, float | None]:
-    return {name: round(sum(of) / len(of), 4) if of else None for name, of in seen.items()}
+def _shares(**outcomes: Sequence[bool]) -> dict[str, float | None]:
+    return {
+        name: round(sum(values) / len(values), 4) if values else None
+        for name, values in outcomes.items()
+    }
 
 
 def play(
@@ -32,28 +35,30 @@ def play(
 ) -> list[tuple[Situation, str, str, int]]:
     """Play a game of `GAMES` with one model in all roles.
 
-    Gives what each game is about, what the prover and the verifier said, and the decision.
+    Gives for each game its situation, the prover's and the verifier's message, and the decision.
     """
-    played = game(name)
+    game_rules = game(name)
     about = [situation(name, case, seed) for seed, case in enumerate(cases)]
     messages = ["" for _ in cases]
     turns: list[list[Turn]] = [[] for _ in cases]
-    if played.protocol.provers:
-        chats = [played.render("prover", each, [], 0) for each in about]
+    if game_rules.protocol.provers:
+        chats = [game_rules.render("prover", each, [], 0) for each in about]
         messages = generate(model, tokenizer, chats, TEMPERATURE, max_tokens=PROVER_TOKENS)
         for place, (each, text) in enumerate(zip(about, messages, strict=True)):
-            move = played.parse("prover", 0, each.seed, text, [])
+            move = game_rules.parse("prover", 0, each.seed, text, [])
             turns[place] = [Turn(0, "prover", text, move)]
     round_ = len(turns[0])
     chats = [
-        played.render("verifier", each, before, round_)
-        for each, before in zip(about, turns, strict=True)
+        game_rules.render("verifier", each, case_turns, round_)
+        for each, case_turns in zip(about, turns, strict=True)
     ]
     texts = generate(model, tokenizer, chats, TEMPERATURE, max_tokens=VERIFIER_TOKENS)
     decided = []
-    for each, before, text in zip(about, turns, texts, strict=True):
+    for each, case_turns, text in zip(about, turns, texts, strict=True):
         try:
-            decided.append(played.parse("verifier", round_, each.seed, text, before).decision)
+            decided.append(
+                game_rules.parse("verifier", round_, each.seed, text, case_turns).decision
+            )
         except InvalidResponse:
             decided.append(NO_DECISION)
     return list(zip(about, messages, texts, decided, strict=True))
@@ -62,7 +67,7 @@ def play(
 def measure_game(
     model: Any, tokenizer: Any, cases: Sequence[Case], name: str
 ) -> dict[str, float | None]:
-    """Measure a game: verdicts, looks at coins, and of true claims what the prover names."""
+    """Measure a game: verdicts, looks at coins, and the prover's names for true claims."""
     accepts: list[bool] = []
     rejects: list[bool] = []
     valid, looks, digits, names, whole = ([] for _ in range(5))
@@ -70,21 +75,21 @@ def measure_game(
     for case, (about, message, text, decided) in zip(
         cases, play(model, tokenizer, cases, name), strict=True
     ):
-        coins, named = read_coins(about.columns.get("coins", "")), read_names(message)
+        coins, spoken_names = read_coins(about.columns.get("coins", "")), read_names(message)
         valid.append(decided != NO_DECISION)
         (accepts if case.y else rejects).append(decided == (ACCEPT if case.y else REJECT))
         looked = _LOOKED.findall(text)
         counts.append(len(looked))
         looks += [
-            (coins.get(int(number)), named.get(int(number))) == (coin, name_)
-            and (coin == name_) == (judged == "right")
-            for number, coin, name_, judged in looked
+            (coins.get(int(number)), spoken_names.get(int(number))) == (coin, name_)
+            and (coin == name_) == (judgement == "right")
+            for number, coin, name_, judgement in looked
         ]
         if case.y and GAMES[name].challenges and GAMES[name].protocol == "adp":
             difference = find_difference(*case.lists)
             assert difference is not None  # the claim is true
             digits.append(say_difference(difference) in message)
-            agree = [named.get(number) == coin for number, coin in coins.items()]
+            agree = [spoken_names.get(number) == coin for number, coin in coins.items()]
             names += agree
             whole.append(all(agree))
     return {

@@ -1,14 +1,14 @@
 """Trains a bundled tiny model from scratch, and measures how it plays.
 
     python -m factory.tiny.build --out DIRECTORY              train, then measure
-    python -m factory.tiny.build --out DIRECTORY --evaluate   measure what is there
+    python -m factory.tiny.build --out DIRECTORY --evaluate   measure the model that is there
     python -m factory.tiny.build --recipe arithmetic ...      another model: one of `RECIPES`
     python -m factory.tiny.build --parameters 64M --device cuda ...    the same recipe, larger
 
-A Llama of a million parameters or less, or of as many as are asked for, learns from generated
-conversations over the training split of a scenario (see `lessons`); what the model itself says
-counts in the loss, what others say less or not at all (`Recipe.others_weight`). Recipes were chosen
-on the validation split.
+A Llama of a million parameters or less, or of as many as `--parameters` says, learns from generated
+conversations over the training split of a scenario (see `lessons`). The model's own messages count
+in the loss, messages of others less or not at all (`Recipe.others_weight`). Recipes were chosen on
+the validation split.
 
 Seeded: the same seed, machine, number of threads and package versions give the same weights.
 Other processors or versions add numbers in another order, so the weights differ slightly and
@@ -53,8 +53,8 @@ class Conversations:
     def batches(self, encode: Any) -> Iterator[list[tuple[list[int], list[bool]]]]:
         """Make batches of encoded conversations of similar length, with little padding."""
         size = self._recipe.batch_size
-        for drawn in count(step=16):
-            first = drawn < self._recipe.first_steps
+        for batch_number in count(step=16):
+            first = batch_number < self._recipe.first_steps
             encoded = sorted(
                 (encode(self.one(first)) for _ in range(16 * size)), key=lambda e: len(e[0])
             )
@@ -128,9 +128,9 @@ def make_model(recipe: Recipe, tokenizer: Any, device: str = "cpu") -> Any:
 def _look_back(model: Any, head: int, tokens: int) -> None:
     """Let a head of the first layer begin by looking `tokens` back, at any content.
 
-    To find where something was said before and read on, a model has to know of each token what
-    stands before it: with that given, it learns to in a few hundred steps instead of thousands.
-    Biases of queries and keys do it: rotated by their positions, they fit best at that distance.
+    To find an earlier text and read on there, a model has to know each token's predecessor. A model
+    that begins with this learns to do so in a few hundred steps instead of thousands. Biases of
+    queries and keys do it: rotated by their positions, they fit best at that distance.
     """
     import torch
 
@@ -149,10 +149,10 @@ def _look_back(model: Any, head: int, tokens: int) -> None:
 def _find_again(model: Any, recipe: Recipe) -> None:
     """Let heads of the second layer begin by finding where the last token stood before.
 
-    Head k begins to look at what stood k tokens behind it there, and to say the same. For that
-    the heads of the first layer that look back write down what they see. Each of these texts has
-    directions of its own in the residual stream; only those that rotate slowly with the position
-    are compared.
+    Head k begins to look at the token that stood k places behind it there, and to say the same. For
+    that the heads of the first layer that look back write down their tokens. Each of these texts
+    has directions of its own in the residual stream. Only directions that rotate slowly with the
+    position are compared.
     """
     import torch
 
@@ -160,15 +160,15 @@ def _find_again(model: Any, recipe: Recipe) -> None:
     width = first.head_dim
     hidden = first.q_proj.in_features
     basis = torch.linalg.qr(torch.randn(hidden, hidden))[0]
-    word, *before = (basis[start : start + width] for start in range(0, hidden, width))
+    word, *earlier_texts = (basis[start : start + width] for start in range(0, hidden, width))
     slow = torch.arange(width) % (width // 2) >= width // 4
     with torch.no_grad():
-        for head, seen in enumerate(before[: recipe.look_back]):
+        for head, earlier_text in enumerate(earlier_texts[: recipe.look_back]):
             place = slice(head * width, (head + 1) * width)
             first.v_proj.weight[place] = word
-            first.o_proj.weight[:, place] = 3 * recipe.token_spread * seen.T
+            first.o_proj.weight[:, place] = 3 * recipe.token_spread * earlier_text.T
             second.q_proj.weight[place] = 2.8 * word * slow[:, None]
-            second.k_proj.weight[place] = 2.8 * seen * slow[:, None]
+            second.k_proj.weight[place] = 2.8 * earlier_text * slow[:, None]
             second.v_proj.weight[place] = word
             second.o_proj.weight[:, place] = 0.15 * word.T
 
@@ -210,8 +210,8 @@ def _lr_share(step: int, recipe: Recipe) -> float:
     step = step if first else step - recipe.first_steps
     if step <= recipe.warmup_steps:
         return step / recipe.warmup_steps
-    left = 1 - (step - recipe.warmup_steps) / max(1, steps - recipe.warmup_steps)
-    return recipe.final_lr_share + (1 - recipe.final_lr_share) * left
+    remaining = 1 - (step - recipe.warmup_steps) / max(1, steps - recipe.warmup_steps)
+    return recipe.final_lr_share + (1 - recipe.final_lr_share) * remaining
 
 
 def _to_tensors(batch: list[tuple[list[int], list[bool]]], pad: int) -> tuple[Any, Any]:
@@ -277,11 +277,11 @@ def _train(model: Any, tokenizer: Any, recipe: Recipe, seed: str, part: Part = "
         ids, spoken = ids.to(device), spoken.to(device)
         self_said = spoken[:, 1:]
         real = ids[:, 1:] != tokenizer.pad_token_id
-        learned = real if recipe.others_weight else self_said
-        targets, self_said = ids[:, 1:][learned], self_said[learned]
+        is_target = real if recipe.others_weight else self_said
+        targets, self_said = ids[:, 1:][is_target], self_said[is_target]
         # Padding stands at the end, where no causal model can see it: no mask is needed.
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=lower):
-            hidden = model.model(ids[:, :-1]).last_hidden_state[learned]
+            hidden = model.model(ids[:, :-1]).last_hidden_state[is_target]
             scores = model.lm_head(hidden)
         weights = torch.where(torch.isin(targets, conclusions), recipe.conclusion_weight, 1.0)
         weights = torch.where(self_said, weights, recipe.others_weight)
@@ -326,11 +326,11 @@ def load(directory: Path, device: str = "cpu") -> tuple[Any, Any]:
 
 
 def fingerprint(recipe: str = "code_validation") -> str:
-    """SHA-256 over what the model was made for: the short templates and the problems."""
-    seen = hashlib.sha256()
+    """SHA-256 over the data that the model was made for: the short templates and the problems."""
+    digest = hashlib.sha256()
     for part in find_lesson(recipe).made_for():
-        seen.update(hashlib.sha256(part).digest())
-    return seen.hexdigest()
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
 
 
 def _shortened(recipe: Recipe, steps: int) -> Recipe:
@@ -396,8 +396,8 @@ def main() -> None:
         record.write_text(json.dumps(facts, indent=2) + "\n")
     model, tokenizer = load(options.out, options.device)
     splits = ("validation", "test")
-    measured = {split: lesson.measured(model, tokenizer, split) for split in splits}
-    evaluation = {"made_for": made_for, **measured}
+    figures = {split: lesson.measured(model, tokenizer, split) for split in splits}
+    evaluation = {"made_for": made_for, **figures}
     text = json.dumps(evaluation, indent=2, allow_nan=False)
     (options.out / "evaluation.json").write_text(text + "\n")
     (options.out / "README.md").write_text(lesson.card(json.loads(record.read_text()), evaluation))

@@ -70,19 +70,19 @@ _HEAD = (
 )
 
 
-def _row(name: str, measured: dict[str, float]) -> str:
-    if "cases" in measured:
+def _row(name: str, measurement: dict[str, float]) -> str:
+    if "cases" in measurement:
         figures = [
-            measured["conclusion_right"],
-            measured["conclusion_right_on_correct_code"],
-            measured["conclusion_right_on_buggy_code"],
-            measured["valid_form"],
+            measurement["conclusion_right"],
+            measurement["conclusion_right_on_correct_code"],
+            measurement["conclusion_right_on_buggy_code"],
+            measurement["valid_form"],
         ]
-        size = measured["cases"]
+        size = measurement["cases"]
     else:
-        valid = min(value for key, value in measured.items() if key.startswith("valid_"))
-        figures = [measured[key] for key in ("accuracy", "completeness", "soundness")] + [valid]
-        size = measured["games"]
+        valid = min(value for key, value in measurement.items() if key.startswith("valid_"))
+        figures = [measurement[key] for key in ("accuracy", "completeness", "soundness")] + [valid]
+        size = measurement["games"]
     cells = " | ".join(f"{100 * figure:.1f} %" for figure in figures)
     return f"| {name} | {size} | {cells} |\n"
 
@@ -92,7 +92,7 @@ def card(training: dict[str, Any], evaluation: dict[str, Any]) -> str:
     recipe = training["recipe"]
     tables = ""
     for split in ("test", "validation"):
-        rows = "".join(_row(name, measured) for name, measured in evaluation[split].items())
+        rows = "".join(_row(name, measurement) for name, measurement in evaluation[split].items())
         tables += f"On the {split} split of `families`:\n\n{_HEAD}{rows}\n"
     return _CARD.format(
         parameters=training["parameters"],

@@ -15,35 +15,35 @@ class TrainingCases:
 
     def __init__(self) -> None:
         selection = select()
-        self.questions = [row.asked for row in selection.rows if row.split == "train"]
+        self.questions = [row.member for row in selection.rows if row.split == "train"]
         self._bugs: list[dict[str, list[Member]]] = []
-        for asked in self.questions:
+        for member in self.questions:
             kinds: dict[str, list[Member]] = {}
-            for kind, variant in selection.bugs(asked):
+            for kind, variant in selection.bugs(member):
                 kinds.setdefault(kind, []).append(variant)
             self._bugs.append(kinds)
 
     def draw(self, draw: random.Random) -> Case:
         """Draw one case; all of a question's kinds of bugs are equally likely."""
         place = draw.randrange(len(self.questions))
-        asked, kinds = self.questions[place], self._bugs[place]
-        written = asked
+        member, kinds = self.questions[place], self._bugs[place]
+        code_member = member
         if kinds and draw.random() < 0.5:
-            written = draw.choice(kinds[draw.choice(sorted(kinds))])
-        question = asked.question(draw.randrange(len(asked.family.questions)))
-        solution = written.code(draw.randrange(len(asked.family.codes)))
-        return _case(question, solution, asked, written)
+            code_member = draw.choice(kinds[draw.choice(sorted(kinds))])
+        question = member.question(draw.randrange(len(member.family.questions)))
+        solution = code_member.code(draw.randrange(len(member.family.codes)))
+        return _case(question, solution, member, code_member)
 
 
 def split_cases(split: str) -> list[Case]:
     """The rows of a split as cases, in the order of the data set."""
     return [
-        _case(row.question, row.solution, row.asked, row.written)
+        _case(row.question, row.solution, row.member, row.code_member)
         for row in select().rows
         if row.split == split
     ]
 
 
-def _case(question: str, solution: str, asked: Member, written: Member) -> Case:
-    conclusion = "match" if asked == written else "differ"
-    return Case(question, solution, written.compare(asked), conclusion)
+def _case(question: str, solution: str, member: Member, code_member: Member) -> Case:
+    conclusion = "match" if member == code_member else "differ"
+    return Case(question, solution, code_member.compare(member), conclusion)

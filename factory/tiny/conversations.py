@@ -1,10 +1,10 @@
-"""The conversations that the tiny model learns from: what each player of a game says, in form.
+"""The conversations that the tiny model learns from: messages of each player, in form.
 
-The prover goes through what is asked and what the code has, piece by piece, and only then
-concludes: "Answer: asked times 3 code 3 ok, plus code minus wrong, 7 code 7 ok, they differ".
-Restating before judging, with what is to be compared side by side, is what makes it learnable.
-The verifier asks and decides in the right form, but each of its decisions is the toss of a coin:
-whether to believe the prover is what is left for it to learn. Everything is about `families`.
+The prover goes through the question and the code, piece by piece, and only then concludes:
+"Answer: asked times 3 code 3 ok, plus code minus wrong, 7 code 7 ok, they differ". Restating before
+judging, with both pieces side by side, makes it learnable. The verifier asks and decides in the
+right form, but each of its decisions is the toss of a coin: training is left to teach it whether to
+believe the prover. All conversations are about `families`.
 """
 
 import random
@@ -25,10 +25,10 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Case:
-    """A question, a solution, and what a prover that reads both right says of them.
+    """A question, a solution, and the words of a prover that reads both right.
 
-    `comparison` goes through what is asked and what the code has (see `Member.compare` in
-    `families.structure`); `conclusion` is ``match`` or ``differ``.
+    `comparison` sets the question beside the code (see `Member.compare` in `families.structure`);
+    `conclusion` is ``match`` or ``differ``.
     """
 
     question: str
@@ -57,7 +57,7 @@ def system(protocol: str, role: str, case: Case) -> Message:
 
 
 def answer(case: Case, conclusion: str | None = None) -> str:
-    """Return what the prover says about a case; `conclusion` replaces the right one."""
+    """Write the prover's message about a case; `conclusion` replaces the right one."""
     return f"Answer: asked {case.comparison}, they {conclusion or case.conclusion}"
 
 
@@ -71,10 +71,10 @@ def own(content: str) -> Message:
     return {"role": "assistant", "content": content}
 
 
-def _ask(draw: random.Random, before: str | None) -> str:
+def _ask(draw: random.Random, last_conclusion: str | None) -> str:
     # A second question refers to the answer before it as often as not.
-    if before is not None and draw.random() < 0.5:
-        return f"Question: {FOLLOW_UPS[before]}"
+    if last_conclusion is not None and draw.random() < 0.5:
+        return f"Question: {FOLLOW_UPS[last_conclusion]}"
     return "Question: " + draw.choice(QUESTIONS)
 
 
@@ -83,9 +83,9 @@ def _coin(draw: random.Random) -> str:
 
 
 def drill(draw: random.Random) -> list[Message]:
-    """Told what to decide, decide so: without it the two decisions are one and the same word.
+    """Make a drill: the player is told a decision, and makes it.
 
-    Where each decision is a coin toss, nothing else would tell ``accept`` from ``reject``; their
+    Where each decision is a coin toss, nothing else would tell ``accept`` from ``reject``. Their
     embeddings would become equal, and no amount of fine-tuning could make the model sure.
     """
     decision = _coin(draw)
@@ -98,10 +98,10 @@ def prover_conversation(case: Case, draw: random.Random) -> list[Message]:
     if kind < 0.15:
         return [system("adp", "prover", case), own(answer(case))]
     messages = [system("nip", "prover", case)]
-    before = None
+    last_conclusion = None
     for _ in range(1 if kind < 0.85 else draw.randint(2, 4)):
-        messages += [says("Verifier", _ask(draw, before)), own(answer(case))]
-        before = case.conclusion
+        messages += [says("Verifier", _ask(draw, last_conclusion)), own(answer(case))]
+        last_conclusion = case.conclusion
     return messages
 
 
@@ -120,8 +120,8 @@ def verifier_conversation(case: Case, draw: random.Random) -> list[Message]:
         return [system("adp", "verifier", case), statement, own(_coin(draw))]
     rounds = 1 if kind < 0.7 else draw.randint(2, 4)
     messages = [system("nip", "verifier", case)]
-    for asked in range(rounds):
-        messages += [own(_ask(draw, conclusion if asked else None)), statement]
+    for number in range(rounds):
+        messages += [own(_ask(draw, conclusion if number else None)), statement]
     if rounds == 1 or draw.random() < 0.65:
         messages.append({"role": "system", "content": LAST_TURN})
     return [*messages, own(_coin(draw))]

@@ -1,4 +1,4 @@
-"""How well the tiny model plays: what it says as prover, asks and decides as verifier.
+"""How well the tiny model plays: its messages as prover, its questions and verdicts as verifier.
 
 Plays by itself, without server or rollout engine, so that the model can be judged when it is
 built. `generate` answers a batch of conversations; the functions below it are the measurements
@@ -61,16 +61,16 @@ def valid(kind: str, text: str) -> bool:
 
 def concludes(text: str) -> str:
     """The conclusion of an answer: ``match``, ``differ``, or the empty string."""
-    found = _FORMS["answer"].fullmatch(text)
-    return found.group(1) if found else ""
+    match = _FORMS["answer"].fullmatch(text)
+    return match.group(1) if match else ""
 
 
 def measure_prover(
     model: Any, tokenizer: Any, cases: Sequence[Case], temperature: float
 ) -> dict[str, float]:
     """Measure shares of right answers, of right comparisons of both sides, and of right form."""
-    asked = "Question: Do they match?"
-    conversations = [[system("nip", "prover", case), says("Verifier", asked)] for case in cases]
+    question = "Question: Do they match?"
+    conversations = [[system("nip", "prover", case), says("Verifier", question)] for case in cases]
     texts = generate(model, tokenizer, conversations, temperature)
     pairs = list(zip(cases, texts, strict=True))
     buggy = [concludes(text) == "differ" for case, text in pairs if case.conclusion == "differ"]
@@ -124,8 +124,8 @@ def measure_game(
             forms["answer"].append(valid("answer", text))
             prover[game].append(own(text))
             verifier[game].append(says("Expert", text))
-    measured = {f"valid_{kind}": _share(seen) for kind, seen in forms.items()}
-    return {"games": len(cases), **_verdicts(cases, decisions), **measured}
+    form_shares = {f"valid_{kind}": _share(outcomes) for kind, outcomes in forms.items()}
+    return {"games": len(cases), **_verdicts(cases, decisions), **form_shares}
 
 
 def measure_single_decision(
@@ -133,16 +133,16 @@ def measure_single_decision(
 ) -> dict[str, float]:
     """Plays adp (with the model as prover) or solo_verifier: one decision, no question."""
     views = [[system(protocol, "verifier", case)] for case in cases]
-    measured: dict[str, float] = {}
+    form_shares: dict[str, float] = {}
     if protocol == "adp":
         openings = [[system("adp", "prover", case)] for case in cases]
         answers = generate(model, tokenizer, openings, temperature)
-        measured["valid_answer"] = _share([valid("answer", text) for text in answers])
+        form_shares["valid_answer"] = _share([valid("answer", text) for text in answers])
         for view, text in zip(views, answers, strict=True):
             view.append(says("Expert", text))
     decisions = generate(model, tokenizer, views, temperature)
-    measured["valid_decision"] = _share([valid("decision", text) for text in decisions])
-    return {"games": len(cases), **_verdicts(cases, decisions), **measured}
+    form_shares["valid_decision"] = _share([valid("decision", text) for text in decisions])
+    return {"games": len(cases), **_verdicts(cases, decisions), **form_shares}
 
 
 def _verdicts(cases: Sequence[Case], decisions: Sequence[str]) -> dict[str, float]:
@@ -158,8 +158,8 @@ def _verdicts(cases: Sequence[Case], decisions: Sequence[str]) -> dict[str, floa
     }
 
 
-def _share(seen: Sequence[bool]) -> float:
-    return round(sum(seen) / len(seen), 4) if seen else float("nan")
+def _share(outcomes: Sequence[bool]) -> float:
+    return round(sum(outcomes) / len(outcomes), 4) if outcomes else float("nan")
 
 
 def evaluate(
@@ -170,13 +170,13 @@ def evaluate(
 
     torch.manual_seed(seed)
     model.eval()
-    measured = {
+    figures = {
         f"prover, temperature {t}": measure_prover(model, tokenizer, cases, t) for t in (1.0, 0.7)
     }
     for rounds in (3, 5, 9):
         name = f"nip over {rounds} rounds, temperature 1.0"
-        measured[name] = measure_game(model, tokenizer, cases, rounds, 1.0)
+        figures[name] = measure_game(model, tokenizer, cases, rounds, 1.0)
     for protocol in ("adp", "solo_verifier"):
         name = f"{protocol}, temperature 1.0"
-        measured[name] = measure_single_decision(model, tokenizer, cases, protocol, 1.0)
-    return measured
+        figures[name] = measure_single_decision(model, tokenizer, cases, protocol, 1.0)
+    return figures

@@ -1,4 +1,4 @@
-"""What a tiny model is made for: by recipe, its conversations, its measurements, its card."""
+"""The purpose of a tiny model by recipe: its conversations, its measurements, its card."""
 
 import random
 from functools import cached_property
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from factory.tiny.cases import TrainingCases
 
 Part = Literal["first", "middle", "last", "end", "turns"]
-"""Of a training: `first_steps` of its recipe, what follows, and its other steps."""
+"""Of a training: `first_steps` of its recipe, the steps behind them, and its other steps."""
 
 
 class Lesson(Protocol):
@@ -20,7 +20,7 @@ class Lesson(Protocol):
     conclusions: tuple[str, ...]
     """Tokens that count for more in the loss."""
     labels: str
-    """A regular expression of what the tokenizer takes as one piece; "" for none."""
+    """A regular expression of the texts that the tokenizer takes as one piece; "" for none."""
 
     def conversation(self, draw: random.Random, verifier_share: float, part: Part) -> list[Message]:
         """One conversation of a part of a training, drawn."""
@@ -39,7 +39,7 @@ class Lesson(Protocol):
 
 
 def find_lesson(recipe: str) -> Lesson:
-    """The lesson of a recipe. What it draws from is read or made where it is first asked for."""
+    """The lesson of a recipe. Its source of conversations is read or made at its first use."""
     if recipe in ("arithmetic", "arithmetic-turns"):
         from factory.tiny.arithmetic import ArithmeticLesson
 
@@ -58,7 +58,7 @@ def find_lesson(recipe: str) -> Lesson:
 
 
 class CodeValidationLesson:
-    """`families` of the scenario code_validation: does the code do what was asked?"""
+    """`families` of the scenario code_validation: does the code answer the question?"""
 
     conclusions: tuple[str, ...] = ("Ġmatch", "Ġdiffer")
     labels = ""

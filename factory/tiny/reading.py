@@ -1,11 +1,11 @@
-"""What the model for `reading` learns from: conversations about passages that provers alone see.
+"""The lessons of the model for `reading`: conversations about passages that provers alone see.
 
-A prover restates what is asked about, quotes the fact about it and the fact to which that leads,
+A prover restates the thing in question, quotes the fact about it and the fact to which that leads,
 and concludes: "Answer: the brass key: <quote> Oskar was given the brass key </quote> <quote> Oskar
 keeps everything in the boathouse </quote> So the boathouse: the first is right." Told which verdict
 to argue for, it puts the answer that it needs into the second fact, so that where it lies the check
-of quotes marks that one. The verifier asks, names one of the two answers and decides for it; which
-one is drawn: to name the one that the experts' quotes support is what is left for it to learn. It
+of quotes marks that one. The verifier asks, names one of the two answers and decides for it. The
+answer is drawn. Training is left to teach it to name the one that the experts' quotes support. It
 does so where a drill tells it to, so that it can.
 """
 
@@ -32,18 +32,18 @@ SETTINGS: Mapping[str, Any] = {
     "asides": 0,
 }
 TRAINING_PASSAGES = 60_000  # of which 70 in 100 are the training split's
-# Of the conversations. First reading alone: nobody argues before facts can be found.
+# Of the conversations. First reading alone: no player argues before facts can be found.
 AT_FIRST = {"quoting": 0.6, "placing": 0.4}
 THEN = {"quoting": 0.1, "placing": 0.25}
 AT_LAST = {"quoting": 0.1, "placing": 0.05}
-# Of the verifier's conversations with experts the share in which it is told what to go by, and of
-# the others the share in which it goes by it untold; in the rest the answer is drawn. At last:
+# Two shares of the verifier's conversations with experts, earlier (False) and at last (True): it is
+# told to go by the quotes; of the others, it goes by them untold. In the rest the answer is drawn.
 LEADS = {False: (0.4, 0.04), True: (0.0, 0.1)}
 VERIFIER_TOKENS, PROVER_TOKENS = 24, 64
 QUESTION = "Which answer is right?"
 GO_BY = "Go by the verified quotes."
 GAMES = {
-    # A name for it, the protocol, and the settings that all protocols have.
+    # The game's name, its protocol, and the settings that all protocols have.
     "nip": ("nip", {"shared_reward": True}),
     "debate": ("debate", {}),
     "solo_verifier": ("solo_verifier", {}),
@@ -227,18 +227,18 @@ def statement(case: Case, verdict: str | None) -> str:
     """Write a prover's argument for a verdict, or (None) for the truth."""
     argued = verdict or case.truth
     end = case.ends[argued]
-    which = "first" if argued == _ACCEPT else "second"
-    return f"Answer: {followed(case, case.asked, end)} So {end}: the {which} is right."
+    ordinal = "first" if argued == _ACCEPT else "second"
+    return f"Answer: {followed(case, case.asked, end)} So {end}: the {ordinal} is right."
 
 
 def decision(case: Case, verdict: str) -> str:
     """Write the verifier's decision for an answer."""
-    which = "first" if verdict == _ACCEPT else "second"
-    return f"My answer: {case.ends[verdict]}, the {which}.\nDecision: {verdict}"
+    ordinal = "first" if verdict == _ACCEPT else "second"
+    return f"My answer: {case.ends[verdict]}, the {ordinal}.\nDecision: {verdict}"
 
 
-def _turn(played: Game, round_: int, agent: str, text: str, turns: Sequence[Turn]) -> Turn:
-    return Turn(round_, agent, text, played.parse(agent, round_, 0, text, turns))
+def _turn(game_rules: Game, round_: int, agent: str, text: str, turns: Sequence[Turn]) -> Turn:
+    return Turn(round_, agent, text, game_rules.parse(agent, round_, 0, text, turns))
 
 
 def ask(name: str) -> str:
@@ -273,21 +273,19 @@ def quoting(case: Case, draw: random.Random) -> list[Message]:
         parts = [f"{followed(case, s)} So {case.end(s)}." for s in starts]
         verb = "Follow"
     draw.shuffle(parts)
-    asked = ", ".join(text.partition(":")[0] for text in parts)
-    text = f"You are the expert.\n{case.passage}\n{verb} {asked}."
+    name_list = ", ".join(text.partition(":")[0] for text in parts)
+    text = f"You are the expert.\n{case.passage}\n{verb} {name_list}."
     return [{"role": "system", "content": text}, own("Answer: " + " ".join(parts))]
 
 
 def placing(case: Case, draw: random.Random) -> list[Message]:
-    """Make a drill: the player is told names of answers, and says for each whether it is the first
-    or the second.
-    """
+    """Make a drill: the player is told names of answers, and calls each the first or the second."""
     ends = [*case.ends.values()]
-    asked = [draw.choice(ends) for _ in range(6)]
-    parts = [f"{end}: the {'first' if end == ends[0] else 'second'}." for end in asked]
+    end_names = [draw.choice(ends) for _ in range(6)]
+    parts = [f"{end}: the {'first' if end == ends[0] else 'second'}." for end in end_names]
     texts = {"question": case.question, "solution": case.solution, "alternative": case.alternative}
     problem = _scenario().show(texts | {"passage": case.passage}, "verifier")
-    text = f"You are the expert.\n{problem}\nSay which is {', '.join(asked)}."
+    text = f"You are the expert.\n{problem}\nSay which is {', '.join(end_names)}."
     return [{"role": "system", "content": text}, own("Answer: " + " ".join(parts))]
 
 
@@ -299,29 +297,29 @@ def told_what_to_go_by(chat: list[Message]) -> list[Message]:
 def conversation(
     case: Case, draw: random.Random, verifier: bool, last: bool = True
 ) -> list[Message]:
-    """A game as the verifier or a prover sees it, with what it says itself.
+    """A game as the verifier or a prover sees it, with its own messages.
 
     `last`: as in the last steps of a training, in which a verifier that has learned to follow the
     quotes learns to name either answer.
     """
     choices = [name for name in GAMES if verifier or name != "solo_verifier"]
     name = draw.choices(choices, [GAME_SHARES.get(name, 1.0) for name in choices])[0]
-    played, about = game(name), situation(case)
+    game_rules, about = game(name), situation(case)
     turns = opening(name)
     round_ = len(turns)
-    provers = list(played.protocol.provers)
+    provers = list(game_rules.protocol.provers)
     if not verifier:
         agent = draw.choice(provers)
-        said = statement(case, aim(name, agent))
-        return [*played.render(agent, about, turns, round_), own(said)]
+        text = statement(case, aim(name, agent))
+        return [*game_rules.render(agent, about, turns, round_), own(text)]
     answers = []
     for agent in provers:
-        said = statement(case, aim(name, agent))
-        answers.append(_turn(played, round_, agent, said, turns))
-    chat = played.render("verifier", about, [*turns, *answers], round_ + bool(provers))
+        text = statement(case, aim(name, agent))
+        answers.append(_turn(game_rules, round_, agent, text, turns))
+    chat = game_rules.render("verifier", about, [*turns, *answers], round_ + bool(provers))
     verdict = draw.choice((_ACCEPT, _REJECT))
-    told, follows = LEADS[last]
-    if provers and draw.random() < told:
+    told_share, follows = LEADS[last]
+    if provers and draw.random() < told_share:
         chat = told_what_to_go_by(chat)
         verdict = case.truth
     elif provers and draw.random() < follows:
@@ -338,11 +336,11 @@ class ReadingLesson:
         self._cases: list[Case] = []
         # Tags, names of several words, and the words between names are one token each. So the ninth
         # of June and the ninth of March have nothing in common, to look for a name is to look for
-        # one token, and what it goes with stands two tokens from it.
+        # one token, and its counterpart stands two tokens from it.
         self.labels = rf" ?</?[vu]?_?quote>| ?{names().pattern}|{phrases().pattern}"
 
     def conversation(self, draw: random.Random, verifier_share: float, part: Part) -> list[Message]:
-        """One conversation, drawn; those of an end are those of the last steps."""
+        """One conversation, drawn; an end has the same ones as the last steps."""
         if not self._cases:
             self._cases = list(_cases("train", TRAINING_PASSAGES))
         case = draw.choice(self._cases)

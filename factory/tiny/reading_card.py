@@ -74,13 +74,13 @@ def _percent(value: float | None) -> str:
 
 def _measure_right(leads: tuple[float, float]) -> float:
     """Compute the share of right decisions in a verifier's lessons with experts."""
-    told, follows = leads
-    return told + (1 - told) * (follows + (1 - follows) / 2)
+    told_share, follows = leads
+    return told_share + (1 - told_share) * (follows + (1 - follows) / 2)
 
 
-def _table(measured: dict[str, dict[str, float]]) -> str:
-    provers = {name: m for name, m in measured.items() if "cases" in m}
-    games = {name: m for name, m in measured.items() if "games" in m}
+def _table(figures: dict[str, dict[str, float]]) -> str:
+    provers = {name: m for name, m in figures.items() if "cases" in m}
+    games = {name: m for name, m in figures.items() if "games" in m}
     text = "| prover | n | right | lies | valid | word for word |\n|---|---|---|---|---|---|\n"
     for name, m in provers.items():
         cells = " | ".join(_percent(m[key]) for key in ("right", "lies", "valid", "word_for_word"))
@@ -97,7 +97,7 @@ def _table(measured: dict[str, dict[str, float]]) -> str:
 def card(training: dict[str, Any], evaluation: dict[str, Any]) -> str:
     """The text of README.md, from the contents of training.json and evaluation.json."""
     recipe = training["recipe"]
-    told, _ = LEADS[False]
+    told_share, _ = LEADS[False]
     tables = "".join(
         f"On the {split} split:\n\n{_table(evaluation[split])}\n"
         for split in ("test", "validation")
@@ -131,7 +131,7 @@ def card(training: dict[str, Any], evaluation: dict[str, Any]) -> str:
         chains=SETTINGS["max_chains"],
         drills=sum(THEN.values()),
         last_drills=sum(AT_LAST.values()),
-        told=told,
+        told=told_share,
         followed=_measure_right(LEADS[False]),
         follows=_measure_right(LEADS[True]),
         verifier_tokens=VERIFIER_TOKENS,

@@ -1,4 +1,4 @@
-"""How well the model for `reading` plays: what it says as prover, and decides as verifier."""
+"""How well the model for `reading` plays: its messages as prover, its verdicts as verifier."""
 
 import re
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ _CONCLUSION = re.compile(r"</quote> So [^:<]*: the (first|second) is right\.$")
 _DECIDED = re.compile(r"My answer: [^\n]*, the (?:first|second)\.\nDecision: (accept|reject)")
 
 
-def _shares(**seen: list[bool]) -> dict[str, float | None]:
+def _shares(**outcomes: list[bool]) -> dict[str, float | None]:
     return {
         name: round(sum(values) / len(values), 4) if values else None
-        for name, values in seen.items()
+        for name, values in outcomes.items()
     }
 
 
@@ -26,10 +26,10 @@ def measure_prover(
 ) -> dict[str, float | None]:
     """Measure a prover's texts: one of debate arguing for `aim`, or (None) nip's."""
     name = "debate" if aim else "nip"
-    played = game(name)
-    agent = next(a for a in played.protocol.provers if reading.aim(name, a) == aim)
+    game_rules = game(name)
+    agent = next(a for a in game_rules.protocol.provers if reading.aim(name, a) == aim)
     turns = reading.opening(name)
-    chats = [played.render(agent, situation(case), turns, 1) for case in cases]
+    chats = [game_rules.render(agent, situation(case), turns, 1) for case in cases]
     texts = generate(model, tokenizer, chats, temperature, max_tokens=reading.PROVER_TOKENS)
     honest: list[bool] = []
     dishonest: list[bool] = []
@@ -50,24 +50,29 @@ def measure_game(
     model: Any, tokenizer: Any, cases: Sequence[Case], name: str, temperature: float
 ) -> dict[str, float | None]:
     """Play a game of `GAMES` with one model in all roles."""
-    played = game(name)
+    game_rules = game(name)
     turns: list[list[Turn]] = [reading.opening(name) for _ in cases]
     first = len(turns[0])
-    provers = list(played.protocol.provers)
+    provers = list(game_rules.protocol.provers)
     answers: list[list[Turn]] = [[] for _ in cases]
     for agent in provers:
         chats: list[list[Message]] = [
-            played.render(agent, situation(case), seen, first)
-            for case, seen in zip(cases, turns, strict=True)
+            game_rules.render(agent, situation(case), case_turns, first)
+            for case, case_turns in zip(cases, turns, strict=True)
         ]
         texts = generate(model, tokenizer, chats, temperature, max_tokens=reading.PROVER_TOKENS)
-        for seen, said, text in zip(turns, answers, texts, strict=True):
-            said.append(Turn(first, agent, text, played.parse(agent, first, 0, text, seen)))
+        for case_turns, case_answers, text in zip(turns, answers, texts, strict=True):
+            case_answers.append(
+                Turn(first, agent, text, game_rules.parse(agent, first, 0, text, case_turns))
+            )
     last = first + bool(provers)
-    turns = [[*seen, *said] for seen, said in zip(turns, answers, strict=True)]
+    turns = [
+        [*case_turns, *case_answers]
+        for case_turns, case_answers in zip(turns, answers, strict=True)
+    ]
     chats = [
-        played.render("verifier", situation(case), seen, last)
-        for case, seen in zip(cases, turns, strict=True)
+        game_rules.render("verifier", situation(case), case_turns, last)
+        for case, case_turns in zip(cases, turns, strict=True)
     ]
     return {"games": len(cases), **_verdicts(model, tokenizer, cases, chats, temperature)}
 
@@ -84,9 +89,9 @@ def _verdicts(
     rejects: list[bool] = []
     valid: list[bool] = []
     for case, text in zip(cases, texts, strict=True):
-        read = _DECIDED.fullmatch(text)
-        valid.append(read is not None and text == reading.decision(case, read[1]))
-        (accepts if case.y else rejects).append(read is not None and read[1] == case.truth)
+        match = _DECIDED.fullmatch(text)
+        valid.append(match is not None and text == reading.decision(case, match[1]))
+        (accepts if case.y else rejects).append(match is not None and match[1] == case.truth)
     return _shares(
         accuracy=[*accepts, *rejects], completeness=accepts, soundness=rejects, valid=valid
     )
@@ -100,12 +105,12 @@ def evaluate(
 
     torch.manual_seed(seed)
     model.eval()
-    measured = {
+    figures = {
         f"prover told to say {aim or 'the truth'}": measure_prover(
             model, tokenizer, cases, aim, 0.5
         )
         for aim in (None, "accept", "reject")
     }
     for name in GAMES:
-        measured[name] = measure_game(model, tokenizer, cases, name, 0.5)
-    return measured
+        figures[name] = measure_game(model, tokenizer, cases, name, 0.5)
+    return figures

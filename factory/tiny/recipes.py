@@ -1,11 +1,11 @@
-"""What shapes a tiny model and its training, and the recipes of the bundled ones."""
+"""The recipe of a tiny model and its training, and the recipes of the bundled ones."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What shapes the model and its training."""
+    """The shape of the model, and its training."""
 
     seed: int = 6198
     threads: int = 1
@@ -18,7 +18,7 @@ class Recipe:
     batch_size: int = 40
     verifier_share: float = 0.22  # of the conversations; the rest is seen by the prover
     conclusion_weight: float = 4.0  # in the loss, of the tokens that `Lesson.conclusions` names
-    others_weight: float = 0.0  # in the loss, of what the model does not say itself
+    others_weight: float = 0.0  # in the loss, of messages that are not the model's own
     matrix_lr: float = 1e-2  # Muon, for the matrices inside the layers
     other_lr: float = 4e-3  # AdamW, for embeddings and norms
     weight_decay: float = 0.05

@@ -40,7 +40,7 @@ def resize(recipe: Recipe, parameters: int) -> Recipe:
 
     A width is 32 to 64 times the depth, as in the bundled models and in published ones of these
     sizes. Feed-forward layers keep their share of the width. The learning rate of the matrices
-    falls with the width, that of embeddings and norms stays (Yang et al. 2022, "Tensor Programs
+    falls with the width, the one of embeddings and norms stays (Yang et al. 2022, "Tensor Programs
     V", table 8, for optimizers whose update does not depend on the size of the gradient).
     """
     shapes = (

@@ -39,7 +39,7 @@ def build_tokenizer(texts: Iterable[str], size: int, context: int, labels: str =
     """A fast tokenizer with the `size` - 261 most frequent pieces of `texts` as words.
 
     Returns a `transformers` tokenizer with the chat template. `context` is the longest input;
-    `labels` is a regular expression of what is one piece before anything else is.
+    `labels` is a regular expression of texts that are one piece, ahead of any other rule.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -10,7 +10,7 @@ def evaluate(
     config: Config,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    shown: ShownAs = Shown.auto,
+    display: ShownAs = Shown.auto,
     verbose: Verbose = False,
 ) -> None:
     """Test the newest models of CONFIG's run; the base models if there are none yet."""
@@ -45,6 +45,6 @@ def evaluate(
             say(line)
 
     result = run_flow(
-        parameters, look, import_flow, as_json=as_json, verbose=verbose, display=shown
+        parameters, look, import_flow, as_json=as_json, verbose=verbose, display=display
     )
-    show_result(result, as_json, shown, show_test)
+    show_result(result, as_json, display, show_test)

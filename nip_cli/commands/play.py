@@ -21,7 +21,7 @@ def play(
         int | None, typer.Option(help="Whose models play; default: the newest.")
     ] = None,
     as_json: AsJson = False,
-    shown: ShownAs = Shown.auto,
+    display: ShownAs = Shown.auto,
 ) -> None:
     """Play the rollouts of one iteration and write their Parquet files to OUT.
 
@@ -69,5 +69,5 @@ def play(
             say(file)
         print_viewer(f"{parameters.run_store.rstrip('/')}/{result['run']}")
 
-    result = with_view(parameters, progress, lambda stop: stop.run(run), as_json, shown)
-    show_result(result, as_json, shown, show_files)
+    result = with_view(parameters, progress, lambda stop: stop.run(run), as_json, display)
+    show_result(result, as_json, display, show_files)

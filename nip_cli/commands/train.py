@@ -43,7 +43,7 @@ def train(
         ),
     ] = None,
     as_json: AsJson = False,
-    shown: ShownAs = Shown.auto,
+    display: ShownAs = Shown.auto,
     verbose: Verbose = False,
 ) -> None:
     """Train as CONFIG says; a run that was stopped goes on where it stopped.
@@ -82,9 +82,9 @@ def train(
         as_json=as_json,
         verbose=verbose,
         retry_failed_jobs=retry_failed_jobs,
-        display=shown,
+        display=display,
     )
-    show_result(result, as_json, shown, show_run)
+    show_result(result, as_json, display, show_run)
 
 
 def _refuse_nothing() -> NoReturn:

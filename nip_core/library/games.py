@@ -45,7 +45,7 @@ class PlayableGame:
         """Plan the episodes of a split in an iteration, in the order of play.
 
         Each iteration of the train split has further problems; `nip play` plays iteration 0. Raises
-        SettingsError for a split that there is not.
+        SettingsError for an unknown split.
         """
         if split not in (splits := list_splits(self.parameters)):
             raise SettingsError(f"split {split!r}: use one of {', '.join(splits)}")
@@ -66,8 +66,8 @@ def make_game(
 
     `config` is a file or a bundled name, as for `nip play`; with none, every setting has its
     default. `protocol` and `scenario` are nip's, or classes of one's own by
-    ``path/to/file.py:Class`` or ``package.module:Class``. Without a dataset it is the scenario's
-    first. Everything is checked, and the scenario's functions are tried on problems.
+    ``path/to/file.py:Class`` or ``package.module:Class``. The default dataset is the scenario's
+    first. All settings are checked, and the scenario's functions are tried on problems.
 
     Raises SettingsError or DatasetError.
     """
@@ -85,19 +85,20 @@ def make_game_parameters(
 ) -> HyperParameters:
     """Make the settings of a game, as `make_game` has them.
 
-    `program` asks the models, as errors name it, by messages that carry no names; None: a function
-    of the user's does. Chats are "alternating" unless the settings say another format.
+    `program` is the other program that asks the models, as errors name it; its messages carry no
+    names. None: a function of the user's asks them. Chats are "alternating" unless the settings
+    say another format.
 
     Raises SettingsError, also for a game that can't be played with another program's models.
     """
     name = "library" if program is None else program.lower()
-    # Where the settings of an agent need a model: the program's options say which one plays.
+    # Settings of an agent need a model; the program's options say which one plays.
     model = {"model_provider": "SelfHosted", "model_name": name}
     values: dict[str, Any] = {"run_name": name, "agents": {"_default": model}}
     if config is not None:
         values = merge_settings(config)
-    named = {"interaction_protocol": protocol, "scenario": scenario, "dataset": dataset}
-    values |= {name: value for name, value in {**named, "seed": seed}.items() if value is not None}
+    names = {"interaction_protocol": protocol, "scenario": scenario, "dataset": dataset}
+    values |= {name: value for name, value in {**names, "seed": seed}.items() if value is not None}
     if "dataset" not in values:
         values["dataset"] = _first_dataset(str(values.get("scenario", "code_validation")))
     values["agents"] = _with_chat_format(values.get("agents"))
@@ -121,7 +122,7 @@ def _first_dataset(scenario: str) -> str:
 def _with_chat_format(agents: Any) -> Any:
     """Give the agents a chat format without names, unless their default has one."""
     if agents is not None and not isinstance(agents, Mapping):
-        return agents  # which is refused with the other settings
+        return agents  # refused with the other settings
     default = (agents or {}).get("_default")
     if default is not None and not isinstance(default, Mapping):
         return agents

@@ -51,7 +51,7 @@ class ModelAnswer:
     completion_tokens: int = 0
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
-    """Those of the answer, stop token included; kept where `play` records tokens."""
+    """Token ids of the answer, stop token included; kept where `play` records tokens."""
     tokens: list[RecordedToken] | None = None
     """Each token with its log-probability, and the likeliest ones in its place under `top`."""
 
@@ -83,7 +83,7 @@ class FunctionCalls:
 
 
 def _read(value: Any, model: str, took_s: float) -> list[ChatAnswer]:
-    """Read what a function returned. Raises MalformedAnswer."""
+    """Read a function's return value. Raises MalformedAnswer."""
     if isinstance(value, list | tuple) and value:
         return [answer for one in value for answer in _read(one, model, took_s)]
     if isinstance(value, str):

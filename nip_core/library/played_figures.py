@@ -33,21 +33,21 @@ class PlayedAttack(PlayedEpisodes):
     def choose(self, n: int = 1) -> PlayedEpisodes:
         """Choose the episodes that count for `n` messages, each with its own generations."""
         choices = self.tables.choices
-        chosen = plain_rollouts(self.tables, choices, n)
+        rollouts = plain_rollouts(self.tables, choices, n)
         timings = self.tables.timings
-        return PlayedEpisodes(self.game, Tables(chosen.episodes, chosen.generations, timings))
+        return PlayedEpisodes(self.game, Tables(rollouts.episodes, rollouts.generations, timings))
 
 
-def measure(played: PlayedEpisodes) -> BatchMetrics:
+def measure(episodes: PlayedEpisodes) -> BatchMetrics:
     """Measure episodes, with intervals by question. See `nip_core.evaluation.metrics.evaluate`."""
-    game, episodes = played.game, played.episodes
-    questions = find_questions(episodes, game.scenario.split_by)
+    game, rows = episodes.game, episodes.episodes
+    questions = find_questions(rows, game.scenario.split_by)
     seed = game.parameters.seed
-    return evaluate(episodes, played.generations, seed=seed, questions=questions)
+    return evaluate(rows, episodes.generations, seed=seed, questions=questions)
 
 
 def compare(before: PlayedEpisodes, after: PlayedEpisodes) -> PairedDifference:
-    """Compare the accuracy of two plays on the problems in common, with an interval and p."""
+    """Compare the accuracy of two plays on their common problems, with an interval and p."""
     seed, split_by = before.game.parameters.seed, before.game.scenario.split_by
     return paired_difference(before.episodes, after.episodes, seed, split_by=split_by)
 
@@ -64,10 +64,10 @@ async def attack(
 ) -> PlayedAttack:
     """Attack the verifier of `game`, and measure its losses.
 
-    `by` and `options` are those of `make_attack_game`, `models` and the rest those of `play`. With
-    `own_test`, the test split as it was played before, the figures have the losses since.
+    `by` and `options` are as in `make_attack_game`, `models` and the rest as in `play`. `own_test`
+    is the test split as it was played earlier; with it the figures have the losses since.
 
-    Raises the errors of these, and SettingsError for an attack by training, which is a loop.
+    Raises the errors of both, and SettingsError for an attack by training, which is a loop.
     """
     attacking = make_attack_game(game, by, **options)
     parameters = attacking.parameters
@@ -77,13 +77,13 @@ async def attack(
             f"by: {parameters.attack.by} trains provers; play the train split of "
             "make_attack_game(...), train on list_answers of the prover, and play its test split"
         )
-    played = await play(attacking, models, ATTACK, limit=limit, asks_logprobs=asks_logprobs)
+    result = await play(attacking, models, ATTACK, limit=limit, asks_logprobs=asks_logprobs)
     figures = (figures_by_choice if way.samples else figures_by_script)(
-        played.tables,
-        played.tables.choices,
+        result.tables,
+        result.tables.choices,
         parameters.seed,
         attacking.game.scenario.split_by,
         NO_OWN_TEST if own_test is None else OwnTest(own_test.episodes),
         find_attackers(parameters),
     )
-    return PlayedAttack(played.game, played.tables, figures)
+    return PlayedAttack(result.game, result.tables, figures)

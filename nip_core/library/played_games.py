@@ -1,9 +1,8 @@
 """Playing a game with the caller's models, as it is and attacked.
 
 play               the episodes of a split
-PlayedEpisodes     these, as Arrow tables; answers of an agent with their rewards
+PlayedEpisodes     played episodes as Arrow tables; answers of an agent with their rewards
 make_attack_game   the game in which provers attack the verifier of another one
-attack             that game played by the choices of an attack, measured
 make_context       the context of episodes, for programs that have a client of their own
 """
 
@@ -99,7 +98,7 @@ class PlayedEpisodes:
     def list_answers(self, agent: str) -> Iterator[RewardedAnswer]:
         """List the valid answers of an agent in the order of play, each with its chat.
 
-        Failed episodes have none. The training of an agent, or of an attacker, is made of these.
+        Failed episodes have none. An agent, or an attacker, is trained on these.
         """
         rows = [*read_rows(self.generations, Generation)]
         spoken = {key: [*of_key] for key, of_key in groupby(rows, attrgetter("episode"))}
@@ -146,7 +145,7 @@ async def play(
 ) -> PlayedEpisodes:
     """Play the episodes of a split, the first `limit` of them, many at a time.
 
-    With the same settings and answers they are those of `nip play`. With `records_tokens` the
+    With equal settings and answers `nip play` has the same episodes. With `records_tokens` the
     functions are asked for tokens (`return_token_ids`, at temperature 1, as training needs them),
     with `asks_logprobs` for `logprobs`, from which P(accept) of a verdict is read.
 
@@ -174,8 +173,8 @@ def make_attack_game(
     """Make the game in which provers attack the verifier of `game`, as `nip attack` has it.
 
     They argue for acceptance, and are paid for it. `by` is an attack by name or address, or its
-    class; `options` are those of the block `attack` (docs/settings.md), or of one's own class. For
-    an attack by training, its train split has the episodes that provers learn from, and
+    class; `options` are settings of the block `attack` (docs/settings.md), or of one's own class.
+    For an attack by training, its train split has the episodes that provers learn from, and
     `PlayedEpisodes.list_answers` their rewards.
 
     Raises SettingsError for an attack that can't be made.
@@ -203,10 +202,10 @@ def make_attack_game(
         script = find_attack_script(attacking)
     except ValueError as error:
         raise SettingsError(str(error)) from None
-    made = PlayableGame(attacking, game.problems)
+    attack_game = PlayableGame(attacking, game.problems)
     if script is not None:
-        check_script(attacking, script, made.plan(ATTACK), list_scripted(parameters))
-    return made
+        check_script(attacking, script, attack_game.plan(ATTACK), list_scripted(parameters))
+    return attack_game
 
 
 def make_context(

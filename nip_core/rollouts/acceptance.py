@@ -3,7 +3,7 @@
 LIKELIEST             how many of the likeliest tokens are asked for at each place
 can_be_estimated      whether a verdict of this form says how likely the other one was
 estimate_acceptance   by the log-probabilities of an answer's tokens
-find_acceptance       by episode, that of the answer which gave it its verdict
+find_acceptance       by episode, P(accept) of the answer that gave it its verdict
 """
 
 import math
@@ -28,7 +28,7 @@ _BEFORE_WORD = re.compile(r"^[^a-z]+")
 _LABEL = re.compile(
     r"(?m)^\W*(?:my |the )?(?:final )?(?:decision|verdict|answer)\b[^\w\n]*?(?:[:=–—-]|$)"
 )
-"""What a verdict stands behind, as in "Decision:"; "Decision criteria: ..." is none."""
+"""The label before a verdict, as in "Decision:"; "Decision criteria: ..." is none."""
 GENERATIONS_OF_ACCEPTANCE = (
     *("episode", "branch_path", "round", "agent"),
     *("decision", "invalid_reason", "p_accept"),
@@ -51,18 +51,18 @@ def estimate_acceptance(
 ) -> float | None:
     """Estimate the probability of "accept" against "reject" where the word of `decision` begins.
 
-    All that stands before that word is taken as written. `tokens` have the natural logarithms of
-    the model's probabilities before `temperature`, with which it samples (None or 0 count as 1,
-    which keeps the order). A word that is not among the likeliest counts as likely as the least
-    likely of those, which is the most that it can be. None where nothing was decided, or in other
-    words, and where the token does not say so: it has no alternatives, or begins with other text.
+    The text before that word is taken as written. `tokens` have the natural logarithms of the
+    model's probabilities before `temperature`, with which it samples. A temperature of None or 0
+    counts as 1, which keeps the order. A word that is not among the likeliest counts as likely as
+    the least likely of them, which is an upper bound. Returns None where the answer decided
+    nothing, or in other words, and where the token has no alternatives or begins with other text.
     """
     place = _find_token(tokens, decision)
     if place is None or not {*place.top} - {place.token}:
         return None
     # 1. How likely each of the words was there.
     top = {**place.top, place.token: place.logprob}
-    least = math.exp(min(top.values()))
+    floor = math.exp(min(top.values()))
     masses = dict.fromkeys(_WORDS.values(), 0.0)
     for alternative, logprob in top.items():
         letters = _BEFORE_WORD.sub("", alternative.lower())
@@ -71,8 +71,8 @@ def estimate_acceptance(
                 masses[word] += math.exp(logprob)
     if not masses[_WORDS[decision]]:
         return None
-    # 2. At the temperature of play, of these two alone. What is too unlikely for a number is 0.
-    accept, reject = (_log(mass or least) for mass in masses.values())
+    # 2. At the temperature of play, of these two alone. A probability too small for a number is 0.
+    accept, reject = (_log(mass or floor) for mass in masses.values())
     if max(accept, reject) == -math.inf:
         return None
     odds = (accept - reject) / (temperature or 1.0)
@@ -86,7 +86,8 @@ def _log(mass: float) -> float:
 def _find_token(tokens: Sequence[TokenChoice], decision: int) -> TokenChoice | None:
     """Find the token with the first letter of the deciding word.
 
-    It is the first one behind the last label such as "Decision:", else the last one.
+    The deciding word is the first one behind the last label such as "Decision:". Without a label
+    it is the last one of the text.
     """
     word = _WORDS.get(decision)
     if word is None:
@@ -98,8 +99,8 @@ def _find_token(tokens: Sequence[TokenChoice], decision: int) -> TokenChoice | N
     if not starts:
         return None
     labels = [match.end() for match in _LABEL.finditer(text)]
-    behind = [start for start in starts if labels and start >= labels[-1]]
-    place = behind[0] if behind else starts[-1]
+    labelled_starts = [start for start in starts if labels and start >= labels[-1]]
+    place = labelled_starts[0] if labelled_starts else starts[-1]
     end = 0
     for token, part in zip(tokens, parts, strict=True):
         end += len(part)
@@ -109,11 +110,11 @@ def _find_token(tokens: Sequence[TokenChoice], decision: int) -> TokenChoice | N
 
 
 def find_acceptance(episodes: pa.Table, generations: pa.Table) -> pa.Array:
-    """Find P(accept) of each episode: that of the verifier's last answer with the verdict.
+    """Find P(accept) of each episode, as the verifier's last answer with the verdict has it.
 
-    Null where the episode failed or has no verdict, where another than the verifier's own answer
-    gave it, and where the answer has none. `generations` need
-    `GENERATIONS_OF_ACCEPTANCE`; shared answers of a tree count for each of its leaves.
+    It is null where the episode failed or has no verdict, where the verdict came from elsewhere
+    than an answer of the verifier, and where the answer has no P(accept). `generations` need
+    `GENERATIONS_OF_ACCEPTANCE`. An answer shared by a tree's leaves counts for each of them.
     """
     spoken = generations.select(GENERATIONS_OF_ACCEPTANCE)
     if spoken["p_accept"].null_count == spoken.num_rows:  # as in most tables of earlier versions

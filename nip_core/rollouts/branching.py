@@ -2,7 +2,7 @@
 
 Branch          a function that says where episodes branch; `no_branching`, nowhere
 Branching       where the trees of an iteration branch
-nodes_by_round  how many nodes that makes
+nodes_by_round  how many nodes a shape makes
 make_child      a node below another
 
 Where a tree branches depends on settings and seeds alone, as if no episode ended early, so that

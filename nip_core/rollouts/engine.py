@@ -1,11 +1,11 @@
 """Plays shards: many episodes at once over one client and one journal.
 
 play_episodes many episodes, as many at a time as there are places
-PlayedShard   what comes of it
+PlayedShard   their rows
 
 Every episode is a coroutine (see `episode`), with no barrier between the turns of different ones.
-An episode that can't go on is a recorded outcome; more of them than the threshold stop the shard,
-and then the journal keeps what was generated. A server that does not answer is no outcome of an
+An episode that can't go on is a recorded outcome. More of them than the threshold stop the shard,
+and then the journal keeps all generations. A server that does not answer is no outcome of an
 episode: it stops the shard too, so that the data never depend on the weather.
 """
 
@@ -55,59 +55,59 @@ async def play_episodes(
     A spec whose episode branches counts as one episode, which fails where all its leaves do.
 
     Raises StageError when more than `rollouts.failure_threshold` of the split's episodes fail, and
-    ServerError when the server stays silent; what was generated until then stands in the journal.
+    ServerError when the server stays silent. All generations until then stand in the journal.
     """
     parameters, progress = context.game.parameters, context.progress
     failures = context.failures or Failures(len(specs))
     places = context.places or asyncio.Semaphore(
         EPISODES_PER_CALL * parameters.rollouts.concurrency
     )
-    shard, done = PlayedShard([], [], []), 0
+    shard, done_count = PlayedShard([], [], []), 0
 
     async def play(spec: EpisodeSpec) -> None:
-        nonlocal done
+        nonlocal done_count
         # 1. Play it as soon as there is a place. No barrier between rounds: a slow answer would
         #    keep all others waiting, and the server idle.
         async with places:
             progress.episodes_in_flight += 1
             try:
-                played = await play_spec(spec, context)
+                result = await play_spec(spec, context)
             finally:
                 progress.episodes_in_flight -= 1
         # 2. Keep its rows.
-        shard.episodes.extend(played.episodes)
-        shard.choices.extend(played.choices)
-        shard.generations.extend(record.generation for record in played.records)
-        shard.timings.extend(record.timing for record in played.records)
-        # 3. Count it; one that failed before and has succeeded now is no failure any more.
-        done += 1
+        shard.episodes.extend(result.episodes)
+        shard.choices.extend(result.choices)
+        shard.generations.extend(record.generation for record in result.records)
+        shard.timings.extend(record.timing for record in result.records)
+        # 3. Count it. If it failed earlier and has succeeded now, it is no failure any more.
+        done_count += 1
         progress.episodes_done += 1
-        if _was_recorded(played, context):  # so it says nothing of how long episodes take
+        if _was_recorded(result, context):  # so it says nothing of how long episodes take
             progress.episodes_before += 1
         failures.keys.discard(spec.key)
         # 4. Stop the shard where too many have failed. A tree counts once and fails with its last
         #    leaf only: one that came to its end shows that the problem can be played.
-        if all(episode.outcome == "failed" for episode in played.episodes):
+        if all(episode.outcome == "failed" for episode in result.episodes):
             shard.failed.append(spec.key)
             progress.episodes_failed += 1
             failures.keys.add(spec.key)
-            last = f"the last: {spec.problem.id}: {played.episodes[-1].error}"
+            last = f"the last: {spec.problem.id}: {result.episodes[-1].error}"
             remedy = "What was generated is kept: mend the cause and run again"
             failures.check(parameters.rollouts.failure_threshold, f"{last}. {remedy}")
 
     try:
         await gather_or_cancel(map(play, specs))
     except BaseException:
-        # It will be played again, and counted then; what was played here took its time here.
-        progress.episodes_done -= done
-        progress.episodes_before -= done
+        # These episodes will be played again, and counted then. Their time was spent here.
+        progress.episodes_done -= done_count
+        progress.episodes_before -= done_count
         progress.episodes_failed -= len(shard.failed)
         raise
     shard.labels.extend(context.labels.values())
     return shard
 
 
-def _was_recorded(played: Played, context: ShardContext) -> bool:
-    """Say whether the journal had all answers of what was played."""
-    keys = [record.generation.key for record in played.records]
+def _was_recorded(result: Played, context: ShardContext) -> bool:
+    """Say whether the journal had all answers of these episodes."""
+    keys = [record.generation.key for record in result.records]
     return bool(keys) and all(key in context.recorded for key in keys)

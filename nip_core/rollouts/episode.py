@@ -1,20 +1,20 @@
 """One episode, from reset to verdict, with all its branches.
 
-play_episode  its rows, and the records of the calls it took
+play_episode  its rows, and the records of its calls
 EpisodeState  an episode between two rounds
 
 A generation whose key is in the journal is taken from there and not asked for again.
 
-Where an episode branches, the answers of an agent in all children are asked for by one request
-where the server can, with a seed from the node; the i-th is child i's. What is missing in the
-answer or refused together, and what is asked again because it was invalid, is a request of its
-own with the child's key and seed. Each answer is a record of its own.
+Where an episode branches, one request asks for an agent's answers in all children, where the server
+can, with a seed from the node; the i-th answer is child i's. An answer is a request of its own,
+with the child's key and seed, if it is missing in the common answer, if the common request is
+refused, and if an invalid answer is asked for again. Each answer is a record of its own.
 
 A prover without a valid answer ends its episode, unless the settings have a penalty for that:
 then it is paid the penalty and is silent in that round, which leaves no turn behind.
 
 Where the scenario has its labels in play, the state after the writing prover's first turn has the
-problem with what it wrote and its label, and so have all that follow (see `labels`).
+problem with the written solution and its label, and so have all later states (see `labels`).
 """
 
 import asyncio
@@ -50,15 +50,15 @@ from nip_core.scenarios import NO_LABEL, NoLabel
 async def play_episode(spec: EpisodeSpec, context: ShardContext) -> Played:
     """Play one episode with all its branches.
 
-    Raises StageError, ServerError or StoreError for what would stop every episode.
+    Raises StageError, ServerError or StoreError for a fault that would stop every episode.
     """
     return await EpisodeState(spec, context).play_on()
 
 
 T = TypeVar("T")
 PrefetchedAnswer = tuple[CallRecord, Move] | ContextLengthError | None
-"""What came of an answer that was asked for together with those of other children: its record and
-move, or why no answer can come; None: it has to be asked for alone."""
+"""An answer from a request for all children: its record and move, or why no answer can come. None:
+it has to be asked for alone."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class EpisodeState:
     chats: dict[tuple[str, tuple[str, ...], Kind | None], list[ChatMessage]] = field(
         default_factory=dict
     )
-    """By agent that was asked, its answers in this turn, and the mistake it was told of."""
+    """By agent, its answers in this turn, and the mistake that a hint tells it of."""
 
     @cached_property
     def movers(self) -> list[str]:
@@ -100,13 +100,13 @@ class EpisodeState:
                 break
             state = await state.play_round(children[0])
             records += state.records
-        # 2. Play what it branches into, each child to its own ends.
+        # 2. Play the children where it branches, each to its own ends.
         if state.outcome is None:
             parts = await state.play_children(children, EpisodeState.play_on)
         else:
             parts = [Played([state.row()], [])]
-        # 3. What all leaves share belongs to the first of them: a generation stands in the tables
-        #    once, or its tokens would be counted for each leaf.
+        # 3. Records that all leaves share belong to the first of them: a generation stands in the
+        #    tables once, or its tokens would be counted for each leaf.
         episodes = [row for part in parts for row in part.episodes]
         shared = [assign_episode(record, episodes[0].key) for record in records]
         return Played(episodes, [*shared, *(record for part in parts for record in part.records)])
@@ -115,29 +115,29 @@ class EpisodeState:
         self,
         children: Sequence[EpisodeSpec],
         go_on: Callable[["EpisodeState"], Awaitable[T]],
-        answered: Sequence[Mapping[str, PlayedTurn]] = (),
+        ready_turns: Sequence[Mapping[str, PlayedTurn]] = (),
     ) -> list[T]:
         """Play the round once for each child, all at once, and `go_on` with each child by itself.
 
-        A child goes on as soon as its agents have answered. Returned is by child what `go_on`
-        gives.
+        A child goes on as soon as its agents have answered. Returns the results of `go_on` by
+        child.
 
-        `answered` are by child the answers of agents that are not asked any more.
+        `ready_turns` are by child the turns of agents that have answered already.
         """
-        # 1. A place for the first answer in every child of every mover that is asked: the same in
-        #    all children, so the first one tells.
+        # 1. Make a place for the first answer of every other mover in every child. These movers are
+        #    the same in all children, so the first child tells.
         loop = asyncio.get_running_loop()
-        asked = [a for a in self.movers if not answered or a not in answered[0]]
+        agents = [a for a in self.movers if not ready_turns or a not in ready_turns[0]]
         answers: dict[str, list[asyncio.Future[PrefetchedAnswer]]] = {
-            agent: [loop.create_future() for _ in children] for agent in asked
+            agent: [loop.create_future() for _ in children] for agent in agents
         }
 
         async def play_child(number: int, spec: EpisodeSpec) -> list[T]:
             prefetched = {agent: answers[agent][number] for agent in answers}
-            taken = answered[number] if answered else {}
-            return [await go_on(await self.play_round(spec, prefetched, taken))]
+            turns = ready_turns[number] if ready_turns else {}
+            return [await go_on(await self.play_round(spec, prefetched, turns))]
 
-        # 2. One request per mover fills its places; the children wait for what is theirs.
+        # 2. One request per mover fills its places; each child waits for its own answers.
         work: list[Awaitable[list[T] | None]] = [
             *(self._prefetch(agent, children, answers[agent]) for agent in answers),
             *(play_child(number, spec) for number, spec in enumerate(children)),
@@ -148,59 +148,61 @@ class EpisodeState:
         self,
         spec: EpisodeSpec,
         prefetched: Mapping[str, asyncio.Future[PrefetchedAnswer]] | None = None,
-        answered: Mapping[str, PlayedTurn] | None = None,
+        ready_turns: Mapping[str, PlayedTurn] | None = None,
     ) -> "EpisodeState":
-        """Let all movers move at once, judge the round, and return the state after it, that of
-        `spec`.
+        """Let all movers move at once, judge the round, and return the state of `spec` after it.
 
-        `prefetched` has the first answers of agents that were asked for several, `answered` what
-        agents have answered that are not asked any more.
+        `prefetched` has the first answers of agents that were asked for several, `ready_turns` the
+        turns of agents that have answered already.
         """
-        prefetched, answered = prefetched or {}, answered or {}
-        # 1. Ask everybody who moves.
-        asked = [agent for agent in self.movers if agent not in answered]
-        # What is raised here stops the stage, so the other movers are not waited for: their answers
-        # that came are in the journal.
-        taken = await gather_or_cancel(
-            self.take_turn(spec, agent, prefetched.get(agent)) for agent in asked
+        prefetched, ready_turns = prefetched or {}, ready_turns or {}
+        # 1. Ask all other movers.
+        agents = [agent for agent in self.movers if agent not in ready_turns]
+        # An error here stops the stage, so the other movers are not waited for: their answers that
+        # came are in the journal.
+        new_turns = await gather_or_cancel(
+            self.take_turn(spec, agent, prefetched.get(agent)) for agent in agents
         )
-        by_agent = {**answered, **dict(zip(asked, taken, strict=True))}
-        after = EpisodeState(
+        by_agent = {**ready_turns, **dict(zip(agents, new_turns, strict=True))}
+        next_state = EpisodeState(
             spec, self.context, self.round + 1, [*self.turns], [*self.round_rewards], self.parent
         )
-        # 2. Sort what came: turns, silence that is paid for, and what ends the episode. Only an
-        #    answer in a wrong form is silence; a refused request is nobody's fault in the game.
+        # 2. Sort the answers into turns, silence that is paid for, and problems that end the
+        #    episode. Only an answer in a wrong form is silence. A refused request is no player's
+        #    fault.
         silent = set()
         problems = []
         for agent in self.movers:
-            played = by_agent[agent]
-            after.records += played.records
-            if (turn := played.turn) is not None:
-                after.turns.append(turn)
-                # A generation names one parent, so the last of those that moved at once stands for
-                # all.
-                after.parent = played.records[-1].generation.key
-            elif played.end.is_invalid and self.context.game.protocol.may_be_silent(agent):
+            agent_turn = by_agent[agent]
+            next_state.records += agent_turn.records
+            if (turn := agent_turn.turn) is not None:
+                next_state.turns.append(turn)
+                # A generation names one parent, so the last of the agents that moved at once
+                # stands for all.
+                next_state.parent = agent_turn.records[-1].generation.key
+            elif agent_turn.end.is_invalid and self.context.game.protocol.may_be_silent(agent):
                 silent.add(agent)
             else:
-                problems.append(f"{agent}, round {self.round}: {played.end.problem}")
-        # 3. What the writing prover wrote is the solution from now on. An episode that has failed
+                problems.append(f"{agent}, round {self.round}: {agent_turn.end.problem}")
+        # 3. The writing prover's text is the solution from now on. An episode that has failed
         #    needs none: to label one may take a sandbox and seconds.
         if not problems and spec.problem.y == NO_LABEL:
             try:
-                after.spec = await take_solution(self.context, spec, after.turns, after.parent)
+                next_state.spec = await take_solution(
+                    self.context, spec, next_state.turns, next_state.parent
+                )
             except NoLabel as error:
-                # The solution is not at fault, so neither label would be true, and without one
-                # nobody can be paid. Others can be labelled, so this episode alone fails; too many
-                # of them stop the shard (`Failures`).
+                # The solution is not at fault, so neither label would be true, and without one no
+                # agent can be paid. Other solutions can be labelled, so this episode alone fails;
+                # too many of them stop the shard (`Failures`).
                 problems.append(f"round {self.round}: {error}")
-        # 4. Pay for the round. One reason is enough to fail: that of the first agent, whoever was
-        #    faster.
+        # 4. Pay for the round. One reason is enough to fail: the first agent's, even if another
+        #    agent was faster.
         if problems:
-            after._fail(problems[0])
+            next_state._fail(problems[0])
         else:
-            after._judge(frozenset(silent))
-        return after
+            next_state._judge(frozenset(silent))
+        return next_state
 
     def _judge(self, silent: frozenset[str]) -> None:
         """Pay for the round just played, and end the episode if it is over."""
@@ -226,14 +228,14 @@ class EpisodeState:
 
     def _fail(self, error: str) -> None:
         self.outcome, self.error = "failed", error
-        # A game without an end earns nobody anything: what its rounds paid is taken back.
+        # A game without an end earns no agent anything: the payments of its rounds are taken back.
         self.round_rewards = []
 
     def row(self) -> Episode:
         """Make the row of an episode after its end."""
         spec, game = self.spec, self.context.game
         problem = spec.problem
-        drawn = game.drawn(make_situation(problem, spec.stance, spec.seed))
+        drawn_columns = game.drawn(make_situation(problem, spec.stance, spec.seed))
         assert self.outcome is not None  # it is over
         return Episode(
             key=spec.key,
@@ -248,7 +250,7 @@ class EpisodeState:
             question=problem.question,
             solution=problem.solution,
             columns=columns_json(problem.columns),
-            drawn=columns_json(drawn),
+            drawn=columns_json(drawn_columns),
             y=problem.y,
             difficulty=problem.difficulty,
             mutation=problem.mutation,
@@ -274,11 +276,11 @@ class EpisodeState:
     ) -> None:
         """Ask for the agent's first answers in all children by one request.
 
-        The i-th is child i's; those that are in the journal are not taken again.
+        The i-th answer is child i's. Answers that are in the journal are not taken again.
         """
         context, player = self.context, self.context.player(self.spec, agent)
         place = AnswerPlace(self.round, agent)
-        missing = [
+        missing_numbers = [
             i
             for i, spec in enumerate(children)
             if spec.generation_key(place) not in context.recorded
@@ -286,25 +288,25 @@ class EpisodeState:
         results: list[PrefetchedAnswer] = [None] * len(children)
         # 1. Ask for as many as there are children, also where the journal has some of them: after a
         #    kill the request is the same, so the i-th answer is child i's again.
-        #    Where it has them all, nobody is asked.
-        if missing and player.gives_several:
+        #    Where it has them all, no request is made.
+        if missing_numbers and player.gives_several:
             try:
                 async with self._call(self.spec, place, n=len(children)) as call:
-                    # 2. Make those durable that came and were missing, before anybody goes on.
-                    came = [i for i in missing if i < len(call.answers)]
-                    done = await gather_or_cancel(
-                        self._keep(call, i, children[i], place) for i in came
+                    # 2. Make the missing answers that came durable, before any child goes on.
+                    numbers = [i for i in missing_numbers if i < len(call.answers)]
+                    kept_answers = await gather_or_cancel(
+                        self._keep(call, i, children[i], place) for i in numbers
                     )
-                for i, answer in zip(came, done, strict=True):
+                for i, answer in zip(numbers, kept_answers, strict=True):
                     results[i] = answer
             except ContextLengthError as error:
                 # The prompt is the same for all, so none of them asks again by itself.
                 results = [error] * len(children)
             except RequestRefusedError:
                 pass  # perhaps only because it asks for several, which some servers don't take
-        # 3. Let the children go on; what is still None they ask for themselves.
+        # 3. Let the children go on; they ask for an answer themselves where it is still None.
         for future, result in zip(answers, results, strict=True):
-            if not future.done():  # who waited may be cancelled, because another mover failed
+            if not future.done():  # a child may be cancelled, because another mover failed
                 future.set_result(result)
 
     async def take_turn(
@@ -316,10 +318,10 @@ class EpisodeState:
         """Let an agent have the exchanges of its turn; one without an answer is the last."""
         exchanges: list[PlayedExchange] = []
         for number in range(self.context.game.exchanges):
-            before = [exchange.answer for exchange in exchanges]
+            earlier = [exchange.answer for exchange in exchanges]
             place = AnswerPlace(self.round, agent, exchange=number)
             first = None if number else prefetched
-            exchanges.append(await self._play_exchange(spec, place, before, first))
+            exchanges.append(await self._play_exchange(spec, place, earlier, first))
             if exchanges[-1].move is None:
                 break
         return PlayedTurn(self.round, agent, exchanges)
@@ -328,13 +330,13 @@ class EpisodeState:
         self,
         spec: EpisodeSpec,
         place: AnswerPlace,
-        before: Sequence[Exchange],
+        earlier: Sequence[Exchange],
         prefetched: asyncio.Future[PrefetchedAnswer] | None,
     ) -> PlayedExchange:
         """Ask an agent until its answer is valid, as often as the settings allow.
 
-        `before` are the exchanges that it has had in its turn. The i-th retry is a call of its own
-        key and seed, and may be told what was wrong before.
+        `earlier` are the exchanges that it has had in its turn. The i-th retry is a call of its own
+        key and seed, and may have a hint about the mistake before it.
         """
         context, agent = self.context, place.agent
         records: list[CallRecord] = []
@@ -354,17 +356,17 @@ class EpisodeState:
                     # As if this child had asked by itself: it ends in the same way.
                     if isinstance(answer, ContextLengthError):
                         raise answer
-                    # Nobody asked for it with others, or those came without it.
+                    # There was no request for all children, or it came back without this answer.
                     if answer is None:
-                        async with self._call(spec, place, before, wrong) as call:
+                        async with self._call(spec, place, earlier, wrong) as call:
                             answer = await self._keep(call, 0, spec, place)
                     record, move = answer
                 except RequestRefusedError as error:
-                    # Not asked again: what the server says is wrong is the request and not the
-                    # answer, and another seed mends no request. Only this episode fails of it.
+                    # Not asked again: the server calls the request wrong and not the answer, and
+                    # another seed mends no request. Only this episode fails.
                     return PlayedExchange(records, problem=str(error))
-            # 2. A valid one is accepted. The journal has its text and not the messages in it, so
-            #    the move is read again; where it is not valid any more, the run stops.
+            # 2. Accept a valid one. The journal has its text and not the messages in it, so the
+            #    move is read again. Where it is not valid any more, the run stops.
             records.append(record)
             generation = record.generation
             if generation.invalid_reason is None:
@@ -378,18 +380,18 @@ class EpisodeState:
         return PlayedExchange(records, problem=problem, is_invalid=True)
 
     def _chat(
-        self, place: AnswerPlace, before: Sequence[Exchange], wrong: Kind | None
+        self, place: AnswerPlace, earlier: Sequence[Exchange], wrong: Kind | None
     ) -> list[ChatMessage]:
-        """Render the agent's chat. Made when it is needed, not for what is in the journal."""
-        agent, key = place.agent, (place.agent, tuple(e.text for e in before), wrong)
+        """Render the agent's chat. An answer in the journal needs none."""
+        agent, key = place.agent, (place.agent, tuple(e.text for e in earlier), wrong)
         if isinstance(self.context.players[agent].parameters, RandomAgentParameters):
             return []  # it reads nothing
-        # Children of a node are asked with one chat, and a hint makes it another one.
+        # All children of a node have one chat, and a hint makes it another one.
         if key not in self.chats:
             problem, spec = self.spec.problem, self.spec
             situation = make_situation(problem, spec.stance, spec.seed)
             game = self.context.game.asking(agent, spec)
-            chat = game.render(agent, situation, self.turns, self.round, wrong, before)
+            chat = game.render(agent, situation, self.turns, self.round, wrong, earlier)
             self.chats[key] = chat
         return self.chats[key]
 
@@ -401,7 +403,7 @@ class EpisodeState:
         self,
         spec: EpisodeSpec,
         place: AnswerPlace,
-        before: Sequence[Exchange] = (),
+        earlier: Sequence[Exchange] = (),
         wrong: Kind | None = None,
         n: int = 1,
     ) -> AsyncIterator[Call]:
@@ -413,7 +415,7 @@ class EpisodeState:
         context, agent = self.context, place.agent
         player = context.player(spec, agent)
         seed = spec.generation_seed(context.game.parameters.seed, place)
-        chat, form = self._chat(place, before, wrong), self._form(agent)
+        chat, form = self._chat(place, earlier, wrong), self._form(agent)
         if player.script is not None:
             yield await ask_script(context.game, player, spec, self.round, chat, form, seed)
             return

@@ -14,13 +14,13 @@ class Failures:
     keys: set[str] = field(default_factory=set)  # of those that failed; a repetition counts once
     stop: bool = True  # whether too many stop the shard
 
-    def check(self, threshold: float, what: str) -> None:
+    def check(self, threshold: float, explanation: str) -> None:
         """Raise StageError if more failed than this share of the episodes.
 
-        `what` ends its message: why they failed, and what to do.
+        `explanation` ends its message: why they failed, and how to go on.
         """
         if self.stop and more_than(len(self.keys), threshold * self.episodes):
             raise StageError(
                 f"{len(self.keys)} of {self.episodes} episodes failed, more than the share of "
-                f"{threshold} that rollouts.failure_threshold allows; {what}"
+                f"{threshold} that rollouts.failure_threshold allows; {explanation}"
             )

@@ -1,10 +1,10 @@
 """Solutions that a prover writes in play: taken from its first valid message, and labelled.
 
-make_objection      why a move can't be the solution, so that the prover is asked again
-take_solution  an episode with what was written and its label in the place of the problem's
+make_objection  why a move can't be the solution, so that the prover is asked again
+take_solution   an episode with the written solution and its label in its problem
 
-A label that the journal has is not made again. Only `y` and `mutation` stand in the tables; what
-making it took stands in the manifest of the shard.
+A label that the journal has is not made again. Only `y` and `mutation` stand in the tables; the
+seconds of labelling stand in the manifest of the shard.
 """
 
 from collections.abc import Callable, MutableMapping, Sequence
@@ -64,7 +64,7 @@ async def take_solution(
     `key` is the generation's. A label in the journal is taken from there.
 
     Without turns the prover was silent, which is no solution to anything. Raises NoLabel, or
-    StageError for what would stop every episode.
+    StageError for a fault that would stop every episode.
     """
     scenario, problem = context.game.scenario, spec.problem
     if not turns or key is None:

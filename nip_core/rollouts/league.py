@@ -1,18 +1,17 @@
-"""Training episodes in which an agent plays with the model of an earlier iteration, or of another
-run.
+"""Training episodes in which an agent plays with a model of an earlier iteration or of another run.
 
-draw_opponents   the episodes, each with whom another model plays in it, and which
+draw_opponents        the episodes, with the agent that another model plays, and that model
 find_earlier_models   the earlier models of a group, by the first iteration that each has played
 
-Learning against the newest opponent alone may go in circles: what beat an earlier one is forgotten
-when that one is gone. Playing a share of the games against earlier selves is how OpenAI Five kept
-from it (Berner et al., "Dota 2 with Large Scale Deep Reinforcement Learning", 2019); drawing them
-from all of the history alike is fictitious self-play (Heinrich, Lanctot and Silver, "Fictitious
-Self-Play in Extensive-Form Games", 2015).
+Learning against the newest opponent alone may go in circles: a model forgets how to beat an earlier
+one that is gone. OpenAI Five kept from it by a share of games against earlier selves (Berner et
+al., "Dota 2 with Large Scale Deep Reinforcement Learning", 2019). Drawing them from all of the
+history alike is fictitious self-play (Heinrich, Lanctot and Silver, "Fictitious Self-Play in
+Extensive-Form Games", 2015).
 
-The draw depends on the seed and on which problem is played when, not on the run's name, nor on
-anything that was answered. Episodes that are compared with each other (trainer pure_text_grpo) are
-drawn alike, so that they differ by what was said alone. Where other runs play, each has a share of
+The draw depends on the seed and on which problem is played when. It depends neither on the run's
+name nor on any answer. Episodes that are compared with each other (trainer pure_text_grpo) are
+drawn alike, so that they differ by their messages alone. Where other runs play, each has a share of
 its own, and all agents that it offers play together, as they did there.
 """
 
@@ -34,10 +33,10 @@ def draw_opponents(
 ) -> list[EpisodeSpec]:
     """Draw the opponents of the episodes.
 
-    `earlier` has by agent the iterations whose models there are to draw from, or the other runs;
-    with none at all, as in the first iteration of a league and in tests, the episodes stay as they
-    are. In a league each is drawn with the same probability, after the agent is; the shares of
-    other runs are those of the settings.
+    `earlier` has by agent the iterations with a model to draw from, or the other runs. With none at
+    all, as in the first iteration of a league and in tests, the episodes stay as they are. In a
+    league the agent is drawn first, then a model, each with the same probability. The settings have
+    the shares of other runs.
     """
     agents = sorted(agent for agent, keys in earlier.items() if keys)
     if not agents:
@@ -77,23 +76,23 @@ def _draw_run(spec: EpisodeSpec, parameters: HyperParameters) -> EpisodeSpec:
 
 
 def _find_place(spec: EpisodeSpec, parameters: HyperParameters) -> tuple[int | str, ...]:
-    """Return what the draw of an episode follows from; it is the same in all of a group."""
+    """Return the place from which an episode's draw follows; a group's episodes have one."""
     first = spec.sample - spec.sample % group_size(parameters, spec.split)
     return (parameters.seed, spec.split, spec.iteration, spec.problem.id, first)
 
 
 def find_earlier_models(
-    played: Sequence[str], now: str, last: int | None
+    model_names: Sequence[str], present_name: str, count: int | None
 ) -> dict[OpponentKey, str]:
-    """Find the models of a group before the one of `now`, the newest `last` of them.
+    """Find the newest `count` models of a group before its present one; None: all of them.
 
-    `played` are the names of those that played the iterations before, in order. The keys are the
+    `model_names` are the models that played the earlier iterations, in order. The keys are the
     first iterations that they have played.
     """
     first: dict[str, int] = {}
-    for iteration, name in enumerate(played):
+    for iteration, name in enumerate(model_names):
         first.setdefault(name, iteration)
-    first.pop(now, None)
+    first.pop(present_name, None)
     iterations = sorted(first.values())
-    newest = iterations if last is None else iterations[-last:]
-    return {iteration: played[iteration] for iteration in newest}
+    newest = iterations if count is None else iterations[-count:]
+    return {iteration: model_names[iteration] for iteration in newest}

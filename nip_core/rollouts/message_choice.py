@@ -4,30 +4,30 @@ ChoicePlay        plays an episode so, for several numbers of messages at once
 make_choice_play  by the settings of a run that attacks
 judges_by_tokens  whether estimates go by log-probabilities of the verifier
 
-Numbered in order. In every round in which an attacking prover moves:
+In every round in which an attacking prover moves:
 
-1. The attack (`nip_core.attacks`) asks for messages: as many as the largest number are had by one
-   request, where the server can. It may write some itself, too.
-2. It may have each estimated: then the game is played on after it a few times, to its end and
-   without any further choice. The mean probability of acceptance there is what it is worth.
-3. It chooses one for each number. The game goes on with each message that was chosen for some, as
-   far as the next such round.
+1. The attack (`nip_core.attacks`) asks for as many messages as the largest number says, by one
+   request where the server can. It may write some itself, too.
+2. It may have each message estimated: then the game is played on after it a few times, to its end
+   and without any further choice. The mean probability of acceptance there is its estimate.
+3. It chooses a message for each number. The game goes on with each message that was chosen for
+   some number, until the next such round.
 
-What decides in the end is drawn afresh, with a seed of its own: of many estimates the highest is
-too high (the winner's curse), and the continuations that it was chosen by would repeat that.
+The end that counts is played afresh, with a seed of its own. The highest of many estimates is too
+high (the winner's curse), and the continuations by which the message was chosen would repeat that.
 
-Where a game draws what provers are not shown, such as coins, each continuation has its own, drawn
-anew as far as what they are shown leaves it open (`Scenario.draw_again`). Else a message would be
-chosen because it has guessed the coins of this episode, which no prover can know. What is drawn
-anew stands among the columns of the continuation's row. Only where a verifier has spoken before
-may its words be about other coins.
+A game may draw columns that provers are not shown, such as coins. Then each continuation has its
+own, drawn anew as far as the shown columns leave them open (`Scenario.draw_again`). Else a message
+would be chosen because it has guessed the coins of this episode, which no prover can know. The new
+columns stand in the continuation's row. Only where a verifier has spoken earlier may its words be
+about other coins.
 
 An episode becomes a tree as `trees` has them. Below the node of a message, child 0 is the game as
-it goes on (if attackers move again, the children below the largest number are their messages), the
-children from the largest number on are the continuations that it was judged by, and behind these
-stand the messages that the attack wrote. A message that is not played on has no leaf of its own;
-its generation belongs to the first leaf of its tree. What agents that don't attack write in the
-same round is asked for once; the rows of the other messages have a copy of it, with a count of 0
+it goes on. If attackers move again, the children below the largest number are their messages. The
+children from the largest number on are the continuations that the message was judged by, and behind
+these stand the messages that the attack wrote. A message that is not played on has no leaf of its
+own; its generation belongs to the first leaf of its tree. Agents that don't attack are asked once
+in the same round; the rows of the other messages have a copy of their answers, with a count of 0
 tokens.
 """
 
@@ -54,13 +54,13 @@ from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.table_rows import CallRecord, Episode, MessageChoice
 from nip_core.rollouts.turns import Played, PlayedTurn, assign_episode
 
-_FAILED = -1.0  # a message that is none is worse than any that is one
+_FAILED = -1.0  # an invalid message is worse than any valid one
 _PLAYED_ON = 0  # the child in a round in which there is nothing to choose
 
 
 @dataclass(frozen=True)
 class _WeighedMessage:
-    """How good the message chosen last for a number was, and of how many it was chosen."""
+    """The estimate of the message chosen last for a number, and from how many it was chosen."""
 
     p_accept: float | None = None
     distinct: int | None = None
@@ -78,15 +78,14 @@ class ChoicePlay:
     async def play(self, spec: EpisodeSpec, context: ShardContext) -> Played:
         """Play one problem for every number. Raises as `play_episode` does."""
         state = EpisodeState(spec, context)
-        played = await self._play_on(state, dict.fromkeys(self.attack.counts, _WeighedMessage()))
-        # What was said and not played on has no leaf of its own.
-        leaves = {row.key for row in played.episodes}
-        first = played.episodes[0].key
+        tree = await self._play_on(state, dict.fromkeys(self.attack.counts, _WeighedMessage()))
+        # A message that is not played on has no leaf of its own.
+        leaves = {row.key for row in tree.episodes}
+        first = tree.episodes[0].key
         records = [
-            r if r.generation.episode in leaves else assign_episode(r, first)
-            for r in played.records
+            r if r.generation.episode in leaves else assign_episode(r, first) for r in tree.records
         ]
-        return replace(played, records=records)
+        return replace(tree, records=records)
 
     async def _play_on(self, state: EpisodeState, counts: Mapping[int, _WeighedMessage]) -> Played:
         """Play everything from here on for these numbers."""
@@ -120,7 +119,7 @@ class ChoicePlay:
         ways = dict(zip(order, went_on, strict=True))
         parts = []
         for number, message in sorted(turn.states.items()):
-            judging = turn.estimates[number].played if number in turn.estimates else []
+            judging = turn.estimates[number].parts if number in turn.estimates else []
             if number in ways:
                 parts.append(_join([ways[number], *judging], []))
             elif message.outcome is not None:
@@ -130,16 +129,16 @@ class ChoicePlay:
         return parts
 
     async def _ask_attack(self, turn: "ChoiceTurn") -> dict[int, int]:
-        """Ask the attack for its choice; give by number of messages that of the message.
+        """Ask the attack for its choice; give by count of messages the number of the message.
 
-        Raises StageError that names the attack, the question and the remedy for whatever a class of
-        the user's raises or returns.
+        Raises StageError that names the attack, the question and the remedy, for anything wrong
+        that a class of the user's raises or returns.
         """
         try:
-            chosen = await self.attack.choose(turn)
+            choice = await self.attack.choose(turn)
         except NipError:
             raise
-        except Exception as error:  # whatever a user's class raises
+        except Exception as error:  # of a user's class
             file = str(find_attack_file(self.attack.settings.by) or "")
             text = " ".join(str(error).split())
             raise StageError(
@@ -147,12 +146,12 @@ class ChoicePlay:
                 "mend it, and start anew under another name, as a changed attack is another one"
             ) from error
         by_count = (
-            {n: chosen for n in turn.counts} if isinstance(chosen, PlayableMessage) else chosen
+            {n: choice for n in turn.counts} if isinstance(choice, PlayableMessage) else choice
         )
         wrong = not isinstance(by_count, Mapping) or {*by_count} != {*turn.counts}
         if wrong or any(turn.has_not(message) for message in by_count.values()):
             raise StageError(
-                f"{turn.place} chose {chosen!r:.200}; it has to return a message of this turn, as "
+                f"{turn.place} chose {choice!r:.200}; it has to return a message of this turn, as "
                 f"`ask` or `write` gave it, or one for each of {[*turn.counts]}; mend it, and "
                 "start anew under another name"
             )
@@ -168,8 +167,8 @@ class ChoicePlay:
         children = [make_child(message.spec, number) for number in numbers]
         ends = await _play_continuations(message, children)
         likely = [self._measure_acceptance(state) for state, _ in ends]
-        played = [_join([Played([state.row()], [])], records) for state, records in ends]
-        return _Estimate(sum(likely) / len(likely), played)
+        parts = [_join([Played([state.row()], [])], records) for state, records in ends]
+        return _Estimate(sum(likely) / len(likely), parts)
 
     def _measure_acceptance(self, state: EpisodeState) -> float:
         """Return the probability of acceptance where the game ended.
@@ -192,7 +191,7 @@ class ChoicePlay:
 @dataclass(frozen=True)
 class _Estimate:
     p_accept: float
-    played: list[Played] = field(default_factory=list)
+    parts: list[Played] = field(default_factory=list)
 
 
 def judges_by_tokens(parameters: HyperParameters) -> bool:
@@ -215,8 +214,8 @@ class ChoiceTurn:
 
     def __init__(self, play: ChoicePlay, state: EpisodeState, counts: tuple[int, ...]) -> None:
         self._play, self._state = play, state
-        self._asked: list[int] = []
-        self._written = play.attack.counts[-1] + play.attack.continuations  # behind all others
+        self._message_numbers: list[int] = []
+        self._next_written = play.attack.counts[-1] + play.attack.continuations  # behind all others
         self._bystanders: Mapping[str, PlayedTurn] | None = None
         self._lock = asyncio.Lock()
         self.counts = counts
@@ -243,18 +242,18 @@ class ChoiceTurn:
     @property
     def place(self) -> str:
         """Name the attack and the turn in which something is wrong."""
-        by, question = self._play.attack.settings.by, self._state.spec.problem.id
-        return f"attack.by: {by} on question {question} (round {self.round})"
+        attack_name, question = self._play.attack.settings.by, self._state.spec.problem.id
+        return f"attack.by: {attack_name} on question {question} (round {self.round})"
 
     def has_not(self, message: object) -> bool:
         """Tell whether something is no message of this turn."""
         if not isinstance(message, PlayableMessage) or message.number not in self.states:
             return True
-        # One of another turn, or with other words, would be played as what stands here.
+        # One of another turn, or with other words, would be played as this turn's message.
         return message != self._read(message.number)
 
     def weigh(self, number: int, n: int) -> _WeighedMessage:
-        """Say how good a chosen message is, and of how many of the first `n` it was chosen."""
+        """Give a chosen message's estimate, and from how many of the first `n` it was chosen."""
         estimate = self.estimates.get(number)
         likely = None if estimate is None or estimate.p_accept == _FAILED else estimate.p_accept
         words = {self._read(i).words for i in self.states if i < n or i >= self.counts[-1]}
@@ -262,53 +261,53 @@ class ChoiceTurn:
 
     async def ask(self, n: int | None = None) -> Sequence[PlayableMessage]:
         """Ask for messages once for all numbers; give the first `n`."""
-        most = max(self.counts)
-        n = most if n is None else n
+        largest = max(self.counts)
+        n = largest if n is None else n
         async with self._lock:
-            if not self._asked:
-                await self._ask(min(n, most))
-        if not 1 <= n <= len(self._asked):
+            if not self._message_numbers:
+                await self._ask(min(n, largest))
+        if not 1 <= n <= len(self._message_numbers):
             raise StageError(
-                f"{self.place} asks for {n} messages, and there may be {most} (options.n), all of "
-                "them asked for at once; mend it, and start anew under another name"
+                f"{self.place} asks for {n} messages, and there may be {largest} (options.n), all "
+                "of them asked for at once; mend it, and start anew under another name"
             )
-        return [self._read(i) for i in self._asked[:n]]
+        return [self._read(i) for i in self._message_numbers[:n]]
 
-    async def _ask(self, most: int) -> None:
-        """Ask for messages; all else is the same after each."""
-        children = [make_child(self._state.spec, number) for number in range(most)]
-        answered = [await self._hear_bystanders(spec) for spec in children]
-        states = await self._state.play_children(children, _keep_state, answered)
+    async def _ask(self, count: int) -> None:
+        """Ask for messages; the other movers say the same beside each."""
+        children = [make_child(self._state.spec, number) for number in range(count)]
+        ready_turns = [await self._hear_bystanders(spec) for spec in children]
+        states = await self._state.play_children(children, _keep_state, ready_turns)
         self.states |= dict(enumerate(states))
-        self._asked = [*range(most)]
+        self._message_numbers = [*range(count)]
 
     async def _hear_bystanders(self, spec: EpisodeSpec) -> Mapping[str, PlayedTurn]:
         """Ask the other movers at the first message; at others they say the same."""
         state = self._state
-        others = [agent for agent in state.movers if agent not in self._play.attackers]
+        bystanders = [agent for agent in state.movers if agent not in self._play.attackers]
         if self._bystanders is None:
-            answers = await gather_or_cancel(state.take_turn(spec, a) for a in others)
-            self._bystanders = dict(zip(others, answers, strict=True))
+            answers = await gather_or_cancel(state.take_turn(spec, a) for a in bystanders)
+            self._bystanders = dict(zip(bystanders, answers, strict=True))
             return self._bystanders
         heard = self._bystanders.items()
         return {agent: _copy_turn(turn, spec) for agent, turn in heard}
 
     async def write(self, text: str) -> PlayableMessage:
-        """Play a text in the place of what the provers' models would say."""
+        """Play a text in the place of the messages of the provers' models."""
         async with self._lock:
-            number, self._written = self._written, self._written + 1
+            number, self._next_written = self._next_written, self._next_written + 1
             spec = make_child(self._state.spec, number)
             heard = await self._hear_bystanders(spec)
         context = self._state.context
         players = {agent: make_writing_player(context.game, agent, text) for agent in self.agents}
         writing = replace(context, players={**context.players, **players})
         state = replace(self._state, context=writing, records=[], chats={})
-        after = await state.play_round(spec, None, heard)
-        self.states[number] = replace(after, context=context)
+        next_state = await state.play_round(spec, None, heard)
+        self.states[number] = replace(next_state, context=context)
         return self._read(number)
 
     async def estimate(self, messages: Sequence[PlayableMessage]) -> Sequence[float]:
-        """Estimate messages side by side; each once."""
+        """Estimate messages side by side, each only once."""
         if not self._play.attack.continuations:
             raise StageError(
                 f"{self.place} has messages estimated without continuations; set "
@@ -333,13 +332,14 @@ async def _keep_state(state: EpisodeState) -> EpisodeState:
 async def _play_continuations(
     message: EpisodeState, children: Sequence[EpisodeSpec]
 ) -> list[tuple[EpisodeState, list[CallRecord]]]:
-    """Play each child to its end, with what provers are not shown drawn anew for it."""
-    drawn = [_draw_again(message, child) for child in children]
-    if not any(drawn):
+    """Play each child to its end, with the columns hidden from provers drawn anew for it."""
+    drawn_columns = [_draw_again(message, child) for child in children]
+    if not any(drawn_columns):
         return await message.play_children(children, _play_to_end)
-    # Who sees what is drawn is asked something else in each, so no request is for several.
+    # An agent that sees the drawn columns has another prompt in each, so no request is for several.
     return await gather_or_cancel(
-        _play_with(message, child, columns) for child, columns in zip(children, drawn, strict=True)
+        _play_with(message, child, columns)
+        for child, columns in zip(children, drawn_columns, strict=True)
     )
 
 
@@ -375,8 +375,10 @@ def _join(parts: Sequence[Played], records: Sequence[CallRecord]) -> Played:
     episodes = [row for part in parts for row in part.episodes]
     if episodes:
         records = [assign_episode(record, episodes[0].key) for record in records]
-    below = [record for part in parts for record in part.records]
-    return Played(episodes, [*records, *below], [row for part in parts for row in part.choices])
+    lower_records = [record for part in parts for record in part.records]
+    return Played(
+        episodes, [*records, *lower_records], [row for part in parts for row in part.choices]
+    )
 
 
 def _copy_turn(turn: PlayedTurn, spec: EpisodeSpec) -> PlayedTurn:

@@ -1,10 +1,10 @@
-"""One model call: what is asked, what was answered, and its record.
+"""One model call: its request, its answers, and their records.
 
 Player        an agent with the model that it plays with
 ask           a request for one answer or several
-Call          what came of it: the answers, and the record of each
+Call          the answers to a request, and the record of each
 judge_answer  the move in an answer, or why it is asked for again
-random_answer what an agent without a model says
+random_answer the message of an agent without a model
 read_again    the move in an answer that was recorded
 request_body  a request as JSON
 """
@@ -33,7 +33,7 @@ from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.storage.table_rows import CallRecord, Generation, Timing
 from nip_core.scenarios.scripts import LoadedScript
 
-RANDOM_MODEL = "random"  # what stands where a model's name would
+RANDOM_MODEL = "random"  # stands where a model's name would
 _LETTERS = 20
 _DECIDES = 0.4  # of the turns in which a random agent may
 
@@ -49,7 +49,7 @@ class Player:
     record_tokens: bool = False  # keep token ids, to be trained on as they are
     record_logprobs: bool = False  # and their log-probabilities, where the engine has them
     top_logprobs: int = 0  # ask for the likeliest tokens, so many, and do without if there are none
-    record_p_accept: bool = False  # of its verdicts, where the engine says
+    record_p_accept: bool = False  # of its verdicts, where the engine gives log-probabilities
     script: LoadedScript | None = None  # writes its messages in the place of a model
 
     @property
@@ -69,7 +69,7 @@ class Call:
     started: datetime
     answers: Sequence[ChatAnswer]
     kept_top: int = 0  # likeliest tokens that are kept at each place; there may be more
-    temperature: float | None = None  # that was asked for
+    temperature: float | None = None  # of the request
 
     def record(
         self,
@@ -157,17 +157,17 @@ async def ask(
     top_logprobs = game.top_logprobs(player.agent)
     kept_top = max(top_logprobs, player.top_logprobs)
     # Where nothing can be decided there is nothing to estimate, and answers are long.
-    estimated = LIKELIEST if player.record_p_accept and can_be_estimated(form) else 0
+    estimate_top = LIKELIEST if player.record_p_accept and can_be_estimated(form) else 0
     # A provider that refuses the field would fail every call; an attack can do without.
     takes_logprobs = find_dialect(player.parameters).takes_logprobs
-    if takes_logprobs and (asked := max(kept_top, estimated)):
-        body |= {"logprobs": True, "top_logprobs": asked}
+    if takes_logprobs and (top_count := max(kept_top, estimate_top)):
+        body |= {"logprobs": True, "top_logprobs": top_count}
     if player.record_tokens:
         # Training takes the answers for samples of the model's own distribution, so nothing may
         # change it, and a server's defaults may. Other settings that could (top_k, min_p) aren't
         # sent: an lm_server has none by default, and not every engine of it takes them.
         body |= {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
-        needs_logprobs = bool(top_logprobs or estimated) or player.record_logprobs
+        needs_logprobs = bool(top_logprobs or estimate_top) or player.record_logprobs
         body |= {"return_token_ids": True, "logprobs": needs_logprobs}
     async with client.answers(player.endpoint, body) as answers:
         if top_logprobs and any(answer.tokens is None for answer in answers[:n]):
@@ -182,7 +182,8 @@ async def ask(
 def random_answer(form: AnswerForm, seed: int) -> str:
     """Make the valid answer of an agent without a model; it follows from the seed alone.
 
-    Who may decide does so in two turns of five, with each answer of the scale equally likely.
+    An agent that may decide does so in two turns of five, with each answer of the scale equally
+    likely.
     """
     random = Random(seed)
     if form.scale is not None and random.random() < _DECIDES:
@@ -196,7 +197,7 @@ def random_answer(form: AnswerForm, seed: int) -> str:
 
 
 class _Tokens(NamedTuple):
-    """What is recorded of an answer's tokens."""
+    """The recorded parts of an answer's tokens."""
 
     prompt_ids: list[int] | None
     completion_ids: list[int] | None
@@ -207,8 +208,9 @@ class _Tokens(NamedTuple):
 def _choose_tokens(player: Player, answer: ChatAnswer, top: int) -> _Tokens:
     """Choose the parts of an answer's tokens to record, with `top` of the likeliest at each place.
 
-    What was asked for to estimate P(accept) alone is left out, so that tables are the same with
-    and without it. Raises StageError where they are to be trained on and the server gives none.
+    Tokens that only served to estimate P(accept) are left out, so that tables are the same with
+    and without the estimate. Raises StageError where tokens are to be trained on and the server
+    gives none.
     """
     likeliest: list[RecordedToken] | None = None
     if top and answer.tokens is not None:
@@ -221,12 +223,12 @@ def _choose_tokens(player: Player, answer: ChatAnswer, top: int) -> _Tokens:
             "pure_text_grpo needs; use an lm_server, or another trainer"
         )
     # All or none: a log-probability at the wrong token would be trained on as if it were right.
-    chosen = [token["logprob"] for token in answer.tokens or ()]
-    has_all = bool(chosen) and len(chosen) == len(answer.token_ids)
+    logprobs = [token["logprob"] for token in answer.tokens or ()]
+    has_all = bool(logprobs) and len(logprobs) == len(answer.token_ids)
     return _Tokens(
         prompt_ids=answer.prompt_token_ids,
         completion_ids=answer.token_ids,
-        logprobs=chosen if has_all else None,
+        logprobs=logprobs if has_all else None,
         # Otherwise the same figures would be kept twice.
         likeliest=likeliest if any(t["top"] for t in likeliest or ()) else None,
     )
@@ -243,8 +245,8 @@ def request_body(
 ) -> dict[str, Any]:
     """Make the JSON body of a chat completion; settings of None are left to the provider.
 
-    It asks for `n` completions. They have one seed: what a server gives as the i-th of them need
-    not be what it gives to any seed alone. Where the agent is guided, they have this `form`.
+    It asks for `n` completions. They have one seed: a server may give the i-th of them to no seed
+    alone. Where the agent is guided, they have this `form`.
     """
     dialect = find_dialect(parameters)
     body: dict[str, Any] = {"model": model, "messages": chat, dialect.limit: max_tokens}
@@ -282,7 +284,7 @@ def judge_answer(
     if objection is not None and (reason := objection(move)) is not None:
         raise InvalidResponse(reason)
     # After the last retry a message without the decision stands: the game then ends without a
-    # verdict, which the protocol pays for, while a failed episode would pay nobody.
+    # verdict, which the protocol pays for, while a failed episode would pay no agent.
     if retries_left > 0 and lacks_decision(move, form):
         raise InvalidDecision(NO_DECISION_GIVEN)
     return move

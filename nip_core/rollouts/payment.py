@@ -1,4 +1,4 @@
-"""What an episode pays in the end: the sum of its rounds, or what a reward function says.
+"""The payments of an episode in the end: the sum of its rounds, or a reward function's values.
 
 pay_episode     the payments of an episode that is over
 add_up_rewards  their sums by agent
@@ -23,8 +23,8 @@ def pay_episode(
 ) -> list[RoundReward]:
     """Return the payments of an episode that ended with `result` after so many rounds.
 
-    `paid` is what its rounds pay by the protocol. A reward function replaces all of it by what it
-    pays in the last round. Raises StageError that names function, problem and remedy.
+    `paid` are the payments of its rounds by the protocol. A reward function replaces all of them by
+    its own payments in the last round. Raises StageError that names function, problem and remedy.
     """
     if game.reward_function is None:
         return list(paid)
@@ -42,7 +42,7 @@ def pay_episode(
 
 
 def add_up_rewards(game: Game, paid: Sequence[RoundReward]) -> dict[str, float]:
-    """Add up by agent what rounds have paid."""
+    """Add up the payments of rounds by agent."""
     rewards = dict.fromkeys(game.protocol.agent_names, 0.0)
     for _, agent, reward in paid:
         rewards[agent] += reward

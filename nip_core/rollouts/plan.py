@@ -87,18 +87,18 @@ def plan_episodes(
     passes, so each problem is played once before any is played twice. Where episodes are compared
     (trainer pure_text_grpo), a problem is played `group_size` times in a row instead, and an
     iteration takes so many times fewer problems. Tests play every problem `num_test_iterations`
-    times (or as many as an iteration, by setting). An attack plays wrong problems, and as many that
-    are right, as often as tests do; so do the tests of a run that attacks by training.
+    times, or by setting as many problems as an iteration. An attack plays wrong problems and as
+    many right ones, as often as tests do; so do the tests of a run that attacks by training.
     """
     ordered = sorted(problems, key=lambda p: p.id)
-    chosen: list[tuple[Problem, int]]
+    plays: list[tuple[Problem, int]]
     if split == "train":
         size = group_size(parameters, split)
         count = len(ordered)
         if parameters.rollouts_per_iteration is not None:
             count = parameters.rollouts_per_iteration // size
         passes = _take_from_passes(ordered, parameters.seed, iteration * count, count)
-        chosen = [
+        plays = [
             (problem, pass_ * size + member) for problem, pass_ in passes for member in range(size)
         ]
     else:
@@ -108,9 +108,9 @@ def plan_episodes(
         elif split == "test" and not parameters.text_rl.test_on_whole_dataset:
             count = parameters.rollouts_per_iteration or len(ordered)
             ordered = _shuffle(ordered, parameters.seed, split)[:count]
-        chosen = [(problem, sample) for sample in range(times) for problem in ordered]
+        plays = [(problem, sample) for sample in range(times) for problem in ordered]
     return [
-        episode_spec(parameters, split, iteration, problem, sample) for problem, sample in chosen
+        episode_spec(parameters, split, iteration, problem, sample) for problem, sample in plays
     ]
 
 
@@ -122,13 +122,13 @@ def list_splits(parameters: HyperParameters) -> tuple[str, ...]:
 def find_played_problems(
     parameters: HyperParameters, problems: Mapping[str, Sequence[Problem]], split: str
 ) -> Sequence[Problem]:
-    """Find the problems of a split's episodes; `problems` are those of the dataset's splits."""
-    played = name_played_problems(parameters, split)
-    return problems[TEST if played == ATTACK else played]
+    """Find the problems of a split's episodes, by the dataset's splits in `problems`."""
+    source_split = name_played_problems(parameters, split)
+    return problems[TEST if source_split == ATTACK else source_split]
 
 
 def name_played_problems(parameters: HyperParameters, split: str) -> str:
-    """Name the problems of a split's episodes for whoever watches: of what they are, or are for."""
+    """Name the dataset's split, or the purpose, of a split's problems, for the user who watches."""
     if parameters.tests_apart:
         return {TEST: VALIDATION, ATTACK: TEST}.get(split, split)
     return split
@@ -145,9 +145,9 @@ def is_final_test(parameters: HyperParameters, split: str, iteration: int) -> bo
 
 
 def _choose_attacked(parameters: HyperParameters, ordered: list[Problem]) -> list[Problem]:
-    """Choose the problems of an attack: wrong ones, and as many right ones as far as there are.
+    """Choose the problems of an attack: wrong ones, and as many right ones if there are enough.
 
-    Of the wrong ones all are taken, or as many as the settings say.
+    All wrong ones are taken, or as many as the settings say.
     """
     by_label = {
         y: _shuffle([p for p in ordered if p.y == y], parameters.seed, ATTACK) for y in (0, 1)
@@ -168,18 +168,18 @@ def group_size(parameters: HyperParameters, split: str) -> int:
 def _take_from_passes(
     ordered: list[Problem], seed: int, start: int, count: int
 ) -> list[tuple[Problem, int]]:
-    chosen: list[tuple[Problem, int]] = []
+    plays: list[tuple[Problem, int]] = []
     pass_ = start // len(ordered)
-    while len(chosen) < count:
+    while len(plays) < count:
         shuffled = _shuffle(ordered, seed, pass_)
         first = max(0, start - pass_ * len(ordered))
-        chosen += [(problem, pass_) for problem in shuffled[first:]]
+        plays += [(problem, pass_) for problem in shuffled[first:]]
         pass_ += 1
-    return chosen[:count]
+    return plays[:count]
 
 
-def _shuffle(problems: list[Problem], seed: int, what: str | int) -> list[Problem]:
-    return sorted(problems, key=lambda p: derive_key("order", seed, what, p.id))
+def _shuffle(problems: list[Problem], seed: int, order_name: str | int) -> list[Problem]:
+    return sorted(problems, key=lambda p: derive_key("order", seed, order_name, p.id))
 
 
 def episode_spec(
@@ -187,16 +187,15 @@ def episode_spec(
 ) -> EpisodeSpec:
     """Plan one episode of a split, with its key, seed and stance.
 
-    The episodes of a group have one seed, that of their first one, and one stance: the same
-    prover is drawn to speak (merlin_arthur), channels are shown in the same order, names are dealt
-    alike. So their rewards differ only by what the models generate, for which every call has a
-    seed of its own.
+    The episodes of a group have the seed of their first one, and one stance: the same prover is
+    drawn to speak (merlin_arthur), channels are shown in the same order, names are dealt alike. So
+    their rewards differ only by the models' answers, for which every call has a seed of its own.
     """
     first = sample - sample % group_size(parameters, split)
     place = (split, iteration, problem.id, sample, "")
     stance = None
     if parameters.protocol_common.randomize_prover_stance:
-        # Of a solution that is still to be written, nothing is known by which to draw.
+        # A solution that is still to be written can't decide the draw, so its place does.
         drawn_by: tuple[str | int, ...] = (problem.solution,)
         if problem.y == NO_LABEL:
             drawn_by = (parameters.seed, split, iteration, problem.id, first)

@@ -2,9 +2,9 @@
 
 find_attack_script     the script of an attack
 find_opponent_scripts  the scripts of other runs that play in training
-make_scripted_players  whose messages it writes
+make_scripted_players  the agents for which a script writes
 make_writing_player    an agent that says one text, for an attack that writes
-ask_script             the answer, as a call that nobody was asked
+ask_script             a script's answer, as a call without a model
 check_script           try a script on the problems of an attack before anything is paid for
 
 Scripts are called one at a time, in a thread of their own: they need not be safe to call at once,
@@ -58,7 +58,7 @@ def find_opponent_scripts(game: Game) -> dict[str, LoadedScript]:
 def _load_opponent(game: Game, entry: OpponentRun) -> LoadedScript | None:
     """Load the script of another run; None for one that plays with models.
 
-    Raises ValueError, also for a file that is not what it was when that run attacked.
+    Raises ValueError, also for a file that has changed since that run attacked.
     """
     opponent = entry.found
     if opponent is None or opponent.script is None:
@@ -87,23 +87,25 @@ def make_scripted_players(game: Game) -> dict[str, Player]:
 
 
 def make_writing_player(game: Game, agent: str, text: str) -> Player:
-    """Make a player that says a text which the attack of the settings has written."""
-    by = game.parameters.attack.by
-    script = LoadedScript(by, lambda _: text, *_find_source(by), setting="attack.by")
+    """Make a player that says a text by the attack of the settings."""
+    attack_name = game.parameters.attack.by
+    script = LoadedScript(
+        attack_name, lambda _: text, *_find_source(attack_name), setting="attack.by"
+    )
     settings = game.parameters.prompted_agents[agent]
     return Player(agent, script.model, None, settings, script=script)
 
 
 def name_writing_model(game: Game) -> str:
-    """Name an attack that writes messages itself where a model's name would stand."""
-    by = game.parameters.attack.by
-    return name_as_model(by, _find_source(by)[1])
+    """Name an attack that writes messages itself, in the place of a model's name."""
+    attack_name = game.parameters.attack.by
+    return name_as_model(attack_name, _find_source(attack_name)[1])
 
 
 @cache
-def _find_source(by: str) -> tuple[str, str | None]:
+def _find_source(attack_name: str) -> tuple[str, str | None]:
     """Find the file of an attack of the user's, and its digest."""
-    file = find_attack_file(by)
+    file = find_attack_file(attack_name)
     return ("", None) if file is None else (str(file), digest_file(file))
 
 
@@ -118,7 +120,8 @@ async def ask_script(
 ) -> Call:
     """Let the script of `player` write its answer to `chat`.
 
-    Raises StageError that names script, question and remedy, for whatever it raises or returns.
+    Raises StageError that names script, question and remedy, for an error or a wrong result of the
+    script.
     """
     script, started = player.script, datetime.now(UTC)
     assert script is not None  # the player is scripted
@@ -137,10 +140,10 @@ async def ask_script(
 def check_script(
     game: Game, script: LoadedScript, specs: Iterable[EpisodeSpec], scripted: Sequence[str]
 ) -> None:
-    """Let the script write the first messages of `specs`, where nobody speaks before.
+    """Let the script write the first messages of `specs`, where no agent speaks before.
 
-    The agents `scripted` are those for whom it writes. Raises SettingsError that names script,
-    question and remedy.
+    It writes for the agents `scripted`. Raises SettingsError that names script, question and
+    remedy.
     """
     base_seed = game.parameters.seed
     for spec in specs:

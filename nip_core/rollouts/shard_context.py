@@ -18,23 +18,23 @@ from nip_core.rollouts.storage.table_rows import Appends, CallRecord, LabelRow
 
 @dataclass(frozen=True)
 class ShardContext:
-    """What all episodes of a shard share."""
+    """The things that all episodes of a shard share."""
 
     game: Game
     players: Mapping[str, Player]
     client: ChatCompletions
     log: Appends  # where finished generations are made durable
-    recorded: Mapping[str, CallRecord]  # what the journal has, by generation key
+    recorded: Mapping[str, CallRecord]  # the answers in the journal, by generation key
     progress: Progress
     failures: Failures | None = None  # None: the shard is the whole split
     places: AbstractAsyncContextManager[Any] | None = None  # of an episode; None: of this shard
     branch: Branch = no_branching
     labels: dict[str, LabelRow] = field(default_factory=dict)  # made in play, by generation key
     opponents: Mapping[tuple[str, OpponentKey], Player] = field(default_factory=dict)
-    """By agent and opponent, who plays with an earlier model or another run's, see `league`."""
+    """By agent and opponent, the player with an earlier model or another run's, see `league`."""
 
     def player(self, spec: EpisodeSpec, agent: str) -> Player:
-        """Find the player of an agent in this episode, by the model of now or another one."""
+        """Find the player of an agent in this episode, with its present model or another one."""
         key = spec.opponent_key
         if key is not None and agent in split_agents(spec.opponent):
             return self.opponents[agent, key]

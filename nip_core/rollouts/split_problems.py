@@ -20,20 +20,20 @@ def load_split_problems(parameters: HyperParameters) -> dict[str, list[Problem]]
         sizes["validation"] = min(gate.episodes, sizes["validation"] or gate.episodes)
     problems = {}
     for split in SPLITS:
-        # `nip evaluate` may test any run, also one that is told to hold no tests.
-        played = split in ("train", parameters.test_dataset_split)
+        # `nip evaluate` may test any run, also one whose settings hold no tests.
+        is_played = split in ("train", parameters.test_dataset_split)
         is_course = split == "validation" and parameters.tests_apart
-        played |= is_course or (split == "validation" and gate.enabled)
+        is_played |= is_course or (split == "validation" and gate.enabled)
         problems[split] = load_problems(
             scenario,
             parameters.dataset,
             split,
             max_size=sizes[split],
             shuffle_seed=options.reduce_shuffle_seed,
-            # A split that nobody plays may be as unbalanced as it likes.
-            make_balanced=options.make_balanced and played,
-            # Of what an attack would say instead there is more to say.
-            may_be_empty=not played or (is_course and not gate.enabled),
+            # A split that is not played may be as unbalanced as it likes.
+            make_balanced=options.make_balanced and is_played,
+            # `nip_core.session.problems_of_run` has an error of its own for an attack.
+            may_be_empty=not is_played or (is_course and not gate.enabled),
         )
     check_splits(problems, scenario.split_by)
     if options.labels is not None:

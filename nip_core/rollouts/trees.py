@@ -1,19 +1,19 @@
-"""Trees of responses: several answers to one prompt, and what came of each.
+"""Trees of responses: several answers to one prompt, and the game after each.
 
 parse_path, list_ancestors        a branch path as numbers, and the paths above it
 tree_of                 which tree an episode is in
-group_children             which nodes follow which
+group_children          which nodes follow which
 generations_by_episode  every episode with its generations, those that it shares included
 generation_numbers      the same by the numbers of rows; for_each_episode: as a table
 leaf_weights            how much each leaf counts, where every answer counts the same
-expected_rewards        what an agent can expect after each answer
+expected_rewards        the mean reward of an agent after each answer
 
 A tree is an episode in which a turn is taken several times. A node is a state between two rounds;
 the root is the state before the first one and its path is "". A child is one joint move of all
 agents that move in the round; its path is its parent's, a dot and its number: "0", "1", "0.1". So
 a path has one number per round, also where there is only one child. A leaf is an episode that
 ended, with a row in `episodes`. A generation is in the tables once, see
-`nip_core.rollouts.storage.schema`. Where a tree branches `branching` says.
+`nip_core.rollouts.storage.schema`. `branching` says where a tree branches.
 """
 
 from collections import defaultdict
@@ -112,9 +112,9 @@ def generations_by_episode(
 ) -> dict[str, list[R]]:
     """Group generations by the key of each episode, shared ones with every leaf below them.
 
-    What a leaf shares is found only if all leaves of its tree are among the episodes.
-    Generations of other episodes are left out. The rows of an episode have the order in which they
-    were given; in a tree they go by round first.
+    Shared generations are found only if all leaves of their tree are among the episodes.
+    Generations of other episodes are left out. An episode's rows have the order of `generations`;
+    in a tree they go by round first.
     """
     rows: dict[str, list[R]] = {}
     # 1. Which tree each leaf is in.
@@ -125,8 +125,8 @@ def generations_by_episode(
         if episode.branch_path:
             trees[episode.key] = tree_of(episode)
             leaves[episode.key] = episode.branch_path
-    # 2. Generations of plain episodes go to them, those of trees to their node: their `episode` is
-    #    the first leaf below only, so the path says who else has them.
+    # 2. Generations of plain episodes go to these, generations of trees to their node. There
+    #    `episode` names only the first leaf below, and the path tells the others.
     at_node: dict[tuple[Tree, str], list[R]] = defaultdict(list)
     for row in generations:
         key = row.episode
@@ -134,7 +134,7 @@ def generations_by_episode(
             at_node[trees[key], row.branch_path].append(row)
         elif key in rows:
             rows[key].append(row)
-    # 3. A leaf has what stands at the nodes on its way.
+    # 3. A leaf has the generations at the nodes on its way.
     for key, path in leaves.items():
         for node in list_ancestors(path):
             rows[key] += at_node.get((trees[key], node), ())
@@ -152,7 +152,7 @@ def generation_numbers(
 ) -> Iterator[tuple[str, int]]:
     """Yield each episode's key with the numbers of its rows in `generations`.
 
-    The same as `generations_by_episode`, for who takes rows out of the table.
+    The same as `generations_by_episode`, for a caller that takes rows out of the table.
     """
     columns = (generations[name].to_pylist() for name in ("episode", "branch_path"))
     numbered = map(_Numbered, *columns, range(generations.num_rows))
@@ -165,25 +165,25 @@ def for_each_episode(episodes: pa.Table, generations: pa.Table) -> pa.Table:
     """Repeat shared rows of `generations` for each of their episodes, named in `episode`.
 
     `episodes` need the columns of `Leaf`, `generations` episode and branch_path, and all leaves of
-    their trees must be there. Without trees it is the table that was given.
+    their trees must be there. Without trees it is `generations` itself.
     """
     if not pc.any(pc.not_equal(episodes["branch_path"], "")).as_py():
         return generations
     leaves = read_rows(episodes.select(row_columns(Leaf)), Leaf)
     pairs = list(generation_numbers(leaves, generations))
-    at = generations.schema.get_field_index("episode")
-    keys = pa.array([key for key, _ in pairs], generations.schema.field(at).type)
+    index = generations.schema.get_field_index("episode")
+    keys = pa.array([key for key, _ in pairs], generations.schema.field(index).type)
     table = generations.take(pa.array([number for _, number in pairs], pa.int64()))
-    return table.set_column(at, generations.schema.field(at), keys)
+    return table.set_column(index, generations.schema.field(index), keys)
 
 
 def group_children(leaves: Iterable[Path]) -> dict[Path, list[Path]]:
     """Group the children of each inner node, in order; the root is ()."""
-    below: dict[Path, set[Path]] = defaultdict(set)
+    by_node: dict[Path, set[Path]] = defaultdict(set)
     for leaf in leaves:
         for length in range(1, len(leaf) + 1):
-            below[leaf[: length - 1]].add(leaf[:length])
-    return {node: sorted(children) for node, children in below.items()}
+            by_node[leaf[: length - 1]].add(leaf[:length])
+    return {node: sorted(children) for node, children in by_node.items()}
 
 
 def leaf_weights(leaves: Iterable[Path]) -> dict[Path, float]:
@@ -203,7 +203,7 @@ def leaf_weights(leaves: Iterable[Path]) -> dict[Path, float]:
 def expected_rewards(
     leaves: Mapping[Path, Mapping[str, float] | None],
 ) -> dict[Path, dict[str, float] | None]:
-    """Compute by node what each agent can expect there: the mean over the node's children.
+    """Compute by node the expected reward of each agent: the mean over the node's children.
 
     `leaves` have the rewards of whole episodes, by agent; None for one that failed. Such leaves,
     and nodes above nothing else, are None and in no mean.
@@ -213,10 +213,15 @@ def expected_rewards(
     # From the leaves up. A mean of children, not of leaves: else an answer with a long game after
     # it would weigh more, for its many leaves.
     for node in sorted(children, key=len, reverse=True):
-        below = [value for value in map(values.__getitem__, children[node]) if value is not None]
+        child_values = [
+            value for value in map(values.__getitem__, children[node]) if value is not None
+        ]
         values[node] = (
-            {agent: sum(value[agent] for value in below) / len(below) for agent in below[0]}
-            if below
+            {
+                agent: sum(value[agent] for value in child_values) / len(child_values)
+                for agent in child_values[0]
+            }
+            if child_values
             else None
         )
     return values

@@ -1,8 +1,8 @@
-"""Turns and episodes as they are played, with the calls that each of them took.
+"""Turns and episodes as they are played, with the calls of each.
 
 PlayedExchange  the accepted answer of an exchange, or why there is none
 PlayedTurn      an agent's exchanges in a round
-Played          all that was played from a state of an episode on
+Played          all episodes from a state on
 assign_episode  a record with the key of its episode
 """
 
@@ -16,7 +16,7 @@ from nip_core.rollouts.storage.table_rows import CallRecord, Episode, MessageCho
 
 @dataclass(frozen=True)
 class PlayedExchange:
-    """An exchange, and the calls that it took."""
+    """An exchange, and its calls."""
 
     records: Sequence[CallRecord]
     """Invalid answers first; where there is a `move`, the last one is the accepted answer."""
@@ -62,18 +62,18 @@ class PlayedTurn:
 
 @dataclass(frozen=True)
 class Played:
-    """What was played from a state on."""
+    """The episodes from a state on, and their calls."""
 
     episodes: list[Episode]
     """One for each leaf, in the order of their branch paths."""
     records: list[CallRecord]
-    """One for each call that it took."""
+    """One for each call."""
     choices: list[MessageChoice] = field(default_factory=list)
     """Of an attack, see `message_choice`."""
 
 
 def assign_episode(record: CallRecord, episode: str) -> CallRecord:
-    """Say in a record to which episode its generation belongs; a node can't know it."""
+    """Write the episode of a generation into its record; a node can't know it."""
     generation = record.generation
     if generation.episode == episode:
         return record

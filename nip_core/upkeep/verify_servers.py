@@ -55,7 +55,9 @@ def _check_own_server(check: Check, parameters: HyperParameters, jobs: Jobs) -> 
         remedy = _NOT_AGAIN
         if damage.path.is_relative_to(server.files):
             remedy = "restore the file from a copy; only a job that is to train on it needs it"
-        check.add(f"{place_shown}/{relative}", damage.what, damage.expected, damage.got, remedy)
+        check.add(
+            f"{place_shown}/{relative}", damage.problem, damage.expected, damage.actual, remedy
+        )
     check.unknown += [
         f"{place_shown}/{path.relative_to(directory).as_posix()}" for path in state.unknown
     ]

@@ -89,9 +89,9 @@ def test_every_word_of_the_other_splits_occurs_in_training(rows: Rows) -> None:
 
 def test_every_way_to_write_a_member_does_the_same() -> None:
     for row in select().rows[::7]:
-        family = row.asked.family
+        family = row.member.family
         codes = range(len(family.codes))
-        assert len({behaviour(row.asked.code(form), family.takes) for form in codes}) == 1
+        assert len({behaviour(row.member.code(form), family.takes) for form in codes}) == 1
 
 
 def test_different_behaviours_are_told_apart() -> None:
@@ -114,11 +114,11 @@ def test_a_variant_that_behaves_like_the_question_is_no_bug() -> None:
         "plus {a} plus {b}",
     )
     selection = select((family,))
-    found = [(row, kind, bug) for row in selection.rows for kind, bug in selection.bugs(row.asked)]
+    found = [(row, kind, bug) for row in selection.rows for kind, bug in selection.bugs(row.member)]
     assert found
     for row, kind, bug in found:
         assert kind == "constant"  # exchanging a and b changes nothing
-        sums = [sum(int(n) for n in member.words.values()) for member in (row.asked, bug)]
+        sums = [sum(int(n) for n in member.words.values()) for member in (row.member, bug)]
         assert sums[0] != sums[1]
     member = Member(family, (0, 1))
     assert ("exchange", "families/vacuous/2-1") in {
@@ -134,4 +134,4 @@ def test_a_comparison_names_each_slot_and_marks_what_is_wrong() -> None:
     written = members["families/linear/3-minus-5"]
     assert written.compare(asked) == "times 3 code 3 ok, plus code minus wrong, 7 code 5 wrong"
     for row in select().rows:
-        assert ("wrong" in row.written.compare(row.asked)) == (row.y == 0), row.asked.identity
+        assert ("wrong" in row.code_member.compare(row.member)) == (row.y == 0), row.member.identity

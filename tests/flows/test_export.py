@@ -19,13 +19,13 @@ def runs(tmp_path):
 
 def said(**changes) -> str:
     with pytest.raises(SettingsError) as caught:
-        export(**{"run": "mine", "to": "inspect", "directory": Path("none"), **changes})
+        export(**{"run": "mine", "form": "inspect", "directory": Path("none"), **changes})
     assert not Path("none").exists()
     return str(caught.value)
 
 
 def test_another_form_run_or_store_is_refused(runs):
-    assert said(to="docx", run_store=str(runs)) == "--to 'docx': use inspect or peft"
+    assert said(form="docx", run_store=str(runs)) == "--to 'docx': use inspect or peft"
     assert "there are mine" in said(run="others", run_store=str(runs))
     assert "no such directory" in said(run_store=str(runs / "nowhere"))
 

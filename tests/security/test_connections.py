@@ -22,7 +22,7 @@ import pytest
 from served_here import CHAT, KEY, Here, serve
 
 from nip_lm_server.api import connections
-from nip_lm_server.api.connections import Sparsely
+from nip_lm_server.api.connections import SparseLog
 from nip_lm_server.auth import KeyRing, load_keys
 from nip_lm_server.state.directory import read_card
 
@@ -77,7 +77,7 @@ async def test_nothing_of_a_refused_request_is_logged(
 ) -> None:
     """And it is answered with an error object, as everything is."""
     now = itertools.count(0, 61)
-    monkeypatch.setattr(connections, "_refused", Sparsely(lambda: next(now)))
+    monkeypatch.setattr(connections, "_refused", SparseLog(lambda: next(now)))
     async with serve(tmp_path / "state") as here:
         for header in REFUSED_HEADERS:
             request = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n"
@@ -96,7 +96,7 @@ async def test_requests_that_are_no_http_are_logged_once_a_minute(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(connections, "_refused", Sparsely(lambda: now[0]))
+    monkeypatch.setattr(connections, "_refused", SparseLog(lambda: now[0]))
     async with serve(tmp_path / "state") as here:
         for junk in (b"\x16\x03\x01\0\0", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n:\r\n\r\n") * 3:
             assert (await answer(here, junk + b"\r\n\r\n"))[0] == 400

@@ -1,8 +1,8 @@
 """Runs a member's code on the test inputs of its family.
 
-What is covered: equality of behaviour on fixed inputs, exceptions included. What is not: any
-protection. The code runs in this process, without limits, because it comes from the fixed
-templates of `catalogue` and from nowhere else; code from any other source must not come here.
+Covered: equality of behaviour on fixed inputs, exceptions included. Not covered: any protection.
+The code runs in this process, without limits, because it comes from the fixed templates of
+`catalogue` and from nowhere else. Code from any other source must not come here.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ def inputs_for(takes: str) -> tuple[tuple[Any, ...], ...]:
 
 
 def behaviour(code: str, takes: str) -> str:
-    """SHA-256 over what the function ``f`` defined by `code` does on its test inputs.
+    """SHA-256 over the outcomes of ``f``, as `code` defines it, on its test inputs.
 
     Equal exactly when two functions give equal results, or exceptions of the same type, on all
     of them. ``True`` and ``1`` count as different.
@@ -47,12 +47,12 @@ def behaviour(code: str, takes: str) -> str:
     namespace: dict[str, Any] = {}
     exec(compile(code, "<family>", "exec"), namespace)  # noqa: S102  our own templates only
     function: Callable[..., Any] = namespace["f"]
-    seen = hashlib.sha256(takes.encode())
+    digest = hashlib.sha256(takes.encode())
     for arguments in inputs_for(takes):
         fresh = tuple(list(a) if isinstance(a, list) else a for a in arguments)
         try:
             outcome = repr(function(*fresh))
         except Exception as error:
             outcome = f"raises {type(error).__name__}"
-        seen.update(outcome.encode() + b"\n")
-    return seen.hexdigest()
+        digest.update(outcome.encode() + b"\n")
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The families. Each is a few templates; see `structure` for what the parts mean.
+"""The families. Each is a few templates; `structure` explains the parts.
 
 Numbers stay small and the wording plain: a model of a million parameters has to learn to read
 all of it. Every loop ends for every test input by construction (it counts, or adds a positive

@@ -2,12 +2,12 @@
 
 The members of a family are split by block (see `Member.block`), by a stable hash. A behaviour
 belongs to the split of the first member that has it; a member of another split with the same
-behaviour is used nowhere, neither as a question nor as a bug. So whatever code stands in a
-split, right or wrong, it behaves like no question and no code of another split.
+behaviour is used nowhere, neither as a question nor as a bug. So any code in a split, right or
+wrong, behaves like no question and no code of another split.
 
 Half of the questions of each family and split get their own code and half the code of a
-variant. The label of a row is what running its code says, compared with the first form of the
-question's own code; a variant that behaves like the question is no bug and is not used.
+variant. The label of a row comes from running its code and the first form of the question's own
+code. A variant that behaves like the question is no bug and is not used.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ class Row:
     """One problem: a question and a solution to it, right (`y` 1) or wrong (0)."""
 
     split: str
-    asked: Member
-    written: Member
+    member: Member
+    code_member: Member
     question: str
     solution: str
     y: int
@@ -38,20 +38,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows of all splits, and what else may stand in each of them."""
+    """The rows of all splits, and the members that may stand in each of them."""
 
     rows: tuple[Row, ...]
     behaviours: dict[str, str]  # identity of a usable member to its behaviour
     split_of: dict[str, str]  # identity of a usable member to its split
 
-    def bugs(self, asked: Member) -> Iterator[tuple[str, Member]]:
-        """Find variants of `asked` in its split with another behaviour, each with the kind."""
-        yield from self._bugs(asked, asked.variants())
+    def bugs(self, member: Member) -> Iterator[tuple[str, Member]]:
+        """Find variants of `member` in its split with another behaviour, each with the kind."""
+        yield from self._bugs(member, member.variants())
 
     def _bugs(
-        self, asked: Member, variants: Iterable[tuple[str, Member]]
+        self, member: Member, variants: Iterable[tuple[str, Member]]
     ) -> Iterator[tuple[str, Member]]:
-        own = asked.identity
+        own = member.identity
         for kind, variant in variants:
             name = variant.identity
             usable = self.split_of.get(name) == self.split_of[own]
@@ -127,17 +127,19 @@ def _choose_bug(selection: Selection, member: Member) -> tuple[str, Member] | No
     return kind, min(by_kind[kind], key=lambda variant: key[variant.identity])
 
 
-def _row(split: str, asked: Member, bug: tuple[str, Member] | None) -> Row:
-    kind, written = bug or (None, asked)
-    family = asked.family
-    question = asked.question(_form("question", asked, len(family.questions)))
-    solution = written.code(_form("code", asked, len(family.codes)))
-    same = behaviour(solution, family.takes) == behaviour(asked.code(0), family.takes)
+def _row(split: str, member: Member, bug: tuple[str, Member] | None) -> Row:
+    kind, code_member = bug or (None, member)
+    family = member.family
+    question = member.question(_form("question", member, len(family.questions)))
+    solution = code_member.code(_form("code", member, len(family.codes)))
+    same = behaviour(solution, family.takes) == behaviour(member.code(0), family.takes)
     if same != (bug is None):
-        # Two forms of one code, or of a bug, that the test inputs tell apart: a family is wrong.
-        raise ValueError(f"{asked.identity}: the code of {written.identity} gives y={int(same)}")
-    return Row(split, asked, written, question, solution, int(same), kind)
+        # The test inputs tell two forms of one code, or of a bug, apart: a family is wrong.
+        raise ValueError(
+            f"{member.identity}: the code of {code_member.identity} gives y={int(same)}"
+        )
+    return Row(split, member, code_member, question, solution, int(same), kind)
 
 
-def _form(part: str, asked: Member, forms: int) -> int:
-    return int(order(part, asked.identity)[:8], 16) % forms
+def _form(part: str, member: Member, forms: int) -> int:
+    return int(order(part, member.identity)[:8], 16) % forms

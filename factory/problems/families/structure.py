@@ -1,4 +1,4 @@
-"""What a family of very small functions is.
+"""Families of very small functions.
 
 Option   one value of a slot: its words (in questions and summaries) and its code
 Slot     a hole in the templates of a family, with the options that fit into it
@@ -115,17 +115,17 @@ class Member:
         """Say in few words what the member does."""
         return self.family.summary.format(**self.words)
 
-    def compare(self, asked: "Member") -> str:
-        """Return what `asked`, of the same family, wants and this member has, slot by slot.
+    def compare(self, question_member: "Member") -> str:
+        """Set the words that a member of the same family asks for beside this one's, by slot.
 
         For example ``times 3 code 3 ok, plus code minus wrong, 7 code 7 ok``.
         """
         parts = []
         for words, slot, _, _ in string.Formatter().parse(self.family.summary):
             if slot is not None:
-                wanted, got = asked.words[slot], self.words[slot]
-                verdict = "ok" if wanted == got else "wrong"
-                parts.append(f"{words.strip()} {wanted} code {got} {verdict}".strip())
+                wanted_words, own_words = question_member.words[slot], self.words[slot]
+                verdict = "ok" if wanted_words == own_words else "wrong"
+                parts.append(f"{words.strip()} {wanted_words} code {own_words} {verdict}".strip())
         return ", ".join(parts)
 
     def question(self, form: int) -> str:
@@ -153,14 +153,18 @@ class Member:
     def _exchanges(self) -> Iterator["Member"]:
         slots = [place for place, slot in enumerate(self.family.slots) if slot.spread]
         for first, second in combinations(slots, 2):
-            there = self._place(first, self.indices[second], second)
-            here = self._place(second, self.indices[first], first)
-            if there is not None and here is not None and there != self.indices[first]:
-                yield self._with({first: there, second: here})
+            first_index = self._place(first, self.indices[second], second)
+            second_index = self._place(second, self.indices[first], first)
+            if (
+                first_index is not None
+                and second_index is not None
+                and first_index != self.indices[first]
+            ):
+                yield self._with({first: first_index, second: second_index})
 
-    def _place(self, slot: int, index: int, of: int) -> int | None:
-        """Return where option `index` of slot `of` stands among the options of `slot`, or None."""
-        option = self.family.slots[of].options[index]
+    def _place(self, slot: int, index: int, source_slot: int) -> int | None:
+        """Find option `index` of `source_slot` among the options of `slot`; None: not there."""
+        option = self.family.slots[source_slot].options[index]
         options = self.family.slots[slot].options
         return options.index(option) if option in options else None
 

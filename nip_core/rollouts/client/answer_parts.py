@@ -23,20 +23,20 @@ def read_answers(
 ) -> list[ChatAnswer]:
     """Read the choices of a response, in the order of their indices.
 
-    `names` are the model asked for and its aliases; None: any model may answer.
+    `names` are the requested model and its aliases; None: any model may answer.
 
-    Raises MalformedAnswer for what is no answer of that model.
+    Raises MalformedAnswer for a response that is no answer of that model.
     """
     try:
         answer = parse_json(raw, max_depth=None)
         choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index") or 0))
-        served = str(answer["model"])
+        served_model = str(answer["model"])
         if names is not None:
-            refuse_other_model(names, served)
+            refuse_other_model(names, served_model)
         if not choices:
             raise MalformedAnswer("malformed answer (no choices)")
         usage = read_usage(answer.get("usage") or {})
-        # Servers count all choices together, and each is a row: so that rows sum up to the bill.
+        # Servers count all choices together. Each choice is a row, and the rows sum up to the bill.
         completion = split_count(usage.completion_tokens, len(choices))
         thought = split_count(usage.reasoning_tokens, len(choices))
         contents = [read_message(choice["message"]) for choice in choices]
@@ -44,7 +44,7 @@ def read_answers(
             ChatAnswer(
                 text=None if text is None else make_storable(text),
                 finish_reason=make_storable(choice.get("finish_reason") or "unknown"),
-                model=served,
+                model=served_model,
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=completion[number] or 0,
                 transport_retries=attempt,
@@ -72,18 +72,19 @@ def split_count(total: int | None, parts: int) -> Sequence[int | None]:
     return [total - share * (parts - 1)] + [share] * (parts - 1)
 
 
-def refuse_other_model(names: Sequence[str], served: str) -> None:
+def refuse_other_model(names: Sequence[str], served_model: str) -> None:
     """Raise MalformedAnswer for an answer of another model: the call is sent again.
 
     A provider may answer an alias with its dated name: gpt-4o-2024-08-06 is gpt-4o, gpt-4o-mini
     is not.
     """
     if not any(
-        served == name or re.fullmatch(re.escape(name) + r"-\d[\d-]*", served) for name in names
+        served_model == name or re.fullmatch(re.escape(name) + r"-\d[\d-]*", served_model)
+        for name in names
     ):
         raise MalformedAnswer(
-            f"asked for model {names[0]!r} but {served!r} answered; if that is the same model by a "
-            "gateway's name, set served_as"
+            f"asked for model {names[0]!r} but {served_model!r} answered; if that is the same "
+            "model by a gateway's name, set served_as"
         )
 
 
@@ -94,9 +95,9 @@ def make_storable(text: Any) -> str:
     return storable if storable.isascii() else storable.encode("utf-8", "replace").decode()
 
 
-def read_ids(given: Any) -> list[int] | None:
+def read_ids(ids: Any) -> list[int] | None:
     """Read token ids."""
-    return None if given is None else [int(token) for token in given]
+    return None if ids is None else [int(token) for token in ids]
 
 
 def read_logprobs(logprobs: Any) -> list[RecordedToken] | None:

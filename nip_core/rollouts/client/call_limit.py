@@ -1,23 +1,26 @@
 """How many calls are in flight at a server: as many as make its answers come faster.
 
 Places      a semaphore whose size may change
-CallLimit   that of the calls to one server, which follows its answers
-start_with  how many to begin with at a server that was measured
+CallLimit   the limit of the calls to one server, which follows its answers
+start_with  the first limit at a server that was measured
 
-A round is as many answers as there may be calls in flight. Where the server is ours, the limit
-doubles as long as a round brings a tenth more answers a second than the best before, and goes back
-to that one when two have not: more calls would only wait in the server's queue, all of them longer.
-It tries again now and then, since a server may become faster. Before a round is over, which may
-take long, the tokens that the engine has computed tell the same.
+A round is as many answers as there may be calls in flight.
 
-Where the server is somebody else's, it begins with all that the settings allow, and is cut: to
-seven tenths by a 429; to a half or less when in two rounds more calls run out of time than are
-answered, as at a server that computes one at a time and lets the others wait; and to what fits into
-half of the time for an answer. From then on it grows by one a round. A server that has not answered
-at all gets one call at a time after two rounds, and is given up when two of these have no answer.
+Where the server is ours, the limit doubles as long as a round brings a tenth more answers a second
+than the best round. After two rounds without such a gain it goes back to the best limit: more
+calls would only wait in the server's queue, all of them longer. It tries again now and then, since
+a server may become faster. A round may take long. Until it is over, the tokens that the engine has
+computed tell the same.
 
-Neither the order of episodes nor any seed depends on it, only when a call is made. Why it is
-written here: docs/decisions/0036.
+At another provider's server the limit begins with all calls that the settings allow. A 429 cuts it
+to seven tenths. Two rounds in which more calls run out of time than are answered cut it to a half
+or less: such a server computes one answer at a time and lets the others wait. Slow answers cut it
+to the number that fits into half of the time for an answer. From then on it grows by one a round. A
+server that has not answered at all gets one call at a time after two rounds. It is given up when
+two of these have no answer.
+
+The limit decides when a call is made. Neither the order of episodes nor any seed depends on it. The
+reasons stand in docs/decisions/0036.
 """
 
 import asyncio
@@ -29,21 +32,21 @@ from types import TracebackType
 from nip_core.errors import StageError
 
 GAIN = 1.1
-"""A round that is not so much faster than the best was no use: answers differ in length, so rounds
-differ by some hundredths by chance."""
+"""A round counts as a gain if it is faster than the best by this factor. Answers differ in length,
+so rounds differ by some hundredths by chance."""
 FLAT_ROUNDS = 2
-"""Rounds without a gain that end the search; the answers of the first were in part asked for with
-fewer in flight."""
+"""Rounds without a gain that end the search. In the first of them some answers still belong to
+calls that were made with fewer in flight."""
 SEARCH_EVERY = 16
-"""Rounds until it is looked again whether more in flight is faster."""
+"""Rounds until the next look whether more calls in flight are faster."""
 STEP_S = 20.0
 """Time between two looks at the engine's tokens; short beside a round where that is slow."""
 ANSWER_TOKEN = 6.0
-"""What a token of an answer takes, in tokens of a prompt: as measured with a model of 135M
+"""The work of one token of an answer, in tokens of a prompt: as measured with a model of 135M
 parameters on two cores. It only makes reading and writing comparable."""
 _FEWEST_FIRST = 8
 _QUICK_ANSWER_S = 2.0
-"""With answers that take no longer, nothing is lost by asking for all at once."""
+"""Where answers take no longer, all calls may be made at once."""
 _CUT, _LATE_ROUNDS = 0.7, 2
 
 
@@ -51,7 +54,7 @@ class Places:
     """A semaphore whose size may change while it is used. First come, first served."""
 
     def __init__(self, size: Callable[[], int]):
-        """`size` is asked whenever a place may be given."""
+        """Make places; `size` is called whenever a place may be given."""
         self._size = size
         self.taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -96,28 +99,29 @@ class CallLimit:
 
     def __init__(
         self,
-        most: int,
+        largest: int,
         *,
         deadline_s: float | None,
         tell: Callable[[str], None] = lambda words: None,
-        changed: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Begin with `most`.
+        """Begin with `largest`.
 
-        `deadline_s` is the longest wait for an answer of somebody else's server; None: of ours,
-        which has none. `tell` is given the words for people; `changed` is called at each.
+        `deadline_s` is the longest wait for an answer of another provider's server; None: the
+        server is ours, which has no deadline. `tell` is given the words for people, `on_change` is
+        called when the limit is set.
         """
-        self.most, self._deadline_s = most, deadline_s
-        self.limit = most
-        self._tell, self._changed, self._clock = tell, changed, clock
+        self.most, self._deadline_s = largest, deadline_s
+        self.limit = largest
+        self._tell, self._on_change, self._clock = tell, on_change, clock
         self.places = Places(lambda: self.limit)
         self._best_rate, self._best_limit = 0.0, self.limit
         self._flat = self._rounds = 0
         self._answers, self._seconds, self._began_s = 0, 0.0, clock()
         self._timeouts = self._late_rounds = self._answers_late = self._ended_late = 0
         self._may_cut, self._said_fewest = True, False
-        self._has_answered, self._asked, self._in_company = False, 0, 0
+        self._has_answered, self._calls_timed_out, self._in_company = False, 0, 0
         self._given_up: str | None = None
         self._step: tuple[float, float] | None = None
         self._best_work, self._flat_steps = 0.0, 0
@@ -132,7 +136,7 @@ class CallLimit:
     def timed_out(self) -> None:
         """Note a call without an answer in time."""
         if self._deadline_s is not None:
-            self._asked += 1
+            self._calls_timed_out += 1
             if self._in_company > 0:
                 self._in_company -= 1
                 return
@@ -142,56 +146,61 @@ class CallLimit:
 
     def _end_round(self) -> None:
         """Follow the answers of a round, once as many calls have ended as may be in flight."""
-        ended = self._answers + self._timeouts
-        if ended < self.limit:
+        calls = self._answers + self._timeouts
+        if calls < self.limit:
             return
         now_s = self._clock()
         rate = self._answers / max(now_s - self._began_s, 1e-6)
-        mean_s, answers, is_late = self._seconds / ended, self._answers, self._timeouts > ended / 2
+        mean_s, answers, is_late = self._seconds / calls, self._answers, self._timeouts > calls / 2
         self._answers, self._timeouts, self._seconds, self._began_s = 0, 0, 0.0, now_s
         self._rounds += 1
         self._may_cut = True
         if self._deadline_s is None:
             self._follow(rate)
         elif is_late:
-            self._late(answers, ended)
+            self._late(answers, calls)
         else:
             self._late_rounds = self._answers_late = self._ended_late = 0
             fits = mean_s <= self._deadline_s / 2
             self._set(self.limit + 1 if fits else int(self.limit * self._deadline_s / 2 / mean_s))
 
-    def _late(self, answers: int, ended: int) -> None:
+    def _late(self, answers: int, calls: int) -> None:
         """Cut the calls in flight after rounds in which most of them ran out of time."""
         self._late_rounds += 1
         self._answers_late += answers
-        self._ended_late += ended
+        self._ended_late += calls
         if self._late_rounds < _LATE_ROUNDS:
             return
-        before, answered, asked = self.limit, self._answers_late, self._ended_late
+        old_limit, all_answers, all_calls = self.limit, self._answers_late, self._ended_late
         self._late_rounds = self._answers_late = self._ended_late = 0
-        # As many as it answers in the time of one: the others would wait in its queue for nothing.
-        fewer = min(self.limit // 2, answered // _LATE_ROUNDS) if answered else self.limit // 2
+        # As many as it answers in the time of one; the others would wait in its queue for nothing.
+        fewer = (
+            min(self.limit // 2, all_answers // _LATE_ROUNDS) if all_answers else self.limit // 2
+        )
         if not self._has_answered:
-            # One alone tells whether it answers at all; halves would take hours to come there.
+            # One call alone tells whether it answers at all; halves would take hours to get to one.
             fewer = 1
-            # Those that others were in flight beside tell nothing of one alone.
+            # Calls that had others in flight beside them tell nothing of one alone.
             self._in_company = max(0, self.places.taken - 1)
-            if before == 1:
+            if old_limit == 1:
                 self._given_up = (
-                    f"none of {self._asked} calls was answered within {self._deadline_s:g} s "
-                    f"(rollouts.request_timeout_s), nor were the last {asked}, made one at a time"
+                    f"none of {self._calls_timed_out} calls was answered within "
+                    f"{self._deadline_s:g} s (rollouts.request_timeout_s), nor were the last "
+                    f"{all_calls}, made one at a time"
                 )
         self._set(fewer)
-        if self.limit == before and self._said_fewest:
+        if self.limit == old_limit and self._said_fewest:
             return
-        self._said_fewest = self.limit == before
-        few = f"{self.limit} from here on" if self.limit < before else "which is the fewest"
+        self._said_fewest = self.limit == old_limit
+        few = f"{self.limit} from here on" if self.limit < old_limit else "which is the fewest"
         were = (
-            f"only {answered} of {asked} calls were" if answered else f"none of {asked} calls was"
+            f"only {all_answers} of {all_calls} calls were"
+            if all_answers
+            else f"none of {all_calls} calls was"
         )
         self._tell(
             f"{were} answered within {self._deadline_s:g} s (rollouts.request_timeout_s), with "
-            f"{before} in flight: {few}"
+            f"{old_limit} in flight: {few}"
         )
 
     def refuse_silent(self, url: str, is_nips: bool) -> None:
@@ -216,15 +225,15 @@ class CallLimit:
         self._set(2 * self.limit if more else self._best_limit if self._flat else self.limit)
 
     def advanced(self, prompt_tokens: int, answer_tokens: int) -> None:
-        """Note what the engine of a server of ours has computed in all, while calls wait."""
+        """Note the tokens that the engine of a server of ours has computed so far."""
         if self._flat_steps >= FLAT_ROUNDS or self.limit == self.most:
             return
         now_s, work = self._clock(), prompt_tokens + ANSWER_TOKEN * answer_tokens
-        began_s, before = self._step or (now_s, work)
+        began_s, old_work = self._step or (now_s, work)
         if self._step is not None and now_s - began_s < STEP_S:
             return
         self._step = now_s, work
-        rate = (work - before) / max(now_s - began_s, 1e-6)
+        rate = (work - old_work) / max(now_s - began_s, 1e-6)
         if rate > GAIN * self._best_work:
             self._best_work, self._flat_steps = rate, 0
             self._set(2 * self.limit)
@@ -239,7 +248,7 @@ class CallLimit:
         self._set(int(_CUT * self.limit))
 
     def start_with(self, first: int) -> None:
-        """Begin anew with so many."""
+        """Begin anew with `first` calls in flight."""
         self._best_rate = self._best_work = 0.0
         self._flat = self._rounds = self._flat_steps = 0
         self._step = None
@@ -252,19 +261,19 @@ class CallLimit:
     def _set(self, limit: int) -> None:
         self.limit = max(1, min(self.most, limit))
         self.places.give()
-        self._changed()
+        self._on_change()
 
 
-def start_with(most: int, answer_s: float) -> int:
+def start_with(largest: int, answer_s: float) -> int:
     """Return how many calls to begin with at a server of ours that takes so long for one answer.
 
-    As many as are quick to come if it computed them one after the other.
+    So many answers come quickly even if the server computes them one after the other.
     """
-    return max(_FEWEST_FIRST, min(most, int(most * _QUICK_ANSWER_S / max(answer_s, 1e-6))))
+    return max(_FEWEST_FIRST, min(largest, int(largest * _QUICK_ANSWER_S / max(answer_s, 1e-6))))
 
 
 def _advise(is_nips: bool) -> str:
-    """Say what to do where a server has never answered, by whose it is."""
+    """Say how to go on where a server has never answered; `is_nips`: it should be ours."""
     if is_nips:
         return (
             "a nip lm_server would have said how far it is: look at its log and its /health, or, "

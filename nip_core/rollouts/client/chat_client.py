@@ -4,11 +4,11 @@ It takes the thin path: aiohttp and the few fields that a rollout needs, because
 client spends several times the processor time per call (docs/results/README.md has the
 figures). Files and jobs go through the `openai` client.
 
-What is covered: one connection pool, a bound on calls in flight that follows each server's answers
+Covered: one connection pool, a bound on calls in flight that follows each server's answers
 (`call_limit`), retries with growing pauses on connection errors, time-outs, answers of another
 model, 408, 409, 425, 429 (Retry-After honoured) and 5xx. A server of ours has no time-out while
-its engine advances, and a call that is sent again joins its generation (`joined_calls`). What is
-not: streaming, and deciding whether an answer has a valid form.
+its engine advances, and a call that is sent again joins its generation (`joined_calls`). Not
+covered: streaming, and the decision whether an answer has a valid form.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class TransportError(ServerError):
 
 
 class _TryAgain(Exception):
-    """A try came to nothing, and another one may; `pause_s` is what the server asks for."""
+    """A try has failed, and the next one may succeed; the server asks for a pause of `pause_s`."""
 
     def __init__(self, reason: str, pause_s: float | None = None, is_refusal: bool = False):
         super().__init__(reason)
@@ -62,7 +62,7 @@ class _TryAgain(Exception):
 class ChatClient:
     """Chat completions with at most `concurrency` calls in flight. Use as a context manager.
 
-    A call is in flight until whoever made it has done with its answers, see `answers`.
+    A call is in flight until its caller has done with its answers, see `answers`.
     """
 
     def __init__(
@@ -80,10 +80,11 @@ class ChatClient:
     ):
         """Make a client without a connection.
 
-        `timeout_s` is the longest wait for an answer, of a server of ours half of the longest time
-        without progress. With `follows` the calls in flight follow the answers of each server, else
-        there are always `concurrency`; `on_fewer` is told why there are fewer. `traffic` counts.
-        `admit` is entered while a call is in flight, and may raise; `sleep` makes pauses.
+        `timeout_s` is the longest wait for an answer; at a server of ours it is half of the longest
+        time without progress. With `follows` the calls in flight follow the answers of each server,
+        else there are always `concurrency`. `on_fewer` is given the reason why there are fewer.
+        `traffic` counts calls. `admit` is entered while a call is in flight, and may raise; `sleep`
+        makes pauses.
         """
         self._most = concurrency
         self._timeout_s = timeout_s
@@ -120,18 +121,18 @@ class ChatClient:
                 self._most,
                 deadline_s=self._timeout_s,
                 tell=lambda words: self._on_fewer(f"{url}: {words}"),
-                changed=self._give_places,
+                on_change=self._give_places,
             )
         return self._limits[url]
 
     @property
     def in_flight_limit(self) -> int:
-        """Return the most calls in flight at all servers together, as far as they were asked."""
+        """Return the most calls in flight at all servers together that had a call so far."""
         limits = sum(limit.limit for limit in self._limits.values())
         return min(self._most, limits or self._most)
 
     def make_places(self, per_call: int) -> Places:
-        """Make places for episodes: so many for each call that may be in flight."""
+        """Make places for episodes: `per_call` for each call that may be in flight."""
         places = Places(lambda: per_call * (self.in_flight_limit if self._follows else self._most))
         self._places.append(places)
         return places
@@ -149,11 +150,11 @@ class ChatClient:
     async def answers(self, endpoint: Endpoint, body: ChatBody) -> AsyncIterator[list[ChatAnswer]]:
         """Post `body` to /chat/completions and give its choices by index; there is at least one.
 
-        The call counts as in flight until the block is left. Put into it what makes the answers
-        durable: then no more of them can be lost, and paid again, than there are calls in flight.
+        The call counts as in flight until the block is left. Make the answers durable within it:
+        then no more of them can be lost, and paid again, than there are calls in flight.
 
-        A server that doesn't know ``n`` gives fewer than were asked for. Each answer has the
-        whole prompt's tokens; those of the completions sum up to what the server counted.
+        A server that doesn't know ``n`` gives fewer answers than the request asks for. Each answer
+        has the whole prompt's tokens; the completions' tokens sum up to the server's count.
 
         Raises RequestRefusedError or ContextLengthError when this request is at fault,
         StageError when no request can succeed (wrong key, unknown model, a server that never
@@ -165,7 +166,7 @@ class ChatClient:
         limit, tries, spoiled, retries = self.limit_at(endpoint), 0, 0, 0
         while True:
             words, answers = call.words, list[ChatAnswer]()
-            # The server's own places first: who waits for one takes none of the others.
+            # The server's own places first: a call that waits for one takes no slot.
             places = limit.places if self._follows else contextlib.nullcontext()
             async with places, self._slots, self._admit():
                 if self._follows:
@@ -173,28 +174,29 @@ class ChatClient:
                 try:
                     answers = await self._try(endpoint, call, limit, retries)
                 except _TryAgain as error:
-                    again = error
-                # Outside of the `except`: what the caller raises in the block is no error of the
-                # call. Inside of the slot: what is not durable yet may be lost and paid again.
+                    failure = error
+                # Outside of the `except`: an error that the caller raises in the block is none of
+                # the call. Inside of the slot: an answer that is not durable yet may be lost and
+                # paid again.
                 if answers:
                     yield answers
                     return
-            # A server that has said how far it is was there: only what fails in a row counts.
-            # A generation that comes to nothing each time it has begun is another thing.
-            spoiled += call.words > words and again.is_refusal
+            # A server that has said how far it is was there: only failures in a row count. A
+            # generation that comes to nothing each time it has begun counts as `spoiled`.
+            spoiled += call.words > words and failure.is_refusal
             tries = 1 if call.words > words else tries + 1
             if max(tries, spoiled) > self._retries:
                 break
             retries += 1
-            self._on_retry(again.reason)
-            pause_s = again.pause_s
+            self._on_retry(failure.reason)
+            pause_s = failure.pause_s
             if pause_s is None:
                 # Jitter only spreads the load; it decides nothing about the data.
                 pause_s = min(0.1 * 2 ** (tries - 1), _LONGEST_PAUSE_S) * (0.5 + random.random())
             await self._sleep(min(pause_s, _LONGEST_PAUSE_S))
         raise TransportError(
             f"{endpoint.base_url}: no answer after {self._retries + 1} tries; the last was: "
-            f"{again.reason}"
+            f"{failure.reason}"
         )
 
     async def _try(
@@ -205,7 +207,7 @@ class ChatClient:
         began_s = loop.time()
         self._traffic.note_flight(1, limit.limit)
         try:
-            # 1. Its answer, or how far it is.
+            # 1. Get the answer; until then the server says how far it is.
             status, raw, retry_after = await self._post(endpoint, call)
             while status == 202 and endpoint.base_url in self._joining:
                 word = call.read(raw)
@@ -215,12 +217,12 @@ class ChatClient:
                     limit.advanced(counts[0], counts[1])
                 status, raw, retry_after = await self._post(endpoint, call)
             took_s = loop.time() - began_s
-            # 2. What that means.
+            # 2. Read the answer, or find out whether another try may succeed.
             if status == 200:
                 names = endpoint.accepted_names(call.body["model"])
                 answers = read_answers(raw, names, retries, took_s)
             elif status == 400 and says_thoughts_took_all(raw):
-                # Paid for and no fault of the request: an answer that was cut off.
+                # It was paid for, and the request is not at fault: the answer was cut off.
                 answers = [_answer_without_text(call.body, retries, took_s)]
             else:
                 reason = f"HTTP {status}: {_describe_error(raw, endpoint.api_key)}"
@@ -237,10 +239,10 @@ class ChatClient:
                 limit.timed_out()
                 if endpoint.base_url in self._joining:
                     call.check_silence()
-            told = str(error)
-            if isinstance(error, TimeoutError) and not told:
-                told = f"no answer within {self._longest_s(endpoint, call):g} s"
-            reason = redact(f"{type(error).__name__}: {told}", endpoint.api_key)
+            message = str(error)
+            if isinstance(error, TimeoutError) and not message:
+                message = f"no answer within {self._longest_s(endpoint, call):g} s"
+            reason = redact(f"{type(error).__name__}: {message}", endpoint.api_key)
             raise _TryAgain(reason) from None
         except MalformedAnswer as error:
             call.begin_anew()
@@ -281,10 +283,10 @@ class ChatClient:
 
 
 def _answer_without_text(body: ChatBody, attempt: int, latency_s: float) -> ChatAnswer:
-    """Make an answer without a text, whose thoughts took all the tokens it might have.
+    """Make an answer without a text: its thoughts took all the tokens that it might have.
 
-    OpenAI refuses such a request and counts nothing, but the thoughts are paid: they count as many
-    as were asked for at most. Of the prompt nothing is known.
+    OpenAI refuses such a request and counts nothing, but the thoughts are paid. So they count as
+    the request's limit. The prompt's tokens are unknown and count as 0.
     """
     limit = int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
     return ChatAnswer(
@@ -300,7 +302,7 @@ def _answer_without_text(body: ChatBody, attempt: int, latency_s: float) -> Chat
 
 
 def read_error(raw: bytes) -> Mapping[str, Any]:
-    """Read the error of an answer; of one in no known form all of it is the message."""
+    """Read the error of an answer; in an unknown form the whole answer is the message."""
     try:
         body = parse_json(raw)
         error = (body[0] if isinstance(body, list) else body)["error"]  # Gemini's is in a list
@@ -310,7 +312,10 @@ def read_error(raw: bytes) -> Mapping[str, Any]:
 
 
 def _describe_error(raw: bytes, api_key: str) -> str:
-    """Give the server's words without the key, and cut them only then: half a key is not found."""
+    """Give the server's words without the key.
+
+    They are cut after the key is taken out: half a key would not be found.
+    """
     error = read_error(raw)
     message, param = str(error.get("message")), error.get("param")
     if isinstance(param, str) and param not in message:

@@ -1,11 +1,12 @@
-"""Chat completions as playing asks for them, whoever sends them.
+"""Chat completions as playing asks for them, for any client that sends them.
 
 ChatCompletions   answers to a request, the part of a client used by playing
 ChatBody          a request; ChatAnswer: one of its answers
 Endpoint          where a provider answers
 RequestRefusedError, ContextLengthError   a refusal of this one request
 
-`chat_client` sends them over HTTP; `nip_core.library`, Inspect and verifiers by models of theirs.
+`chat_client` sends them over HTTP. `nip_core.library`, Inspect and verifiers let their own models
+answer.
 """
 
 from collections.abc import Mapping
@@ -35,24 +36,24 @@ class Endpoint:
     base_url: str  # with /v1
     api_key: str
     served_as: tuple[str, ...] | None = ()
-    """Names beside the one asked for that its answers may have; None: whatever they have."""
+    """Further names that its answers may have beside the requested one; None: any name."""
     headers: tuple[tuple[str, str], ...] = ()
     """Further headers of every request."""
     joins: bool = False
-    """It may be a server of ours, which its answers tell: there a call sent again joins what runs,
-    and has no deadline while that goes on."""
+    """It may be a server of ours, which its answers tell. There a call that is sent again joins its
+    generation, and has no deadline while that goes on."""
 
     def __repr__(self) -> str:
         return f"Endpoint({self.base_url!r})"
 
     def accepted_names(self, model: str) -> tuple[str, ...] | None:
-        """Name what an answer of `model` may call itself; None: anything."""
+        """Name the models that an answer of `model` may give as its own; None: any."""
         return None if self.served_as is None else (model, *self.served_as)
 
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """One completion, with what it took to get it."""
+    """One completion, with its counts of tokens and tries and its time."""
 
     text: str | None
     finish_reason: str
@@ -68,13 +69,13 @@ class ChatAnswer:
     token_ids: list[int] | None = None
     """The answer as it was generated, stop token included, where asked for."""
     reasoning: str | None = None
-    """What a model that thinks thought, where the API gives it beside the text."""
+    """The thoughts of a model that thinks, where the API gives them beside the text."""
     reasoning_tokens: int | None = None
     """How many of `completion_tokens` are thoughts, where the API counts them."""
 
 
 class ChatCompletions(Protocol):
-    """What playing needs of a client: answers to a request."""
+    """The part of a client used by playing: answers to a request."""
 
     def answers(
         self, endpoint: Endpoint, body: ChatBody

@@ -1,12 +1,12 @@
-"""A call to a server of ours: it joins what runs, and waits for as long as the engine advances.
+"""A call to a server of ours: it joins its generation, and waits while the engine advances.
 
 JoinedCall         one call, over as many requests as it takes
-EngineWord         what a server says of a call that it has not answered yet
+EngineWord         a server's words about a call that it has not answered yet
 EngineHangsError   the server or its engine does nothing any more
 
 The server answers each request within `wait_s`, with the answer or with how far its engine is
 (`nip_lm_server/api/joined.py`). The same request is then sent again and joins the generation. So
-the time of an answer has no limit, and what has one is the time without any progress.
+the time of an answer has no limit; the time without any progress has one.
 """
 
 import time
@@ -22,8 +22,8 @@ from nip_base.wire import JOIN_HEADER
 from nip_core.errors import StageError
 
 _SILENCE = 2.0
-"""A hang is told after so many times the time-out of the settings, four minutes by default: a pass
-over a long prompt tells nothing until it is over, and may take minutes on a busy machine."""
+"""After so many times the settings' time-out a silence counts as a hang, four minutes by default. A
+pass over a long prompt is silent until it is over, and may take minutes on a busy machine."""
 _LONGEST_WAIT_S = 10.0
 """Well below what proxies let a connection be idle for, which is 30 s at the least."""
 
@@ -33,7 +33,7 @@ class EngineHangsError(StageError):
 
 
 class EngineWord(BaseModel):
-    """What a server says of a call that it has not answered yet. Counters are its engine's."""
+    """A server's words about a call that it has not answered yet. Counters are its engine's."""
 
     running_s: float = 0.0
     engine: str = ""
@@ -45,7 +45,7 @@ class EngineWord(BaseModel):
 
 @dataclass
 class JoinedCall:
-    """One call, and what was heard of it. Twice `timeout_s` without progress is a hang."""
+    """One call, and the server's words about it. Twice `timeout_s` without progress is a hang."""
 
     base_url: str
     body: Mapping[str, Any]
@@ -54,7 +54,7 @@ class JoinedCall:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        """Name it: by what is asked, so that another process joins it too."""
+        """Name the call by its request, so that another process joins it too."""
         # Without a seed two calls that say the same are to have two answers.
         has_seed = self.body.get("seed") is not None
         self._name = sha256(self.payload).hexdigest() if has_seed else uuid4().hex
@@ -70,7 +70,7 @@ class JoinedCall:
 
     @property
     def request_timeout_s(self) -> float:
-        """Longest time of one request: what takes longer is a connection that broke unnoticed."""
+        """Longest time of one request: if it takes longer, its connection broke unnoticed."""
         return self.timeout_s / 2
 
     def ask(self) -> None:
@@ -82,7 +82,7 @@ class JoinedCall:
         self._silent_s = 0.0
 
     def begin_anew(self) -> None:
-        """Ask for another generation: the answer of this one was none."""
+        """Ask for another generation: this one ended without a usable answer."""
         self._tries += 1
 
     def read(self, raw: bytes) -> EngineWord:

@@ -1,15 +1,15 @@
-"""What a model that thinks says and what it thinks, in the shapes that APIs give.
+"""The text and the thoughts of a model that thinks, in the shapes that APIs give.
 
-read_message      of a message, the text that is its answer, and its thoughts
-read_usage            how many tokens it took, thoughts included
+read_message            the text of a message, which is its answer, and its thoughts
+read_usage              how many tokens it took, thoughts included
 says_thoughts_took_all  whether a request was refused because its thoughts left no room for a text
 
 Thoughts stand in ``reasoning`` (vLLM, some gateways) or ``reasoning_content`` (older vLLM, DeepSeek
 and other gateways), in ``reasoning_details`` alone (a gateway, for some models), or as parts of the
 content that are of type ``thinking`` (Mistral). OpenAI, Gemini and Anthropic's endpoint for
-OpenAI's protocol give their number at most. A model that writes ``<think>`` into its text, with no
-parser in front of it, keeps it there: `nip_core.game.answers.parsing` leaves it out of what others
-read.
+OpenAI's protocol give their number at most. A model may write ``<think>`` into its text, with no
+parser in front of it. Then it stays there, and `nip_core.game.answers.parsing` leaves it out of the
+messages to other agents.
 """
 
 from collections.abc import Mapping
@@ -84,19 +84,19 @@ def _read_parts(parts: list[Any]) -> tuple[str | None, str | None]:
 def read_usage(usage: Mapping[str, Any]) -> Usage:
     """Read the counts of a response.
 
-    Where the total is more than prompt and completion, the rest was thought and not counted with
-    the completion (Gemini): it is paid as completion, so it counts as such.
+    Where the total is more than prompt and completion, the rest are thoughts that the completion
+    leaves out (Gemini). They are paid as completion, so they count as such.
     """
     prompt = int(usage.get("prompt_tokens") or 0)
     completion = int(usage.get("completion_tokens") or 0)
     details = usage.get("completion_tokens_details")
-    counted = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
-    counted = usage.get("reasoning_tokens") if counted is None else counted
-    reasoning = int(counted or 0) or None
-    apart = int(usage.get("total_tokens") or 0) - prompt - completion
-    if apart > 0 and (reasoning is None or reasoning >= apart):
-        completion += apart
-        reasoning = max(reasoning or 0, apart)
+    thoughts = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
+    thoughts = usage.get("reasoning_tokens") if thoughts is None else thoughts
+    reasoning = int(thoughts or 0) or None
+    uncounted = int(usage.get("total_tokens") or 0) - prompt - completion
+    if uncounted > 0 and (reasoning is None or reasoning >= uncounted):
+        completion += uncounted
+        reasoning = max(reasoning or 0, uncounted)
     return Usage(prompt, completion, reasoning)
 
 

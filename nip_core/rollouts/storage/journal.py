@@ -1,15 +1,15 @@
-"""The journal of a shard that is still being played: what was paid for is on disk at once.
+"""The journal of a shard that is still being played: every answer is on disk at once.
 
-GroupCommits      what all journals have: appends that wait together
+GroupCommits      the common part of all journals: appends that wait together
 Journal.replay    the records that survived, in order; call it once, before appending
 Journal.append    add a record; returns when it is on the disk. append_all: several, without asyncio
-Journal.aclose    wait for what is under way, and let go of the file
+Journal.aclose    wait for appends under way, and let go of the file
 
 On a disk, the file begins with a line that names the format. Then come frames, one per group
 commit: a header (magic, payload length, CRC-32 of the payload, CRC-32 of the header) and the
-payload, one JSON document per line. A frame that a crash left incomplete is the last one; it is
-dropped whole, and nobody was told that anything in it was durable. A damaged frame with an intact
-one behind it is no crash: that is refused. For object stores see
+payload, one JSON document per line. A frame that a crash left incomplete is the last one. It is
+dropped whole: no caller was told that anything in it was durable. A damaged frame with an intact
+one behind it is no crash, and is refused. For object stores see
 `nip_core.rollouts.storage.journal_segments`.
 
 Covered: the process or machine dies at any instant. Not covered: a lost disk, and damage to the
@@ -62,11 +62,11 @@ class GroupCommits:
         raise NotImplementedError
 
     def remove(self) -> None:
-        """Delete it, once what it holds is committed elsewhere."""
+        """Delete the journal, once its records are committed elsewhere."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of it; what was not yet durable is lost, as in a crash."""
+        """Let go of the journal; records that are not yet durable are lost, as in a crash."""
         self._thread.shutdown(wait=True)
 
     def _write(self, lines: list[bytes]) -> None:
@@ -94,7 +94,7 @@ class GroupCommits:
         await asyncio.shield(batch)
 
     async def aclose(self) -> None:
-        """Write what is waiting and close the file. Errors were raised where it was appended."""
+        """Write the waiting records and close the file. Errors were raised by `append`."""
         try:
             if self._flusher is not None:
                 await self._flusher
@@ -115,7 +115,7 @@ class GroupCommits:
                 # 1. Wait for company: a sync costs as much for one record as for a hundred.
                 wait_s = self._last_sync_s + self._sync_interval_s - self._clock()
                 await asyncio.sleep(max(0.0, wait_s))  # even 0 lets others join
-                # 2. Take all that waits; who comes later is in the next group.
+                # 2. Take all that waits; a later record is in the next group.
                 lines, self._pending = self._pending, []
                 batch, self._batch = self._batch, None
                 assert batch is not None
@@ -124,11 +124,11 @@ class GroupCommits:
                     await loop.run_in_executor(self._thread, self._write, lines)
                 except NipError as error:
                     self._failed = error
-                except BaseException as error:  # whoever waits for the batch must learn of it
+                except BaseException as error:  # callers that wait for the batch must learn of it
                     batch.set_exception(StoreError(f"{self.name}: not written: {error!r}"))
                     batch.exception()
                     raise
-                # 3. Answer everybody in the group.
+                # 3. Answer all callers in the group.
                 if self._failed is None:
                     batch.set_result(None)
                 else:
@@ -223,7 +223,7 @@ class Journal(GroupCommits):
             _write_all(self._file, frame, self._end)
             os.fsync(self._file)
         except OSError as error:
-            # Whoever waits is told that it is not durable, so it must not come back either.
+            # Waiting callers are told that it is not durable, so it must not come back either.
             with suppress(OSError):  # else replay will drop it
                 os.ftruncate(self._file, self._end)
             raise translate_error(error, self.path, "append to") from error
@@ -301,8 +301,8 @@ def _parse(data: bytes, path: Path | str) -> tuple[list[Record], int]:
 
 def _refuse_if_more(data: bytes, offset: int, path: Path | str) -> None:
     """Raise CorruptionError if an intact frame lies behind the damaged one at `offset`."""
-    # A crash tears the last frame alone, as each is synced before the next is written. What was
-    # paid for stands behind, so cutting here would lose it without a word.
+    # A crash tears the last frame alone, as each is synced before the next is written. Answers that
+    # were paid for stand behind, so a cut here would lose them without a word.
     later = data.find(_MAGIC, offset + 1)
     while later >= 0:
         if _read_frame(data, later) is not None:
@@ -316,5 +316,5 @@ def _refuse_if_more(data: bytes, offset: int, path: Path | str) -> None:
 def _write_all(file: int, data: bytes, offset: int) -> None:
     view = memoryview(data)
     while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written
+        size = os.pwrite(file, view, offset)
+        view, offset = view[size:], offset + size

@@ -2,13 +2,14 @@
 
 open_journal     the journal of a shard, on a disk or not
 remove_journal   delete it without opening it
-read_journal     what is in it, for who does not play the shard
+read_journal     its records, for a reader that does not play the shard
 SegmentJournal   the one on an object store
 
 ``<shard>.journal/000004-000017`` is the 17th segment of the runner with epoch 4. A segment is
-written whole, if it is absent, so none is torn; what a lost machine had not sent yet, at most one
-interval, is lost. A runner that takes over writes what it found as its own first segment. Only the
-newest epoch's segments count, so what a replaced runner still sends is read by nobody.
+written whole, if it is absent, so none is torn. Records that a lost machine had not sent yet, of at
+most one interval, are lost. A runner that takes over writes the records that it found as its own
+first segment. Only the newest epoch's segments count, so no reader takes the segments that a
+replaced runner still sends.
 """
 
 import time
@@ -31,14 +32,16 @@ SEGMENT_INTERVAL_S = 0.5
 
 
 def open_journal(store: Store, path: str, epoch: int) -> GroupCommits:
-    """Open the journal at `path` in the store, for the runner with this epoch. Raises
-    StoreError."""
+    """Open the journal at `path` in the store, for the runner with this epoch.
+
+    Raises StoreError.
+    """
     local = store.local_path(path)
     return SegmentJournal(store, path, epoch) if local is None else Journal(local)
 
 
 def remove_journal(store: Store, path: str) -> None:
-    """Delete the journal at `path`, once what it holds is committed elsewhere."""
+    """Delete the journal at `path`, once its records are committed elsewhere."""
     if store.local_path(path) is not None:
         store.delete(path)
         return
@@ -47,9 +50,10 @@ def remove_journal(store: Store, path: str) -> None:
 
 
 def read_journal(store: Store, path: str) -> list[Record]:
-    """Read the durable records of a journal, and change nothing; somebody may be writing to it.
+    """Read the durable records of a journal, and change nothing; a runner may be writing to it.
 
-    None, if it is not there, or is removed meanwhile. Raises CorruptionError for a damaged one.
+    No records, if it is not there or is removed meanwhile. Raises CorruptionError for a damaged
+    one.
     """
     path = path.rstrip("/")
     try:

@@ -58,7 +58,7 @@ def open_parquet(source: bytes | Path) -> pq.ParquetFile:
 
     No object of Python is read, and nothing is read ahead. A thread of Arrow that reads ahead lets
     go of the object some time after the data is here. If Python ends in that moment, the thread
-    ends the process by SIGABRT, after all the work is done. So whoever reads the file asks for no
+    ends the process by SIGABRT, after all the work is done. So readers of the file ask for no
     threads either (`use_threads=False`).
     """
     reader = pa.BufferReader(source) if isinstance(source, bytes) else source
@@ -74,14 +74,14 @@ def parquet_table(
     """
     try:
         file = open_parquet(data)
-        written = file.schema_arrow
+        file_schema = file.schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise _make_damage_error(name, error) from error
-    choose_by_version(written, [schema], name)
-    asked = schema.names if columns is None else columns
+    choose_by_version(file_schema, [schema], name)
+    names = schema.names if columns is None else columns
     try:
         # A shard is small: its columns are read before Arrow's threads have shared them out.
-        return file.read(columns=asked, use_threads=False).select(asked)
+        return file.read(columns=names, use_threads=False).select(names)
     except (pa.ArrowException, OSError) as error:
         raise _make_damage_error(name, error) from error
 
@@ -90,24 +90,24 @@ def _make_damage_error(name: str, error: Exception) -> CorruptionError:
     return CorruptionError(f"{name}: damaged, not a Parquet file ({error})")
 
 
-def choose_by_version(written: pa.Schema, schemas: Sequence[pa.Schema], name: str) -> pa.Schema:
-    """Choose the schema of the version that a file with the schema `written` has.
+def choose_by_version(file_schema: pa.Schema, schemas: Sequence[pa.Schema], name: str) -> pa.Schema:
+    """Choose the schema of the version that a file with `file_schema` has.
 
     Raises CorruptionError if its columns are others, StoreError if it has another version. `name`
     is for errors.
     """
-    version = (written.metadata or {}).get(_VERSION_KEY)
+    version = (file_schema.metadata or {}).get(_VERSION_KEY)
     if version is None:
         raise CorruptionError(f"{name}: no schema version in it, so nip did not write it")
     by_version = {schema.metadata[_VERSION_KEY]: schema for schema in schemas}
     schema = by_version.get(version)
     if schema is None:
-        read = " or ".join(one.decode() for one in by_version)
+        versions = " or ".join(one.decode() for one in by_version)
         raise StoreError(
             f"{name}: schema version {version.decode(errors='replace')}, this version of nip reads "
-            f"{read}; use the version of nip that wrote it, which run.json names, or play again"
+            f"{versions}; use the version of nip that wrote it, which run.json names, or play again"
         )
-    if not written.equals(schema):
+    if not file_schema.equals(schema):
         raise CorruptionError(f"{name}: its columns are not those of schema {version.decode()}")
     return schema
 

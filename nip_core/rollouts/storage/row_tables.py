@@ -4,7 +4,7 @@ RolloutTables    episodes and generations, of a shard or of a whole split
 Tables           these and the timings of a shard (see `nip_core.rollouts.storage.schema`)
 build_tables     rows -> Tables, in an order that does not depend on timing
 canonical_digest the digest on which two runs of the same game agree; RowHashes: grown by parts
-agent_order      who comes first in a round
+agent_order      a sort key for the agents of a round
 
 `tables` writes them to files, and reads them.
 """
@@ -71,11 +71,11 @@ def build_tables(
     by exchange and by attempt; timings follow them.
 
     Raises StageError for a row that breaks the schema, a key that stands twice, or a generation
-    or timing that belongs to nothing.
+    or timing without an owner.
     """
     generations, timings = list(generations), list(timings)
-    # 1. What the order of play follows from: never when an answer came, so that two runs of the
-    #    same game have their rows in the same order.
+    # 1. Find the places of rows in the order of play. The time of an answer has no part in it, so
+    #    that two runs of the same game have their rows in the same order.
     position = _index_by_key(episodes, "episodes")
     by_key = {row.key: row for row in generations}
     agents = {row.key: agent_order(row.rewards) for row in episodes}
@@ -92,7 +92,7 @@ def build_tables(
             *place_of(row).order(agents[row.episode]),
         )
 
-    # 2. Generations by it, timings by them.
+    # 2. Sort generations by it, timings by generations.
     generations.sort(key=order)
     generation_position = _index_by_key(generations, "generations")
     for row in timings:
@@ -108,8 +108,7 @@ def build_tables(
 
 
 def agent_order(rewards: Mapping[str, float]) -> Callable[[str], tuple[int, str]]:
-    """Make a sort key for the agents of a round: as the rewards list them; strangers last, by
-    name."""
+    """Make a sort key for the agents of a round: as the rewards list them, others last by name."""
     places = {agent: place for place, agent in enumerate(rewards)}
     return lambda agent: (places.get(agent, len(places)), agent)
 
@@ -117,7 +116,7 @@ def agent_order(rewards: Mapping[str, float]) -> Callable[[str], tuple[int, str]
 def canonical_digest(episodes: pa.Table, generations: pa.Table) -> str:
     """Compute a SHA-256 over all columns of both tables with the rows in the order of their keys.
 
-    Shards, row order, Parquet encodings, timings, what is drawn by seed and P(accept) have no part
+    Shards, row order, Parquet encodings, timings, columns drawn by seed and P(accept) have no part
     in it.
     """
     hashes = RowHashes()
@@ -153,7 +152,7 @@ class RowHashes:
 
 
 def _encode_row(row: Mapping[str, Any]) -> bytes:
-    # A later column is left out where it says nothing, so runs from before it keep their digests.
+    # A later column is left out where it has its earlier value, so older runs keep their digests.
     row = {
         name: value
         for name, value in row.items()
@@ -165,10 +164,10 @@ def _encode_row(row: Mapping[str, Any]) -> bytes:
 
 def _make_table(rows: Sequence[_Row], kind: str) -> pa.Table:
     schema = ALL_SCHEMAS[kind]
-    stored = [stored_row(row) for row in rows]
+    stored_rows = [stored_row(row) for row in rows]
     arrays = []
     for column in schema:
-        values = [row[column.name] for row in stored]
+        values = [row[column.name] for row in stored_rows]
         try:
             array = pa.array(values, type=column.type)
         except (pa.ArrowException, OverflowError) as error:
@@ -183,8 +182,8 @@ def _make_table(rows: Sequence[_Row], kind: str) -> pa.Table:
 def _index_by_key(rows: Sequence[_Row], kind: str) -> dict[str, int]:
     position = {row.key: index for index, row in enumerate(rows)}
     if len(position) != len(rows):
-        seen: set[str] = set()
-        twice = next(row.key for row in rows if row.key in seen or seen.add(row.key))  # type: ignore[func-returns-value]
+        seen_keys: set[str] = set()
+        twice = next(row.key for row in rows if row.key in seen_keys or seen_keys.add(row.key))  # type: ignore[func-returns-value]
         raise StageError(f"{kind}: key {twice} stands twice")
     return position
 

@@ -1,8 +1,8 @@
 """The Arrow schemas of the tables that a played shard leaves behind.
 
-episodes     one row per episode: what was played, how it ended, who earned what
+episodes     one row per episode: its problem, its end, and the reward of each agent
 generations  one row per model call, invalid answers included: they were paid for too
-timings      what may differ between two runs of the same game; in no digest
+timings      the times of calls, which may differ between two runs of the same game; in no digest
 choices      of an attack: by problem and number of messages, the episode that counts; follows from
              the first two
 
@@ -13,8 +13,8 @@ characters, see `nip_core.hashing.derive_key`.
 Where responses branch (see `nip_core.rollouts.trees`), an episode is a leaf of a tree, and its
 `branch_path` says the way to it: per round a dot and the number of the child, "0.1.0". All leaves
 of a tree agree in run, split, iteration, problem and sample. A generation has the path of the node
-that it led to, as long as the rounds until then, and stands once: its `episode` is the first leaf
-below (in the order of the numbers), the others reach it by the beginning of their path.
+that it led to, with a number for each round until then. It stands once: its `episode` is the first
+leaf below, in the order of the numbers; the others reach it by the beginning of their path.
 `parent_key` is the last valid generation of the node before. Without branching paths are "".
 
 Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, version 4 `opponent` and
@@ -38,10 +38,10 @@ VALUES_BEFORE: Mapping[str, int | None] = {
 """Columns of later versions with the values of rows from before them. Digests leave such a value
 out, so that runs from before a column keep theirs."""
 NOT_DIGESTED = ("drawn", "p_accept", "round_rewards")
-"""Columns that say nothing new of the game, so that a run from before there was such a column has
-the digests of one that is played today: `drawn` follows from problem and seed, `round_rewards` from
-the answers and the protocol, and `p_accept` is what the engine says of an answer that is there; its
-last bits depend on what shares the batch."""
+"""Columns that say nothing new of the game. Without them an older run has the digests of one that
+is played today. `drawn` follows from problem and seed, `round_rewards` from the answers and the
+protocol. `p_accept` is the engine's figure about an answer that is there; its last bits depend on
+the other calls in the batch."""
 
 
 def _list_rewards(*place: pa.Field) -> pa.DataType:
@@ -65,12 +65,12 @@ EPISODES = pa.schema(
         pa.field("question", pa.string(), nullable=False),
         pa.field("solution", pa.string(), nullable=False),
         pa.field("columns", pa.string()),  # the scenario's further columns: a JSON object of texts
-        pa.field("drawn", pa.string()),  # the same of those drawn for the episode; in no digest
+        pa.field("drawn", pa.string()),  # likewise, columns drawn for the episode; in no digest
         pa.field("y", pa.int8(), nullable=False),  # 1 right, 0 wrong, -1 failed before its label
         pa.field("difficulty", pa.string()),  # family or level, where the dataset has one
         pa.field("mutation", pa.string()),  # kind of the bug, where known
         pa.field("seed", pa.int64(), nullable=False),
-        pa.field("prover_stance", pa.int8()),  # what the prover argues for; null: as the protocol
+        pa.field("prover_stance", pa.int8()),  # the prover's side; null: as the protocol has it
         pa.field("opponent", pa.string()),  # whom an earlier model or another run played, or null
         pa.field("opponent_iteration", pa.int32()),  # the first that this model has played
         pa.field("opponent_run", pa.string()),  # the other run; null: this one
@@ -80,7 +80,7 @@ EPISODES = pa.schema(
         pa.field("outcome", pa.string(), nullable=False),  # finished, terminated, failed
         pa.field("error", pa.string()),  # why it failed
         pa.field("rewards", _list_rewards(), nullable=False),
-        pa.field(  # what each round paid, without zeros; null: unknown; in no digest
+        pa.field(  # the payments of each round, without zeros; null: unknown; in no digest
             "round_rewards", _list_rewards(pa.field("round", pa.int16(), nullable=False))
         ),
     ],

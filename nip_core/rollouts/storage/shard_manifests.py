@@ -1,8 +1,8 @@
-"""Which shards of a split there are, by their manifests: what is known without reading a table.
+"""The shards of a split by their manifests, without reading a table.
 
 shard_manifest      the name of a shard's manifest
 shard_is_committed  whether it has one
-committed_shards    what is committed of a split that may still be played
+committed_shards    the committed shards of a split that may still be played
 shards_of           the shards of a committed split
 count_labels        the solutions of a shard that were labelled in play; add_counts: of several
 """
@@ -46,10 +46,10 @@ def shard_manifest(shard: str) -> str:
 
 
 def count_labels(rows: Iterable[LabelRow]) -> LabelCounts:
-    """Count the labelled solutions, those of each kind, and the seconds of labelling."""
-    # In the order of keys, so that the rounded sum does not depend on who was labelled first.
+    """Count the labelled solutions, in all and by kind, and the seconds of labelling."""
+    # In the order of keys, so that the rounded sum does not depend on the order of labelling.
     ordered = sorted(rows, key=lambda row: str(row.key))
-    counted = (
+    counts = (
         LabelCounts(
             solutions=1,
             seconds=row.seconds,
@@ -58,7 +58,7 @@ def count_labels(rows: Iterable[LabelRow]) -> LabelCounts:
         )
         for row in ordered
     )
-    return reduce(add_counts, counted, LabelCounts())
+    return reduce(add_counts, counts, LabelCounts())
 
 
 def add_counts(a: LabelCounts, b: LabelCounts) -> LabelCounts:

@@ -1,10 +1,10 @@
 """The rows of the tables that a played shard leaves behind, as types.
 
-Episode, Generation, Timing, MessageChoice   a row of each table; what a column means stands in
+Episode, Generation, Timing, MessageChoice   a row of each table; the columns' meanings stand in
                                             `nip_core.rollouts.storage.schema`
-RoundReward       what a round paid an agent
-Record, Appends   what a journal keeps, and the part of it used by playing
-CallRecord, LabelRow   what the journal has of an answer, and of a solution labelled in play
+RoundReward       the payment of a round to an agent
+Record, Appends   a line of a journal, and the part of a journal used by playing
+CallRecord, LabelRow   the journal's rows of an answer, and of a solution labelled in play
 recorded_calls, recorded_labels   these of a journal's records
 row_columns       the columns that a kind of row has
 read_rows         a table as rows, of these kinds or of a reader's own
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Record = dict[str, Any]
-"""A JSON object. What stands in it is for who appends it: of play, see `table_rows`."""
+"""A JSON object of a journal. Play appends `CallRecord` and `LabelRow`, other rooms other rows."""
 
 
 class Appends(Protocol):
@@ -42,7 +42,7 @@ class Appends(Protocol):
 
 
 class RoundReward(NamedTuple):
-    """What a round paid an agent."""
+    """The payment of a round to an agent."""
 
     round: int
     agent: str
@@ -51,7 +51,7 @@ class RoundReward(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What was played, how it ended, and who earned what."""
+    """An episode: its problem, its end, and the reward of each agent."""
 
     key: str
     run: str
@@ -175,12 +175,12 @@ def _read_column(table: "pa.Table", name: str) -> list[Any]:
 def stored_row(row: Episode | Generation | Timing | MessageChoice) -> dict[str, Any]:
     """Return the row by column, in the order of the schema."""
     kind: Callable[..., Any] = type(row)
-    stored = {name: getattr(row, name) for name in row_columns(kind)}
+    columns = {name: getattr(row, name) for name in row_columns(kind)}
     if isinstance(row, Episode):
-        stored["rewards"] = [{"agent": a, "reward": paid} for a, paid in row.rewards.items()]
+        columns["rewards"] = [{"agent": a, "reward": paid} for a, paid in row.rewards.items()]
         if row.round_rewards is not None:
-            stored["round_rewards"] = [paid._asdict() for paid in row.round_rewards]
-    return stored
+            columns["round_rewards"] = [paid._asdict() for paid in row.round_rewards]
+    return columns
 
 
 # The journal --------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def stored_row(row: Episode | Generation | Timing | MessageChoice) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """An answer as the journal has it, with when and how long it was asked for."""
+    """An answer as the journal has it, with the time and the duration of its call."""
 
     generation: Generation
     timing: Timing
@@ -208,7 +208,7 @@ class LabelRow:
     y: int
     mutation: str | None
     seconds: float
-    """That labelling took."""
+    """The time of labelling."""
 
     def to_json(self) -> Record:
         """Return the label as a line of the journal."""
@@ -218,7 +218,7 @@ class LabelRow:
 def recorded_calls(records: Iterable[Record], name: str) -> dict[str, CallRecord]:
     """Read the answers in a journal's records, by the key of the generation.
 
-    `name` is that of the journal. Raises CorruptionError for a record of other columns.
+    `name` is the journal's. Raises CorruptionError for a record of other columns.
     """
     calls: dict[str, CallRecord] = {}
     for record in records:
@@ -242,7 +242,7 @@ def recorded_calls(records: Iterable[Record], name: str) -> dict[str, CallRecord
 def recorded_labels(records: Iterable[Record], name: str) -> dict[str, LabelRow]:
     """Read the labels in a journal's records, by the key of the generation with the solution.
 
-    `name` is that of the journal. Raises CorruptionError for a record of other columns.
+    `name` is the journal's. Raises CorruptionError for a record of other columns.
     """
     try:
         labels = [LabelRow(**record["label"]) for record in records if "label" in record]

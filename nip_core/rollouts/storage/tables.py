@@ -63,15 +63,15 @@ def commit_shard(
 
     Raises as `nip_core.run_store.manifest.commit` does.
     """
-    named = {name: getattr(tables, name) for name in SCHEMAS}
+    tables_by_name = {name: getattr(tables, name) for name in SCHEMAS}
     if tables.choices is not None:
-        named["choices"] = tables.choices
+        tables_by_name["choices"] = tables.choices
     return commit(
         store,
         directory,
-        {f"{name}-{shard}.parquet": parquet_bytes(table) for name, table in named.items()},
+        {f"{name}-{shard}.parquet": parquet_bytes(table) for name, table in tables_by_name.items()},
         inputs=inputs,
-        rows={name: table.num_rows for name, table in named.items()},
+        rows={name: table.num_rows for name, table in tables_by_name.items()},
         extra={
             **(extra or {}),
             "canonical_digest": canonical_digest(tables.episodes, tables.generations),
@@ -91,12 +91,12 @@ def join_shards(
     # 1. Every shard must be there.
     is_new = not is_committed(store, directory)
     needed = shards if is_new else ()
-    missing = [shard for shard in needed if not shard_is_committed(store, directory, shard)]
-    if missing:
-        raise StageError(f"{directory}: shards {missing} are not committed; play them first")
+    missing_shards = [shard for shard in needed if not shard_is_committed(store, directory, shard)]
+    if missing_shards:
+        raise StageError(f"{directory}: shards {missing_shards} are not committed; play them first")
     manifests = {shard: read_manifest(store, directory, shard_manifest(shard)) for shard in shards}
-    # 2. Read them all, for the digest; of a split that is committed already it is known. Digests of
-    #    shards can't be added up: the split's must not depend on how it was cut.
+    # 2. Read them all, for the digest; a committed split has it already. Digests of shards can't be
+    #    added up: the split's must not depend on how it was cut.
     hashes = RowHashes()
     for manifest in manifests.values() if is_new else ():
         hashes.add(_read_shard(store, manifest))
@@ -190,8 +190,8 @@ def _shard_manifests(store: Store, directory: str) -> Iterator[Manifest]:
 
 def read_rollouts(store: Store, directory: str) -> RolloutTables:
     """Read all committed rollouts of a split, checked as `StoredRollouts` are."""
-    stored = StoredRollouts(store, [directory])
-    return RolloutTables(stored.episodes(EPISODES.names), stored.generations(GENERATIONS.names))
+    rollouts = StoredRollouts(store, [directory])
+    return RolloutTables(rollouts.episodes(EPISODES.names), rollouts.generations(GENERATIONS.names))
 
 
 def _read_table(

@@ -1,7 +1,7 @@
 """``nip-lm-server``: a server in this process, until a signal or its parent's end; or a proof.
 
-Programs say ``--spec JSON`` (see `spec.Start`), people what `command.serve` takes, ``prove`` and
-what `prove_command.prove` takes, or ``models`` and a command of `models_command`.
+Programs say ``--spec JSON`` (see `spec.Start`). People give the options of `command.serve`,
+``prove`` and the options of `prove_command.prove`, or ``models`` and a command of `models_command`.
 ``python -m nip_lm_server`` is the same.
 """
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(arguments: list[str]) -> int:
-    """Do what people's arguments say; `serve` is what they mean who name no command."""
+    """Run the command of a person's arguments; without a name it is `serve`."""
     import typer
 
     from nip_lm_server.command import serve

@@ -1,9 +1,9 @@
 """Work on large inputs, beside the event loop and one after the other.
 
-run                what takes long for many bytes, in a thread where they are many
+run                work on bytes, in a thread where they are many
 check_file         the same for uploads, which take longer still
 follow_form        the same for an answer that has to have a form
-give_memory_back   lets the system have what was freed
+give_memory_back   returns freed memory to the system
 
 A thread or two for each kind, and not one per request: threads that compute take turns with the
 event loop's, and each of them delays it.
@@ -22,13 +22,13 @@ LARGE_BYTES = 64 * 1024
 # Apart from each other: a file's check may take long, and no chat should wait for it.
 _bodies = ThreadPoolExecutor(1, "large-bodies")
 _files = ThreadPoolExecutor(1, "uploads")
-_forms = ThreadPoolExecutor(2, "grammars")  # whose library works without the interpreter's lock
+_forms = ThreadPoolExecutor(2, "grammars")  # their library works without the interpreter's lock
 
 _T = TypeVar("_T")
 
 
 async def run(size: int, work: Callable[..., _T], *arguments: Any) -> _T:
-    """``work(*arguments)`` on an input of `size` bytes. Cancelled in time, it is not done."""
+    """``work(*arguments)`` on an input of `size` bytes; not if it is cancelled before its turn."""
     # A thread's turn costs more than a small piece of work.
     if size < LARGE_BYTES:
         return work(*arguments)
@@ -36,7 +36,7 @@ async def run(size: int, work: Callable[..., _T], *arguments: Any) -> _T:
 
 
 async def check_file(work: Callable[..., _T], *arguments: Any) -> _T:
-    """``work(*arguments)``, after the files before."""
+    """``work(*arguments)``, after the earlier files."""
     return await asyncio.get_running_loop().run_in_executor(_files, work, *arguments)
 
 

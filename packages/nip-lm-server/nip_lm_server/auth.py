@@ -1,4 +1,4 @@
-"""Bearer keys: where they come from, and the comparison.
+"""Bearer keys: their sources, and the comparison.
 
 Keys come from a file (one per line) or from the variable NIP_API_KEYS (comma-separated), never
 from the command line, where every user of the machine could read them. They are kept as
@@ -29,7 +29,7 @@ _NEEDED_VARIABLES = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 
 
 def is_secret_name(name: str) -> bool:
-    """Judge by an environment variable's name, in capitals or not, whether its value is secret."""
+    """Say by an environment variable's name, in capitals or not, whether its value is secret."""
     return _SECRET_NAME.search(name.upper()) is not None
 
 
@@ -43,7 +43,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class KeyRing:
-    """The accepted keys. An empty ring accepts nobody; `open_to_all` accepts everybody."""
+    """The accepted keys. An empty ring accepts no client; `open_to_all` accepts every one."""
 
     def __init__(self, keys: Sequence[str] = (), *, open_to_all: bool = False):
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
@@ -65,8 +65,8 @@ class KeyRing:
         digest = hashlib.sha256(raw).digest()
         # Compared with all of them, so that the time tells nothing about the order.
         matched = False
-        for known in self._digests:
-            matched |= hmac.compare_digest(known, digest)
+        for key_digest in self._digests:
+            matched |= hmac.compare_digest(key_digest, digest)
         return matched
 
 
@@ -74,7 +74,7 @@ def is_loopback(host: str) -> bool:
     """Say whether a host's name or address means this machine, without asking name servers."""
     if host.lower() == "localhost":
         return True
-    # Any other name is somebody else's word for an address.
+    # Any other name is an address by the word of a name server.
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return False
@@ -85,11 +85,11 @@ def load_keys(
 ) -> KeyRing:
     """Read the keys, and take them out of `environment`: no child inherits them.
 
-    Spaces and line ends around a key are no part of it. Raises ValueError if there is none (unless
-    `no_auth`), if a file was named that has none, if one can't stand in a header, or if `no_auth`
-    contradicts given keys.
+    Spaces and line ends around a key are no part of it. Raises ValueError if there is no key
+    (unless `no_auth`), if the file has none, if one can't stand in a header, or if there are keys
+    together with `no_auth`.
     """
-    # 1. From the environment, which is the poorer for it.
+    # 1. From the environment, which loses them.
     keys = _split_keys(environment.pop(KEYS_VARIABLE, "").split(","), KEYS_VARIABLE)
     # 2. From the file; an empty one is a mistake, not a server without keys.
     if keys_file is not None:
@@ -127,7 +127,7 @@ def make_key_file(path: Path) -> str:
 
     Callers at the same moment get the same key: the file appears with its content.
     """
-    # 1. A whole file under a name that nobody else writes.
+    # 1. A whole file under a name that no other process writes.
     key = secrets.token_urlsafe(32)
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -136,7 +136,7 @@ def make_key_file(path: Path) -> str:
             file.write(key + "\n")
             file.flush()
             os.fsync(file.fileno())
-        # 2. It appears with its content, or somebody was faster: then theirs is the key.
+        # 2. It appears with its content, or another process was faster: then its key counts.
         try:
             os.link(part, path)
         except FileExistsError:

@@ -1,9 +1,9 @@
-"""The server's face: everybody outside of the server imports this module of it alone.
+"""The server's face: all other packages import this module of it alone.
 
 launching    start_or_attach, is_running, stop, of a ServerHandle
-engines      find_capabilities of any, one's own too
-a server's files   StateDirectory: where its parts lie, and what is in them (State, Examined);
-             lay_out_adapter, for one from elsewhere
+engines      find_capabilities of any, a user's own too
+a server's files   StateDirectory: the places and the contents of its parts (State, Examined);
+             lay_out_adapter, for an adapter from elsewhere
 models       public_probe, of an adapter
 secrets      is_secret_name, of environment variables
 vLLM         describe_vllm, find_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
@@ -12,9 +12,9 @@ vLLM         describe_vllm, find_vllm, vllm_build_script; served_lora_rank, DEFA
 The specification of a server, its wire and its formats are `nip_base`'s; its commands, `serve` and
 `prove`, come by entry points.
 
-A contract of `make check` holds that nobody imports anything else. What a server runs on (torch,
-vllm, an HTTP framework) is imported when it is started, and each name of this module when somebody
-asks for it.
+A contract of `make check` holds that no other package imports anything else. The libraries that a
+server runs on (torch, vllm, an HTTP framework) are imported at its start, and each name of this
+module at its first use.
 """
 
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ __all__ = [
     "vllm_build_script",
 ]
 
-_WHERE: dict[str, tuple[str, ...]] = {
+_MODULE_NAMES: dict[str, tuple[str, ...]] = {
     "nip_lm_server.auth": ("is_secret_name",),
     "nip_lm_server.engines.own_engines": ("find_capabilities",),
     "nip_lm_server.engines.vllm.options": (
@@ -91,13 +91,13 @@ _WHERE: dict[str, tuple[str, ...]] = {
     "nip_lm_server.state.at_rest.state_directory": ("StateDirectory",),
     "nip_lm_server.state.directory": ("StateError",),
 }
-"""Which names stand in which module. One is imported when somebody asks for the name: who reads a
-document of a run needs a tenth of what launches a server, and would wait for all of it."""
-_MODULES = {name: module for module, names in _WHERE.items() for name in names}
+"""The names in each module. A module is imported at the first use of a name: a reader of a run's
+document needs a tenth of the code that launches a server, and would wait for all of it."""
+_MODULES = {name: module for module, names in _MODULE_NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what this module offers, at its first use."""
+    """Import a name of this module, at its first use."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: Any = getattr(import_module(_MODULES[name]), name)
@@ -148,7 +148,7 @@ def vllm_build_script(is_for_cuda: bool) -> Path:
 
 
 class VllmMissingError(Exception):
-    """No vLLM can run here; the message says what to do."""
+    """No vLLM can run here; the message names the remedy."""
 
 
 def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:

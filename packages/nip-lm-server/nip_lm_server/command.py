@@ -4,6 +4,9 @@ serve   the command's options -> `spec.Start` -> the server
 
 The context's `obj` is the `bundled.NamedModels` of a program that has names of models of its own;
 `prove_command` and `models_command` ask it, too.
+The context's `obj` comes from a program that has names of models of its own. It is a function of
+model and engine that returns the place of the model. `prove_command.prove` calls it with the model
+alone.
 """
 
 import json
@@ -23,10 +26,10 @@ from nip_lm_server.terminal import say
 _Spec = TypeVar("_Spec", bound=EngineSpec)
 
 
-def _refuse(why: str) -> Callable[[str | None], None]:
+def _refuse(reason: str) -> Callable[[str | None], None]:
     def refuse(value: str | None) -> None:
         if value is not None:
-            raise typer.BadParameter(why)
+            raise typer.BadParameter(reason)
 
     return refuse
 
@@ -108,8 +111,8 @@ def serve(
     if stop:
         raise typer.Exit(_stop(state))
     if engine is None or model is None:
-        missing = "--engine" if engine is None else "--model"
-        raise typer.BadParameter("it is needed to start a server", context, param_hint=missing)
+        name = "--engine" if engine is None else "--model"
+        raise typer.BadParameter("it is needed to start a server", context, param_hint=name)
     # 1. The specification, as it was written.
     try:
         spec = ServerSpec(
@@ -132,6 +135,11 @@ def serve(
     more = [_with_path(another, names) for another in more]
     start = Start(
         spec=replace(_with_path(spec, names), more_engines=tuple(more)),
+    # 2. The places of the models.
+    find_path: Callable[[str, str], str] = context.obj or find_bundled
+    more = [_with_path(another, find_path) for another in more]
+    start = Start(
+        spec=replace(_with_path(spec, find_path), more_engines=tuple(more)),
         state=state,
         host=host,
         port=port,
@@ -139,7 +147,7 @@ def serve(
         no_auth=no_auth,
         parent=os.getppid() if die_with_parent else None,
     )
-    # 3. The server; what it is made of is loaded now and not for a mistake above.
+    # 3. The server; its code is loaded now, and not for a mistake above.
     from nip_lm_server.server import run
 
     raise typer.Exit(run(start))
@@ -158,6 +166,9 @@ def _engine_option(text: str) -> tuple[str, Any]:
 def _with_path(spec: _Spec, names: NamedModels) -> _Spec:
     """A bundled model by its path; who called it by a name goes on calling it so."""
     path = names.find(spec.model, spec.engine)
+def _with_path(spec: _Spec, find_path: Callable[[str, str], str]) -> _Spec:
+    """A bundled model by its path; clients still call it by its name."""
+    path = find_path(spec.model, spec.engine)
     name = spec.served_model_name or (spec.model if path != spec.model else None)
     return replace(spec, model=path, served_model_name=name)
 

@@ -1,5 +1,5 @@
-"""The error that everything raises here that reads or brings a model."""
+"""The error of code that reads or brings a model."""
 
 
 class ModelError(Exception):
-    """A model on disk can't be used: damaged, of another kind, or not the one that was asked."""
+    """A model on disk can't be used: it is damaged, of another kind, or not the requested one."""

@@ -3,10 +3,10 @@
 start_or_attach   a server for this specification, from this state directory
 is_running        whether it is still alive
 stop              end a server that this process started
-stop_state_dir    end whatever server a state directory has
+stop_state_dir    end the server of a state directory
 
-A server that is started here ends with this process, however that ends, and so do the server's
-own children. What a kill left behind is recognised by pid and start time and replaced. Standard
+A server that is started here ends with this process, after a kill too, and so do the server's own
+children. The files of a killed server are recognised by pid and start time and replaced. Standard
 library only.
 """
 
@@ -41,7 +41,7 @@ from nip_lm_server.state.directory import (
 )
 
 STOP_GRACE_S = 20.0
-"""Above what the server itself gives trainings, requests and engines to end."""
+"""More than the server itself gives trainings, requests and engines to end."""
 REFUSED_STATUS = 2
 REFUSAL = "lm_server: "
 _POLL_S = 0.01
@@ -55,10 +55,10 @@ Late = Callable[[], bool]
 
 
 class OwnerError(Exception):
-    """No server could be had; the message says why and carries the end of its log.
+    """There is no server; the message has the reason and the end of its log.
 
-    `reason` says in one line what does not pass by itself: the server's own word where it refused
-    to start, or what is wrong with its disk.
+    `reason` is one line about a lasting problem: the server's own word where it refused to start,
+    or a problem of its disk.
     """
 
     def __init__(self, message: str, reason: str | None = None):
@@ -85,12 +85,12 @@ class ServerHandle:
 
 
 @dataclass
-class _Owned:
+class _OwnProcess:
     process: subprocess.Popen[bytes]
     pipe: int  # write end; the server stops when it closes
 
 
-_owned: dict[int, _Owned] = {}
+_owned: dict[int, _OwnProcess] = {}
 
 
 def start_or_attach(
@@ -106,10 +106,10 @@ def start_or_attach(
     A live server there is used if it is configured alike. A server whose owner is dead is ended
     first, because it is about to end by itself. `env` is the environment of a started server
     (default: this process's); keys, tokens and passwords are taken out of it, but for HF_TOKEN.
-    Once `given_up` says so, from whatever thread, the server is not waited for any longer.
+    The wait for the server ends once `given_up` returns true, in any thread.
 
     Raises ServerConflictError if a live server is configured otherwise or has another version,
-    OwnerError if none answers within `timeout_s`, and at once for what does not pass by itself.
+    OwnerError if none answers within `timeout_s`, and at once for a lasting problem.
     """
     state_dir = state_dir.expanduser().resolve()
     deadline = time.monotonic() + timeout_s
@@ -117,7 +117,7 @@ def start_or_attach(
     def late() -> bool:
         return given_up() or time.monotonic() > deadline
 
-    # 1. A directory that is a server's, or is to be one, with room for what it writes.
+    # 1. A directory that is a server's, or is to be one, with room for its files.
     try:
         if (problem := want_of_space(state_dir)) is not None:
             raise StateError(f"no room for a server in {state_dir}: {problem}; free space there")
@@ -158,7 +158,7 @@ def is_running(handle: ServerHandle) -> bool:
 
 
 def stop(handle: ServerHandle, *, grace_s: float = STOP_GRACE_S) -> None:
-    """End a server of this process's own; one it merely attached to is left alone.
+    """End a server that this process started; one that it merely attached to goes on.
 
     Raises OwnerError if it can't be ended.
     """
@@ -180,12 +180,12 @@ def stop(handle: ServerHandle, *, grace_s: float = STOP_GRACE_S) -> None:
 
 
 def stop_state_dir(state_dir: Path, *, grace_s: float = STOP_GRACE_S) -> bool:
-    """End the server of a state directory, no matter who started it. False if there was none.
+    """End the server of a state directory, whichever process started it; False if there was none.
 
     Raises OwnerError if it can't be ended.
     """
     state_dir = state_dir.expanduser().resolve()
-    # A card without a living process is what a kill left behind.
+    # A card without a living process is the rest of a killed server.
     card = read_card(state_dir)
     if card is None:
         return False
@@ -236,22 +236,22 @@ def _attach(
     card: ServerCard, configuration_digest: str, key: str, state_dir: Path, late: Late
 ) -> ServerHandle | None:
     """Return a handle on a live server of the same configuration; None if it died meanwhile."""
-    where = f"the server {card.pid} at {card.url} (state {state_dir})"
+    server = f"the server {card.pid} at {card.url} (state {state_dir})"
     # Not ended and replaced: another process may be using it.
     if card.version != SERVER_VERSION:
         raise ServerConflictError(
-            f"{where} has version {card.version}, this is {SERVER_VERSION}: stop it first"
+            f"{server} has version {card.version}, this is {SERVER_VERSION}: stop it first"
         )
     if card.configuration_digest != configuration_digest:
         raise ServerConflictError(
-            f"{where} runs engine {card.engine!r} with model {card.model!r} and is configured "
+            f"{server} runs engine {card.engine!r} with model {card.model!r} and is configured "
             "otherwise than asked: stop it first, or use another state directory"
         )
     problem, lasting = _wait_healthy(card, key, late)
     if problem is not None:
         if not card.is_alive():
             return None
-        raise _unhealthy_error(where, problem, lasting, state_dir)
+        raise _unhealthy_error(server, problem, lasting, state_dir)
     return ServerHandle(card.url, key, card.pid, False, state_dir)
 
 
@@ -269,7 +269,7 @@ def _start(
         parent_pipe=read_end,
     )
     # 2. The process, in a session of its own: Ctrl-C in the terminal is for its owner. With -P no
-    #    file in the working directory is a module to it, whatever it is called.
+    #    file in the working directory is a module to it.
     try:
         with open(state_dir / LOG, "ab", opener=_open_private) as log:
             process = subprocess.Popen(
@@ -286,7 +286,7 @@ def _start(
         raise
     finally:
         os.close(read_end)
-    _owned[process.pid] = _Owned(process, write_end)
+    _owned[process.pid] = _OwnProcess(process, write_end)
     # 3. Its card, then its health; a server that comes to neither is ended again.
     handle = ServerHandle("", key, process.pid, True, state_dir)
     try:
@@ -322,15 +322,15 @@ def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, late: Late) 
 
 def _unhealthy_error(server: str, problem: str, lasting: bool, state_dir: Path) -> OwnerError:
     message = f"{server} is not healthy: {problem}"
-    # What does not pass by itself is known by now, and in the log is nothing more of it.
+    # A lasting problem is known by now, and the log has nothing more about it.
     reason = f"{message} (its state is in {state_dir})" if lasting else None
     return OwnerError(f"{message}\n{_log_tail(state_dir)}", reason)
 
 
 def _wait_healthy(card: ServerCard, key: str, late: Late) -> tuple[str | None, bool]:
-    """None once the server is healthy and takes our key, otherwise what was wrong at the end.
+    """Wait until the server is healthy and takes our key.
 
-    With it: whether that does not pass by itself, so that it is not waited for.
+    Returns its last problem, or None, and whether that lasts, so that there is no use in waiting.
     """
     while True:
         problem, lasting = _health_problem(card.url, key)
@@ -343,12 +343,12 @@ def _health_problem(url: str, key: str) -> tuple[str | None, bool]:
     try:
         status, body = _get(url, "/health", key)
         if status != 200:
-            told = json.loads(body)
-            if lasting := told.get("lasting"):
+            health = json.loads(body)
+            if lasting := health.get("lasting"):
                 return "; ".join(lasting), True
-            problems = told.get("problems", [])
+            problems = health.get("problems", [])
             # An engine that leaves its device to a training comes back by itself.
-            if not problems or len(problems) > len(told.get("lent_to_training", [])):
+            if not problems or len(problems) > len(health.get("lent_to_training", [])):
                 return "; ".join(problems) or f"HTTP {status}", False
         status, _ = _get(url, "/nip/status", key)
         if status == 401:

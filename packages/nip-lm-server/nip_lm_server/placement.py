@@ -53,7 +53,7 @@ def _make_slot(spec: EngineSpec, environment: Mapping[str, str], state_dir: Path
         children = {**compile_caches(state_dir / "caches"), **without_secrets(environment)}
         children |= training_memory(environment)
         trainer = SubprocessTrainer(only_on(children, training_device, "training_device"))
-    # 3. The name. What can't stand in one becomes a dash.
+    # 3. The name. A character that can't stand in one becomes a dash.
     name = re.sub(r"[^A-Za-z0-9._/-]", "-", base_served_name(spec.model))
     return Slot(
         spec=spec,
@@ -120,19 +120,19 @@ def _make_own(
     check_arguments(kind, spec.engine, spec.options)
     device = str(spec.options.get("device", "auto"))
     if device == "auto":
-        # All of them, as nobody knows which: it leaves while a job trains on one.
+        # All of them, as its device is not known: it leaves while a job trains on any.
         is_on_cuda = find_capabilities(spec.engine).has_weights and has_cuda(environment)
         device = "cuda" if is_on_cuda else "cpu"
     return partial(kind, **spec.options), device
 
 
 def _check_options(options: Any, spec: EngineSpec) -> None:
-    known = [field.name for field in fields(options)]
+    names = [field.name for field in fields(options)]
     for name in spec.options:
-        if name not in known:
+        if name not in names:
             raise ValueError(
                 f"an option of the {spec.engine} engine is wrong: it has no {name!r}; it has "
-                f"{', '.join(known)}"
+                f"{', '.join(names)}"
             )
     variables = spec.options.get("chat_template_kwargs", {})
     if not isinstance(variables, Mapping):

@@ -1,7 +1,7 @@
 """`nip prove`, `nip-lm-server prove`: which model answers under a name, at any server of OpenAI's.
 
-Its exit codes are for programs that deploy adapters: 0 each name is what its files say; 8 something
-else answers, or replicas disagree; 9 it can't be told; 2 wrong arguments, 3 nobody answers.
+Its exit codes are for programs that deploy adapters: 0 each name answers with its files' weights; 8
+something else answers, or replicas disagree; 9 it can't be told; 2 wrong arguments, 3 no answer.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ def _check_words(
     dtype: str | None,
     quantization: str,
 ) -> None:
-    """Raise InputError for arguments that contradict each other, and for words of no list."""
+    """Raise InputError for arguments that contradict each other, and for unknown words."""
     from nip_lm_server.proving.stranger import InputError
 
     if (model is None) == (all_in is None) or (all_in and adapter_dir):
@@ -157,7 +157,7 @@ def _check_words(
 
 
 def _check_address(url: str) -> None:
-    """Raise InputError for an address with more than a place; it is not shown."""
+    """Raise InputError for an address with secrets or a query; the error does not show it."""
     from nip_lm_server.proving.stranger import InputError
 
     if any(character in url for character in "@?#"):
@@ -193,7 +193,7 @@ def _read_key(url: str, variable: str | None) -> str:
 
 
 async def _prove_all(request: "ProofRequest", as_json: bool) -> "list[Verdict]":
-    """Prove each name, and print what came out as soon as it is known."""
+    """Prove each name, and print each verdict as soon as it is known."""
     from nip_lm_server.proving.request import prove_served
     from nip_lm_server.proving.stranger import InputError, ProvingError
 
@@ -222,7 +222,7 @@ def _print(verdict: "Verdict", key: str) -> None:
 
 
 def _finish(request: "ProofRequest", verdicts: "list[Verdict]", as_json: bool) -> None:
-    """Print all of it as JSON, or the sum of many, and exit."""
+    """Print all verdicts as JSON, or the count of several, and exit."""
     from nip_lm_server.proving.verdict import exit_status
 
     status = exit_status(verdicts)
@@ -234,14 +234,14 @@ def _finish(request: "ProofRequest", verdicts: "list[Verdict]", as_json: bool) -
         }
         say(json.dumps(_hide_all(document, request.key), indent=2, ensure_ascii=False))
     elif len(verdicts) > 1:
-        proved = sum(verdict.kind == "adapter" for verdict in verdicts)
-        say(f"{proved} of {len(verdicts)} names are what their files say")
+        count = sum(verdict.kind == "adapter" for verdict in verdicts)
+        say(f"{count} of {len(verdicts)} names are what their files say")
     if status:
         raise typer.Exit(status)
 
 
 def _hide(text: str, key: str) -> str:
-    """Take the key, and users in addresses, out of a text: a server sends back what it was sent."""
+    """Take the key, and users in addresses, out of a text: a server may quote its request."""
     from nip_lm_server.proving.stranger import without_key
 
     return hide_users(without_key(text, key))

@@ -1,7 +1,7 @@
 """The process of a server: its lock, its socket, the signals, the end.
 
-run    `spec.Start` -> exit status: 0 after a stop that was asked for, 2 if the server could not
-       start (one line on standard error says why)
+run    `spec.Start` -> exit status: 0 after a stop on request, 2 if the server could not start (one
+       line on standard error says why)
 """
 
 import asyncio
@@ -44,9 +44,9 @@ from nip_lm_server.state.directory import (
 from nip_lm_server.terminal import log_here, say
 
 DRAIN_S = 1.0
-"""How long requests in flight may go on after a stop was asked for."""
+"""Seconds that requests in flight may go on after a request to stop."""
 LAST_RESORT_S = 10.0
-"""After a parent's death the process ends after this long, whatever hangs."""
+"""Seconds after a parent's death at which the process ends, even if a part of it hangs."""
 
 _log = logging.getLogger("nip.lm_server")
 
@@ -70,7 +70,7 @@ def run(start: Start) -> int:
 
 
 def _run(start: Start) -> None:
-    # 1. The keys, and who may know them.
+    # 1. The keys, and the host that clients come by.
     try:
         digest = start.spec.digest()
         keys = load_keys(start.api_keys_file, start.no_auth, os.environ)
@@ -82,11 +82,11 @@ def _run(start: Start) -> None:
             "give keys, or name localhost"
         )
     # 2. The state directory, for this process alone.
-    before = os.umask(0o077)  # The server's files are its owner's alone, and a caller's are not.
+    mask = os.umask(0o077)  # The server's files are its owner's alone, and a caller's are not.
     try:
         _run_private(start, keys, digest)
     finally:
-        os.umask(before)
+        os.umask(mask)
 
 
 def _run_private(start: Start, keys: KeyRing, digest: str) -> None:
@@ -100,7 +100,7 @@ def _run_private(start: Start, keys: KeyRing, digest: str) -> None:
         raise StartError(f"the state directory {start.state} can't be used: {error}") from None
     if lock is None:
         raise StartError(f"another server uses the state directory {start.state}")
-    # 3. The socket, and what it serves.
+    # 3. The socket, and the server behind it.
     raise_open_files()
     listener = _listen(start.host, start.port)
     try:
@@ -129,8 +129,8 @@ def _listen(host: str, port: int) -> socket.socket:
 async def _serve(start: Start, keys: KeyRing, listener: socket.socket, digest: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for sent in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sent, stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
     if start.parent is not None:
         watch_parent(start.parent, start.parent_pipe, _make_stopper(loop, stop))
     # 1. The engines, unless a stop comes first.
@@ -151,8 +151,8 @@ async def _serve(start: Start, keys: KeyRing, listener: socket.socket, digest: s
         raise StartError(str(error)) from None
     except OSError as error:
         raise StartError(f"can't start with the state directory {state_dir}: {error}") from None
-    # What is there by now stays. Looking through all of it for garbage takes a quarter of a second
-    # with torch, in which nobody is answered, and a large body would have it looked through.
+    # The objects of the start stay. To look through all of them for garbage takes a quarter of a
+    # second with torch, in which no client is answered, and a large body would cause such a look.
     gc.freeze()
     if keys.open_to_all:
         _log.warning(
@@ -166,8 +166,8 @@ async def _serve(start: Start, keys: KeyRing, listener: socket.socket, digest: s
     try:
         await runner.setup()
         await web.SockSite(runner, listener, backlog=ACCEPTED_AT_ONCE).start()
-        listener.listen(BACKLOG)  # what waits is more than what is accepted in one go
-        # 3. The card, by which others find this server, until the stop.
+        listener.listen(BACKLOG)  # more connections may wait than are accepted in one go
+        # 3. The card, by which other processes find this server, until the stop.
         card = _make_card(start, services.pool.base_models()[0], listener, digest)
         if not stop.is_set():
             try:

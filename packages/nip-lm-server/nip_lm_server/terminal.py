@@ -1,4 +1,4 @@
-"""What the server prints and logs: a terminal shows texts, no matter whose, and obeys none.
+"""The server's prints and logs: a terminal shows the texts of clients and obeys none.
 
 say         in place of `print`
 printable   a text as `say` prints it
@@ -20,10 +20,12 @@ _USER = re.compile(r"(?<=://)[^\s'\"<>]+@")
 def say(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
     """Print a text, with what is not seen but line ends and tabs as JSON escapes it."""
     print(printable(str(text)), file=file, flush=flush)
+    """Print a text, with its invisible characters but line ends and tabs escaped as in JSON."""
+    print(_printable(str(text)), file=file, flush=flush)
 
 
 def log_here() -> None:
-    """Log what is no mere detail on standard error."""
+    """Log to standard error, from the level of information on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -44,6 +46,10 @@ def hide_users(text: str) -> str:
 def printable(text: str) -> str:
     """Write what is not seen but line ends and tabs as JSON escapes it."""
     return _UNPLAIN.sub(lambda found: _visible(found[0]), text)
+
+
+def _printable(text: str) -> str:
+    return _UNPLAIN.sub(lambda match: _visible(match[0]), text)
 
 
 def _visible(character: str) -> str:

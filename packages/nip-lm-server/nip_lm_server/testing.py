@@ -5,12 +5,12 @@
 lm_server              a server that answers by script, as a test sets it; it fails as a test says
 tiny_lm_server         one with the bundled model, which really trains (extra `local`)
 lm_server_environment  the variables that point clients to `lm_server`, set for a test
-lm_server_models       the names that they serve; a fixture of this name in a conftest.py has others
+lm_server_models       the served names; a fixture of this name in a conftest.py has others
 serve_double           the same without pytest
 
 The server runs in a thread of the test's process, over real sockets, with its real state in a
-temporary directory, so it ends with that process. Not shown: how a server is started, watched and
-ended as a process. This module needs pytest, and nothing that the server alone would not have.
+temporary directory, so it ends with that process. Not covered: a server's start, watch and end as a
+process of its own. This module needs pytest, and no other package than the server does.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _HERE = "127.0.0.1"
 class ServerThread:
     """A server in a thread, from the lock of its state directory to its release.
 
-    Raises what `open_server` raises, and StateError for a directory that is in use.
+    Raises the errors of `open_server`, and StateError for a directory that is in use.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ServerThread:
             raise StateError(f"the server in {self._state} does not end")
 
     def _prepare(self, services: Services, app: web.Application) -> None:
-        """Add to the server, before anybody is answered."""
+        """Add to the server, before its first answer."""
 
     def _run(self) -> None:
         asyncio.run(self._serve())
@@ -128,7 +128,7 @@ class SeenRequest:
 class _Fault:
     status: int  # 0 drops the connection
     path: str
-    left: int
+    count: int  # of the requests that it still meets
 
 
 class ServerDouble(ServerThread):
@@ -179,7 +179,7 @@ class ServerDouble(ServerThread):
     def script(self, **settings: Any) -> None:
         """Follow a replies file from here on; `settings` are its keys (`reply_rules.ReplyFile`).
 
-        Such as ``training={"fail_rate": 1}``. Raises ValueError for what can't stand in one.
+        An example is ``training={"fail_rate": 1}``. Raises ValueError for other keys and values.
         """
         self._follow(ReplyFile.model_validate(settings))
 
@@ -234,8 +234,8 @@ class ServerDouble(ServerThread):
 
     def _take_fault(self, path: str) -> _Fault | None:
         for fault in self._faults:
-            if fault.left > 0 and path.startswith(fault.path):
-                fault.left -= 1
+            if fault.count > 0 and path.startswith(fault.path):
+                fault.count -= 1
                 return fault
         return None
 
@@ -307,7 +307,7 @@ def _scripted_lm_server(
 
 @pytest.fixture
 def lm_server(_scripted_lm_server: ServerDouble) -> ServerDouble:
-    """A server that answers by script: one for all tests, without what the last test set."""
+    """A server that answers by script: one for all tests, reset for each."""
     _scripted_lm_server.reset()
     return _scripted_lm_server
 

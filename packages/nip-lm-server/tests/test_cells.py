@@ -132,7 +132,7 @@ def test_a_damaged_cell_is_named(
         connection.commit()
     damages = examine(state).damages
     assert damages
-    told = " ".join(f"{damage.path.name} {damage.what} {damage.got}" for damage in damages)
+    told = " ".join(f"{damage.path.name} {damage.problem} {damage.actual}" for damage in damages)
     assert table in told or "manifest" in told
 
 
@@ -143,6 +143,6 @@ def test_a_failed_job_without_its_reason_is_named(made: Path, tmp_path: Path) ->
         connection.execute(f"UPDATE jobs SET error = NULL WHERE {WHERE['failed']}")
         connection.commit()
     (damage,) = examine(state).damages
-    assert damage.got == "it is 'failed', but error is empty"
+    assert damage.actual == "it is 'failed', but error is empty"
     assert damage.path == state / "jobs.sqlite3"
-    assert ", status" in damage.what
+    assert ", status" in damage.problem

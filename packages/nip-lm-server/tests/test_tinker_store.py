@@ -97,7 +97,7 @@ async def test_rows_of_ended_sessions_go_in_batches_and_the_others_stay(
     assert await upkeep.drop_rows(store) == 19 + 20 - 14 + 2
     # What was asked of the model last says when; the open session has all that it had.
     assert store.count("requests") == 1 + 40 and store.count("samplers") == 1
-    assert store.last_asked("m") == 1000.0 and store.find_model("m") is not None
+    assert store.find_last_time("m") == 1000.0 and store.find_model("m") is not None
     assert await upkeep.drop_rows(store) == 0
     store.close()
 

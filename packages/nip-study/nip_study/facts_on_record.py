@@ -196,7 +196,7 @@ class _Reader:
             failure=records.failure,
             iteration=attack.parameters.rl.num_iterations if figures is None else figures.last_test,
             n=attack.n,
-            attacked=attack.parameters.attack.iteration,
+            attacked_iteration=attack.parameters.attack.iteration,
             is_lying_known=lying is not None and lying.difference is not None,
             is_script=not attack.parameters.attack.way.samples,
             caution=None if figures is None else caution(figures),

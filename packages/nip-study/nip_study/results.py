@@ -152,7 +152,9 @@ def _find_baselines(
         counter, by_majority, facts, last_tests, asked_again, differences
     )
     attacked_rates = tuple(compare_attacked(arms, pairs))
-    return findings.model_copy(update={"attacked": attacked_rates}) if attacked_rates else findings
+    return (
+        findings.model_copy(update={"under_attack": attacked_rates}) if attacked_rates else findings
+    )
 
 
 def _locate_last_tests(

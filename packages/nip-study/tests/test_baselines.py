@@ -120,7 +120,7 @@ def test_a_page_says_one_interval_of_a_figure(tmp_path, monkeypatch):
     [other] = [
         row
         for row in results.differences.compared
-        if (row.arm, row.figure, row.after) == ("random", "accuracy", None)
+        if (row.arm, row.figure, row.attack) == ("random", "accuracy", None)
     ]
     assert row.ci95 == (-other.ci95[1], -other.ci95[0])
 
@@ -240,7 +240,7 @@ def test_an_arm_stands_beside_the_most_verdicts_that_were_played_and_take_no_mor
         2,
     )
     assert attacked.soundness == half and attacked.any_of[0].soundness == test.rows[1].soundness
-    found = results.baselines.model_copy(update={"attacked": (attacked,)})
+    found = results.baselines.model_copy(update={"under_attack": (attacked,)})
     text = render_results(results.model_copy(update={"baselines": found}))
     assert "tokens of the verifier than" in text and "| adp | chosen |" in text
     assert "fit)" not in text
@@ -249,7 +249,7 @@ def test_an_arm_stands_beside_the_most_verdicts_that_were_played_and_take_no_mor
     arms[0] = adp.model_copy(
         update={"attacks": {"chosen": left.model_copy(update={"verifier_tokens": tokens})}}
     )
-    found = found.model_copy(update={"attacked": tuple(compare_attacked(arms, [(0, 1)]))})
+    found = found.model_copy(update={"under_attack": tuple(compare_attacked(arms, [(0, 1)]))})
     text = render_results(results.model_copy(update={"baselines": found}))
     assert "| alone, untrained | 3 (7 fit) |" in text
     assert "(n fit): so many verdicts would take no more tokens" in text

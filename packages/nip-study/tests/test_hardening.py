@@ -103,7 +103,7 @@ def test_each_round_trains_the_verifier_alone_against_all_attackers_so_far(store
     for same in ("seed", "scenario_settings", "test_dataset_split"):
         assert len({json.dumps(of.to_dict()[same]) for of in everybody}) == 1
     assert {of.on for of in (*first.opponents.runs, *second.opponents.runs)} == {"all"}
-    wrong_alone = plan_hardening(store, "small", asked("sneaky", on="wrong", rounds=1))
+    wrong_alone = plan_hardening(store, "small", asked("sneaky", played_problems="wrong", rounds=1))
     [opponent] = wrong_alone.rounds[1].training.parameters.opponents.runs
     assert (opponent.on, opponent.share) == ("wrong", 0.5)
     # More rounds change nothing of those before.
@@ -178,7 +178,7 @@ def test_a_name_with_other_runs_is_refused_before_anything_is_started(store, tmp
         (("sneaky:lie",), {}, "--attack 'sneaky:lie'"),
         (("script:no-step",), {"until": "plateau"}, "--until is for --attack sneaky alone"),
         (("script:no-step",), {"iterations": 0}, "--iterations 0"),
-        (("sneaky",), {"on": "right"}, "--on 'right'"),
+        (("sneaky",), {"played_problems": "right"}, "--on 'right'"),
         (("sneaky",), {"overrides": ("opponents=league",)}, "--set opponents: the rounds set it"),
         (("sneaky",), {"overrides": ("base_run.run_id=a",)}, "--set base_run.run_id"),
         (("sneaky",), {"overrides": ("agents.prover.freeze_agent=false",)}, "and nobody else"),

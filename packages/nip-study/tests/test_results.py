@@ -155,10 +155,10 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     tokens = pc.sum(spoken["completion_tokens"]).as_py() / played.episodes.num_rows
     # Over what it took: with fewer messages it costs less.
     one, three = attack.by_effort
-    assert (one.at, three.at) == ("n 1", "n 3") and 0 < one.tokens < three.tokens
+    assert (one.place, three.place) == ("n 1", "n 3") and 0 < one.tokens < three.tokens
     assert (three.soundness, three.completeness) == (attack.soundness, attack.completeness)
     assert three.calls == metrics["generations"]
-    assert [(of.at, of.soundness.mean) for of in of_arm.by_effort] == [
+    assert [(of.place, of.soundness.mean) for of in of_arm.by_effort] == [
         ("n 1", one.soundness),
         ("n 3", three.soundness),
     ]

@@ -40,7 +40,7 @@ def attack(run, label, iteration, way):
         failure=None,
         iteration=0,
         n=1,
-        attacked=iteration,
+        attacked_iteration=iteration,
         is_lying_known=False,
         is_script=True,
         caution=None,

@@ -22,11 +22,12 @@ def export(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="Where to write.", show_default=False)
     ],
-    to: Annotated[
+    form: Annotated[
         str,
         typer.Option(
+            "--to",
             help="inspect: logs of inspect_ai, one per iteration and split. peft: a trained "
-            "model as a plain LoRA adapter."
+            "model as a plain LoRA adapter.",
         ),
     ],
     split: Annotated[
@@ -52,10 +53,10 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write what RUN has to DIR, in the form of another program. The run stays as it is."""
-    if to not in _FORMS:
-        raise SettingsError(f"--to {to!r}: use {' or '.join(_FORMS)}")
+    if form not in _FORMS:
+        raise SettingsError(f"--to {form!r}: use {' or '.join(_FORMS)}")
     tree = find_run(run, run_store, say_left_out)
-    if to == PEFT:
+    if form == PEFT:
         files = _to_peft(tree, directory, split, iteration, group, base_model)
     elif group is not None or base_model is not None:
         raise SettingsError("--group and --base-model are for --to peft; leave them out")

@@ -33,10 +33,14 @@ _MOST_NAMED = 10
 
 def push(
     run: RunName,
-    to: Annotated[str, typer.Option(metavar="OWNER/NAME", help="The repository on the Hub.")],
-    what: Annotated[
+    address: Annotated[
+        str, typer.Option("--to", metavar="OWNER/NAME", help="The repository on the Hub.")
+    ],
+    kind: Annotated[
         str,
-        typer.Option(help="adapter: a trained model. dataset: rollouts and training examples."),
+        typer.Option(
+            "--what", help="adapter: a trained model. dataset: rollouts and training examples."
+        ),
     ] = "adapter",
     iteration: Annotated[
         int | None,
@@ -66,9 +70,9 @@ def push(
     from nip_bridges.hub.client import connect
     from nip_bridges.hub.privacy import find_secrets
 
-    reference = _reference(to, what)
+    reference = _reference(address, kind)
     if reference.revision is not None:
-        raise SettingsError(f"--to {to}: a push makes the revision itself; give OWNER/NAME")
+        raise SettingsError(f"--to {address}: a push makes the revision itself; give OWNER/NAME")
     _check_licence(license_id)
     tree = find_run(run, run_store, say_left_out)
     hub = connect()
@@ -103,7 +107,7 @@ def pull(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A new directory.", show_default=False)
     ],
-    what: Annotated[str, typer.Option(help="adapter or dataset.")] = "adapter",
+    kind: Annotated[str, typer.Option("--what", help="adapter or dataset.")] = "adapter",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Download an adapter, or data, of the Hugging Face Hub to DIR, and check it against its
@@ -111,7 +115,7 @@ def pull(
     from nip_bridges.hub.client import connect
     from nip_bridges.hub.transfer import receive
 
-    received = receive(connect(), _reference(name, what), directory)
+    received = receive(connect(), _reference(name, kind), directory)
     pinned, facts, left_out = received.reference, received.facts, received.left_out
     if as_json:
         print_json(

@@ -18,9 +18,10 @@ from nip_core.parameters.stored import complete_settings
 
 def track(
     run: RunName,
-    to: Annotated[
+    tracker_values: Annotated[
         list[str] | None,
         typer.Option(
+            "--to",
             metavar="TRACKER",
             help=f"{', '.join(TRACKERS)}, or a block such as '{{kind: mlflow, uri: ...}}'; may be "
             "repeated. Default: those of the run's settings.",
@@ -43,9 +44,9 @@ def track(
 
     tree = find_run(run, run_store)
     run, tree = tree.name, RunStore(open_store(tree.store.url), tree.name)
-    if to:
+    if tracker_values:
         try:
-            trackers = load_trackers([parse_yaml(text) for text in to], "--to")
+            trackers = load_trackers([parse_yaml(text) for text in tracker_values], "--to")
         except ReadError as error:
             raise SettingsError(f"--to: the value {error}") from None
     else:

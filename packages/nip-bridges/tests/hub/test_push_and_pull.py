@@ -60,10 +60,10 @@ NIP = Path(sys.executable).with_name("nip")
 
 
 def push(run, to="ada/verifier", **options):
-    defaults = {"what": "adapter", "iteration": None, "group": None, "public": False}
+    defaults = {"kind": "adapter", "iteration": None, "group": None, "public": False}
     defaults |= {"license_id": None, "base_model": None, "as_json": False}
     store = str(run.store.local_path(run.root).parent)
-    commands.push(run.name, to=to, run_store=store, **{**defaults, **options})
+    commands.push(run.name, address=to, run_store=store, **{**defaults, **options})
 
 
 def pull(name, directory, what="adapter"):
@@ -237,7 +237,7 @@ def test_secrets_are_known_by_the_names_of_their_variables_and_in_addresses():
 def test_a_key_in_a_chat_or_a_thought_is_not_published(hub, run, tmp_path, monkeypatch, place):
     key = {"messages.content": "Return x plus 2.", "reasoning": "a thought of sk-abc"}[place]
     monkeypatch.setenv("openai_api_key", key)
-    said = refused(push, with_thoughts(run, tmp_path, "a thought of sk-abc"), what="dataset")
+    said = refused(push, with_thoughts(run, tmp_path, "a thought of sk-abc"), kind="dataset")
     assert f"column {place}, has the value of the environment variable openai_api_key" in said
     assert not hub.uploads
     monkeypatch.delenv("openai_api_key")
@@ -247,7 +247,7 @@ def test_a_key_in_a_chat_or_a_thought_is_not_published(hub, run, tmp_path, monke
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     talkative = with_thoughts(run, tmp_path / "talkative", f"It is {TOKEN}.")
     with pytest.raises(SettingsError, match="reasoning, has the token of the Hub in it"):
-        push(talkative, what="dataset")
+        push(talkative, kind="dataset")
 
 
 def test_errors_are_quoted_without_addresses_and_paths():
@@ -468,7 +468,7 @@ def test_a_run_without_a_trained_model_or_with_a_nameless_base_is_refused(hub, r
     assert "base models, so there is no trained model" in refused(push, run, iteration=0)
     assert "no such model group; it has both" in refused(push, run, group="judge")
     assert "has finished 1 iterations" in refused(push, run, iteration=2)
-    assert "use adapter or dataset" in refused(push, run, what="model")
+    assert "use adapter or dataset" in refused(push, run, kind="model")
     assert "use an identifier" in refused(push, run, license_id="my own")
     assert "others have no such path" in refused(push, run, base_model=str(tmp_path))
     copied = over_directory(run, tmp_path / "runs", BUNDLED["tiny"])
@@ -493,7 +493,7 @@ async def test_what_the_deterministic_engine_trained_has_no_weights_to_publish(h
     small = RunStore(open_store(tmp_path / "runs"), "small")
     assert "choose one with --group" in refused(push, small)
     assert "the deterministic engine made it" in refused(push, small, group="verifier")
-    push(small, "ada/small", what="dataset", group="verifier")
+    push(small, "ada/small", kind="dataset", group="verifier")
     names = {
         name.partition("/")[0] for name in hub.repository("ada/small", "dataset").commits[-1][2]
     }
@@ -626,10 +626,10 @@ def test_what_strangers_wrote_reaches_the_terminal_without_its_control_codes(
 
 
 def test_every_table_of_a_pushed_dataset_is_read_by_its_name(hub, run, tmp_path, capsys):
-    push(run, "ada/play", what="dataset")
+    push(run, "ada/play", kind="dataset")
     [commit] = commits(hub, "ada/play", "dataset")
     assert f"hf://datasets/ada/play@{commit}\n" in capsys.readouterr().out
-    push(run, "ada/play", what="dataset")
+    push(run, "ada/play", kind="dataset")
     assert commits(hub, "ada/play", "dataset") == [commit]
     pull("ada/play", tmp_path / "data", "dataset")
     head = yaml.safe_load((tmp_path / "data" / "README.md").read_text().split("---\n")[1])
@@ -669,7 +669,7 @@ def with_thoughts(run, store, thought):
 
 
 def test_training_examples_that_have_thoughts_are_published_with_them(hub, run, tmp_path):
-    push(with_thoughts(run, tmp_path / "runs", "Hm."), "ada/thoughts", what="dataset")
+    push(with_thoughts(run, tmp_path / "runs", "Hm."), "ada/thoughts", kind="dataset")
     pull("ada/thoughts", tmp_path / "data", "dataset")
     examples = datasets.load_dataset(
         str(tmp_path / "data"), "examples-both", cache_dir=str(tmp_path / "cache")
@@ -696,13 +696,13 @@ def test_an_error_in_an_episode_is_published_without_the_address_that_it_quotes(
 
 def test_a_plain_adapter_is_written_once_and_never_over_something_else(run, tmp_path, capsys):
     store = str(run.store.local_path(run.root).parent)
-    export_command.export(run.name, tmp_path / "plain", to="peft", run_store=store)
+    export_command.export(run.name, tmp_path / "plain", form="peft", run_store=store)
     written = capsys.readouterr().out.splitlines()
     assert str(tmp_path / "plain" / "adapter_model.safetensors") in written
     assert not (tmp_path / "plain" / "probe.json").exists()
-    export_command.export(run.name, tmp_path / "plain", to="peft", run_store=store)
+    export_command.export(run.name, tmp_path / "plain", form="peft", run_store=store)
     (tmp_path / "plain" / "README.md").write_text("mine")
-    options = {"to": "peft", "run_store": store}
+    options = {"form": "peft", "run_store": store}
     assert "other files" in refused(export_command.export, run.name, tmp_path / "plain", **options)
     assert (tmp_path / "plain" / "README.md").read_text() == "mine"
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]

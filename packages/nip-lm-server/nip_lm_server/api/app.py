@@ -2,9 +2,9 @@
 
 open_server    state directory -> Services, with adapters restored and jobs taken up
 make_app       Services -> the aiohttp application with every route
-close_server   the reverse; what was unfinished continues at the next start
+close_server   the reverse; unfinished work continues at the next start
 
-`__main__` adds the command line, the socket and the signals.
+`server` adds the socket and the signals, `command` the command line.
 """
 
 import os
@@ -63,12 +63,12 @@ async def open_server(
     Raises ValueError for a wrong specification, EngineError if an engine can't start, and
     state.StateError if the state directory is damaged, full, or has another format.
     """
-    # 1. What is configured.
+    # 1. The configuration.
     slots = make_slots(spec, environment, state_dir)
-    # 2. What is stored.
+    # 2. The state on disk.
     database = Database(state_dir / DATABASE)
     try:
-        # What can be damaged first: an engine takes long to start.
+        # Everything that can be damaged comes first: an engine takes long to start.
         models = ModelStore(state_dir / MODELS, database)
         files = FileStore(state_dir / FILES, database, spec.max_upload_bytes)
         pool = EnginePool(slots, database, models)
@@ -120,10 +120,10 @@ async def open_server(
 
 def _places(state_dir: Path, spec: ServerSpec) -> Places:
     """List the places of files an error may name: the server's own, its models, its programs."""
-    named = [path for engine in spec.engines() for path in (engine.model, engine.replies) if path]
-    named += [str(file) for engine in spec.engines() if (file := find_file(engine.engine))]
+    paths = [path for engine in spec.engines() for path in (engine.model, engine.replies) if path]
+    paths += [str(file) for engine in spec.engines() if (file := find_file(engine.engine))]
     places = [state_dir, Path(__file__).parents[1], Path.cwd(), Path.home()]
-    places += [Path(path).expanduser() for path in (*named, sys.prefix, sys.base_prefix)]
+    places += [Path(path).expanduser() for path in (*paths, sys.prefix, sys.base_prefix)]
     return Places([*places, *[place.resolve() for place in places]])
 
 
@@ -152,7 +152,7 @@ def make_app(services: Services) -> web.Application:
     app = web.Application()
     app[SERVICES] = services
     app.on_response_prepare.append(add_request_id)
-    # 1. What needs a key.
+    # 1. Routes that need a key.
     add = app.router.add_route
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/tokenize", generation.tokenize),
@@ -190,7 +190,7 @@ def make_app(services: Services) -> web.Application:
         add(method, path, guard_route(handler))
         if method == "GET":
             add("HEAD", path, guard_route(handler))
-    # 2. What needs none.
+    # 2. Routes that need none.
     for path, handler in (
         ("/health", routes_engines.show_health),
         ("/version", routes_engines.show_version),
@@ -199,7 +199,7 @@ def make_app(services: Services) -> web.Application:
             add(method, path, guard_route(handler, key=False))
     # 3. Tinker's API, with the same keys.
     add_tinker_routes(app)
-    # 4. Everything else is told what there is.
+    # 4. Every other path or method gets an error, or the list of methods.
     add("*", "/{rest:.*}", guard_route(unknown_route))
     return app
 

@@ -1,13 +1,13 @@
-"""Connections below the routes: how many there may be, and what aiohttp itself refuses.
+"""Connections below the routes: their greatest number, and the requests that aiohttp refuses.
 
-make_runner           the application's runner, whose connections are these
+make_runner           the application's runner, with these connections
 raise_open_files      as many descriptors as the system lets this process have
 quiet_loop            an exception handler that says once a minute that descriptors are short
-Sparsely              a log line for what clients can cause as often as they like
+SparseLog             a log line for events that clients can cause as often as they like
 
-A connection takes a descriptor before anybody knows whose it is. Some are kept back for the rest of
-the server (an upload, the engine's side of a request), and when the others are all taken, the
-oldest one that has nothing to answer makes room; if none does, the newcomer gets a 503.
+A connection takes a descriptor before its client is known. Some are kept back for the rest of the
+server (an upload, the engine's side of a request). When the others are all taken, the oldest
+connection that has nothing to answer makes room; if none does, the newcomer gets a 503.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ IDLE_TIMEOUT_S = 75.0
 BACKLOG = 4096
 """Connections that the system holds until they are accepted."""
 ACCEPTED_AT_ONCE = 16
-"""... of which this many are accepted before the limit is looked at again."""
+"""... of which so many are accepted before the next look at the limit."""
 MAX_OPEN_FILES = 65_536
 _KEPT_BACK = 128
 _MAX_CONNECTIONS, _MIN_CONNECTIONS = 16_384, 16
@@ -41,8 +41,8 @@ _INTERVAL_S = 60.0
 _log = logging.getLogger("nip.lm_server")
 
 
-class Sparsely:
-    """Logs a warning at most once a minute, and then how many there were in between."""
+class SparseLog:
+    """Logs a warning at most once a minute, with the number of those in between."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -54,18 +54,18 @@ class Sparsely:
             self._silent += 1
             return
         self._next_s = self._clock() + _INTERVAL_S
-        before = f" ({self._silent} more like it before)" if self._silent else ""
-        _log.warning(message + "%s", *values, before)
+        count = f" ({self._silent} more like it before)" if self._silent else ""
+        _log.warning(message + "%s", *values, count)
         self._silent = 0
 
 
-short_of_descriptors = Sparsely()
-_refused = Sparsely()
+short_of_descriptors = SparseLog()
+_refused = SparseLog()
 
 
 def raise_open_files() -> None:
     """Let this process and its children open as many files as the system allows, within reason."""
-    # A soft limit may be raised by anybody, as far as to the hard one.
+    # Every process may raise its soft limit as far as to the hard one.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -78,7 +78,7 @@ def most_connections() -> int:
 
     Each may need one more, for the engine's side of its request or for a file.
     """
-    # Half of what is left: each may take a second one for the engine's side of it.
+    # Half of the rest: each may take a second one for the engine's side of it.
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MAX_CONNECTIONS
@@ -95,7 +95,7 @@ def quiet_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None
 
 
 class _Connection(RequestHandler):
-    """A client's connection; what aiohttp refuses is answered as the API's errors are."""
+    """A client's connection; a request that aiohttp refuses gets an error like the API's."""
 
     __slots__ = ()
 
@@ -109,7 +109,7 @@ class _Connection(RequestHandler):
 
     @property
     def is_silent(self) -> bool:
-        """It waits for the head of a request, or for what is left of an answered one."""
+        """It waits for the head of a request, or for the rest of an answered one."""
         # aiohttp sets a waiter while it has no request to answer.
         is_answering = self._waiter is None and self._request_in_progress
         return not is_answering and not self._force_close
@@ -121,9 +121,9 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what never reached a route.
+        """The answer to a request that never reached a route.
 
-        The error's own text has the line that it is about, which may be a key, so it is not shown.
+        The error's own text quotes the bad line, which may be a key, so it is not shown.
         """
         if status >= 500:
             _log.error("a request from %s broke", request.remote, exc_info=exc)
@@ -137,7 +137,7 @@ class _Connection(RequestHandler):
             "server_error" if status >= 500 else "invalid_request_error",
             "internal_error" if status >= 500 else "invalid_http",
         )
-        # Which API it was meant for is not known; other clients than Tinker's read past this.
+        # The client's API is not known; other clients than Tinker's read past this.
         body["category"] = "server" if status >= 500 else "user"
         response = web.json_response(body, status=status)
         response.force_close()
@@ -145,26 +145,26 @@ class _Connection(RequestHandler):
 
 
 class _Connections(web.Server):
-    """The connections of one server, `most` at a time."""
+    """The connections of one server, `max_connections` at a time."""
 
-    def __init__(self, made: web.Server, most: int, **arguments: Any):
+    def __init__(self, server: web.Server, max_connections: int, **arguments: Any):
         super().__init__(
-            made.request_handler,
-            request_factory=made.request_factory,
-            handler_cancellation=made.handler_cancellation,
+            server.request_handler,
+            request_factory=server.request_factory,
+            handler_cancellation=server.handler_cancellation,
             **arguments,
         )
-        self._arguments, self._most = arguments, most
+        self._arguments, self._max_connections = arguments, max_connections
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=asyncio.get_running_loop(), **self._arguments)
 
     def make_room(self, newcomer: RequestHandler) -> bool:
         """Close the oldest silent one if there are too many; False if all are busy."""
-        if len(self._connections) <= self._most:
+        if len(self._connections) <= self._max_connections:
             return True
-        # Who has nothing to answer waits for nothing; a busy client would lose its work.
-        short_of_descriptors.warn("%d connections, no more are taken", self._most)
+        # The client of a silent one waits for nothing; a busy client would lose its work.
+        short_of_descriptors.warn("%d connections, no more are taken", self._max_connections)
         for connection in self._connections:  # the oldest first
             if (
                 isinstance(connection, _Connection)
@@ -179,13 +179,15 @@ class _Connections(web.Server):
 class _Runner(web.AppRunner):
     """An AppRunner with connections of ours. aiohttp has no other place to say so."""
 
-    def __init__(self, app: web.Application, most: int, drain_s: float, **arguments: Any):
+    def __init__(
+        self, app: web.Application, max_connections: int, drain_s: float, **arguments: Any
+    ):
         super().__init__(app, handle_signals=False, shutdown_timeout=drain_s, **arguments)
-        self._arguments, self._most = arguments, most
+        self._arguments, self._max_connections = arguments, max_connections
 
     async def _make_server(self) -> web.Server:
         arguments = {k: v for k, v in self._arguments.items() if k != "handler_cancellation"}
-        return _Connections(await super()._make_server(), self._most, **arguments)
+        return _Connections(await super()._make_server(), self._max_connections, **arguments)
 
 
 def make_runner(app: web.Application, drain_s: float) -> web.AppRunner:

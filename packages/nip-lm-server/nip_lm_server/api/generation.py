@@ -47,8 +47,8 @@ from nip_lm_server.api.plumbing import (
 from nip_lm_server.api.shapes import (
     CHAT,
     COMPLETION,
-    Asked,
     ChatChoice,
+    PromptBatch,
     Shape,
     TextChoice,
     UsageDetails,
@@ -113,8 +113,8 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         if engine.upstream is not None:
             response, _ = await services.proxy.forward(request, engine.upstream, "/tokenize", raw)
             return response
-        asked = GenerationRequest(model=model, messages=messages, body_bytes=len(raw))
-        tokens = await engine.tokenize(asked)
+        prompt = GenerationRequest(model=model, messages=messages, body_bytes=len(raw))
+        tokens = await engine.tokenize(prompt)
         return json_response(
             {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len}
         )
@@ -139,14 +139,14 @@ async def _answer(request: web.Request, shape: Shape) -> web.StreamResponse:
             services.metrics.add_tokens(kind, *tokens)
             return response
         # 3. one of ours does: at once, or piece by piece.
-        asked = await _read_asked(engine, raw, body, shape)
-        head = _head(engine, asked, shape)
-        if not asked.delivery.stream:
-            results = await _generate_all(engine, asked.prompts)
-            return json_response({**head, **_build_answer(services, kind, results, asked, shape)})
+        batch = await _read_batch(engine, raw, body, shape)
+        head = _head(engine, batch, shape)
+        if not batch.delivery.stream:
+            results = await _generate_all(engine, batch.prompts)
+            return json_response({**head, **_build_answer(services, kind, results, batch, shape)})
         return await send_events(
             request,
-            _write_events(request, engine, asked, shape, head),
+            _write_events(request, engine, batch, shape, head),
             lambda error: dumps(error_answer(request, error)[1]),
         )
 
@@ -170,8 +170,7 @@ async def _answer_joined(
         take_notes(request).model_kind = answer.model_kind
         headers = {"Content-Type": answer.content_type, JOIN_HEADER: name}
         return web.Response(body=answer.body, headers=headers)
-    # Of an engine that does not serve now, its start, its training or its death is what is waited
-    # for, and that has limits of its own.
+    # An engine that does not serve now starts, trains or has died: that wait has limits of its own.
     engine, advance = "", None
     with contextlib.suppress(ApiError):
         serving = services.pool.engine_for(read_model(body))
@@ -197,11 +196,11 @@ async def _generate_whole(
             )
             services.metrics.add_tokens(kind, *tokens)
             return WholeAnswer(whole, content_type, kind)
-        asked = await _read_asked(engine, raw, body, shape)
-        results = await _generate_all(engine, asked.prompts)
-        answer = _build_answer(services, kind, results, asked, shape)
+        batch = await _read_batch(engine, raw, body, shape)
+        results = await _generate_all(engine, batch.prompts)
+        answer = _build_answer(services, kind, results, batch, shape)
         return WholeAnswer(
-            dumps({**_head(engine, asked, shape), **answer}), "application/json", kind
+            dumps({**_head(engine, batch, shape), **answer}), "application/json", kind
         )
 
 
@@ -209,28 +208,30 @@ def _kind(engine: Engine, model: str) -> str:
     return "base" if model == engine.base_model else "adapter"
 
 
-async def _read_asked(engine: Engine, raw: bytes, body: dict[str, Any], shape: Shape) -> Asked:
-    """Read and check what is asked of an engine of ours."""
-    asked = await aside.run(len(raw), shape.parse, body, len(raw))
-    check_capabilities(asked.first, engine, chat=shape.is_chat)
-    if len(asked.prompts) > 1:
-        asked = replace(asked, prompts=await engine.read_prompts(asked.prompts))
-    return asked
+async def _read_batch(
+    engine: Engine, raw: bytes, body: dict[str, Any], shape: Shape
+) -> PromptBatch:
+    """Read a body for an engine of ours, and check it."""
+    batch = await aside.run(len(raw), shape.parse, body, len(raw))
+    check_capabilities(batch.first, engine, chat=shape.is_chat)
+    if len(batch.prompts) > 1:
+        batch = replace(batch, prompts=await engine.read_prompts(batch.prompts))
+    return batch
 
 
-def _head(engine: Engine, asked: Asked, shape: Shape) -> AnswerHead:
+def _head(engine: Engine, batch: PromptBatch, shape: Shape) -> AnswerHead:
     return {
         "id": f"{shape.id_prefix}-{_id_suffix}-{next(_ids)}",
-        "object": shape.chunk_object if asked.delivery.stream else shape.object,
+        "object": shape.chunk_object if batch.delivery.stream else shape.object,
         "created": int(time.time()),
-        "model": asked.first.model,
+        "model": batch.first.model,
         "system_fingerprint": _fingerprint(engine.name, engine.base_model),
     }
 
 
 def _to_pass_on(raw: bytes, body: dict[str, Any], upstream: Upstream, shape: Shape) -> bytes:
-    changed = check_passed_through(body, upstream, chat=shape.is_chat)
-    return raw if changed is None else dumps(changed)
+    replacement = check_passed_through(body, upstream, chat=shape.is_chat)
+    return raw if replacement is None else dumps(replacement)
 
 
 async def _generate_all(
@@ -240,7 +241,7 @@ async def _generate_all(
     if len(prompts) == 1:
         return [await engine.generate(prompts[0])]
     try:
-        # A group, so that no prompt goes on for an answer that nobody will get.
+        # A group, so that no prompt goes on for an answer that no client will get.
         async with asyncio.TaskGroup() as group:
             tasks = []
             for prompt in prompts:
@@ -255,7 +256,7 @@ def _build_answer(
     services: Services,
     kind: str,
     results: Sequence[GenerationResult],
-    asked: Asked,
+    batch: PromptBatch,
     shape: Shape,
 ) -> Answer:
     """Build the body of an answer sent in one piece: everything from `model` on."""
@@ -273,56 +274,56 @@ def _build_answer(
     services.metrics.add_tokens(kind, prompt_tokens, generated)
     body: Answer = {
         "model": results[0].model,
-        "choices": [shape.choice(index, choice, asked) for index, choice in enumerate(choices)],
+        "choices": [shape.choice(index, choice, batch) for index, choice in enumerate(choices)],
         "usage": _count_usage(prompt_tokens, generated, shape),
     }
-    if asked.delivery.metadata is not None:
-        body["metadata"] = asked.delivery.metadata
+    if batch.delivery.metadata is not None:
+        body["metadata"] = batch.delivery.metadata
     if prompt_ids is not None and shape.is_chat:
         body["prompt_token_ids"] = prompt_ids
     return body
 
 
 async def _write_events(
-    request: web.Request, engine: Engine, asked: Asked, shape: Shape, head: AnswerHead
+    request: web.Request, engine: Engine, batch: PromptBatch, shape: Shape, head: AnswerHead
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a streamed answer: the pieces of each choice, then the usage.
 
     The choices of prompt number p have the indexes p * n to p * n + n - 1.
     """
-    # What all events have in common is encoded once.
+    # The common part of all events is encoded once.
     prefix = b"data: " + dumps(head)[:-1]
-    suffix = b',"usage":null}\n\n' if asked.delivery.include_usage else b"}\n\n"
+    suffix = b',"usage":null}\n\n' if batch.delivery.include_usage else b"}\n\n"
     offsets: dict[int, int] = {}  # index -> characters of the tokens so far
     prompt_tokens = generated = 0
     try:
         async with aclosing(
-            merge_streams([engine.stream(prompt) for prompt in asked.prompts])
+            merge_streams([engine.stream(prompt) for prompt in batch.prompts])
         ) as deltas:
             async for number, delta in deltas:
-                index = number * asked.first.n + delta.index
+                index = number * batch.first.n + delta.index
                 offset = offsets.get(index)
                 offsets[index] = (offset or 0) + sum([len(token) for token in delta.tokens])
                 generated += delta.completion_tokens
                 prompt_tokens += delta.prompt_tokens or 0
-                events = beside = b""
+                events = prompt_part = b""
                 if shape.is_chat and delta.prompt_token_ids is not None:
-                    beside = b',"prompt_token_ids":' + dumps(delta.prompt_token_ids)
-                for piece in shape.pieces(index, delta, asked, offset):
-                    events += prefix + beside + b',"choices":[' + dumps(piece) + b"]" + suffix
-                    beside = b""
+                    prompt_part = b',"prompt_token_ids":' + dumps(delta.prompt_token_ids)
+                for piece in shape.pieces(index, delta, batch, offset):
+                    events += prefix + prompt_part + b',"choices":[' + dumps(piece) + b"]" + suffix
+                    prompt_part = b""
                 if events:
                     yield events
     finally:
-        # Also of an answer whose client has left: they were generated.
+        # Also for a client that has left: the tokens were generated.
         _note_tokens(request, prompt_tokens, generated)
-    if asked.delivery.include_usage:
+    if batch.delivery.include_usage:
         usage = dumps(_count_usage(prompt_tokens, generated, shape))
         yield prefix + b',"choices":[],"usage":' + usage + b"}\n\n"
 
 
 def _note_tokens(request: web.Request, prompt: int, generated: int) -> None:
-    """Count the tokens of an answer, or of what there was of it."""
+    """Count the tokens of an answer, or of the part of it that was sent."""
     kind = take_notes(request).model_kind
     request.app[SERVICES].metrics.add_tokens(kind, prompt, generated)
 

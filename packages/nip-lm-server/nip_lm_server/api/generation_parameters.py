@@ -1,17 +1,16 @@
-"""Checks of what clients send to the generation endpoints, by hand: this is the hot path.
+"""Checks of the bodies for the generation endpoints, by hand: this is the hot path.
 
 parse_chat              body of a chat completion -> (GenerationRequest, Delivery)
 parse_completion        body of a completion -> (one GenerationRequest per prompt, Delivery)
 check_passed_through    body of a request that another server answers
-check_capabilities      refuses what the engine can't do
+check_capabilities      refuses parameters that the engine lacks
 
-The rule: everything that is sent is used, or makes no difference, or is refused by name. Null
-counts as not sent. A parameter makes no difference if by its meaning it leaves the answer alone
-(`user`, `metadata`), or if its value asks for what is done anyway (`presence_penalty: 0`,
-`tools: []`).
+The rule: each parameter is used, or makes no difference, or is refused by name. Null counts as
+absent. A parameter makes no difference if by its meaning it leaves the answer alone (`user`,
+`metadata`), or if its value asks for nothing new (`presence_penalty: 0`, `tools: []`).
 
-The role `developer` is OpenAI's new word for `system`; chat templates know the old one, so it is
-taken as that.
+The role `developer` is OpenAI's new word for `system`. Chat templates know the old one, so it is
+replaced by that.
 """
 
 import json
@@ -75,7 +74,7 @@ def parse_chat(body: Mapping[str, Any], body_bytes: int = 0) -> tuple[Generation
     values = _parse_values(body, CHAT_PARAMETERS, ("model", "messages"))
     # 2. Those that need or exclude each other.
     if values.get("top_logprobs") and not values.get("logprobs"):
-        raise _needs("top_logprobs", "logprobs: true")
+        raise _requirement_error("top_logprobs", "logprobs: true")
     settle_tools(values)
     delivery = _parse_delivery(values)
     values["messages"] = parse_messages(body.get("messages"))
@@ -88,7 +87,7 @@ def parse_completion(
     """Check a completion's body. Raises ApiError 400 with the parameter's name."""
     # 1. Each parameter by itself.
     values = _parse_values(body, COMPLETION_PARAMETERS, ("model", "prompt", "best_of"))
-    # 2. Those that mean the same here, or something else than in a chat.
+    # 2. Those that have a synonym here, or another meaning than in a chat.
     best_of = body.get("best_of")
     if best_of is not None and best_of != values.get("n", 1):
         raise unsupported_value(
@@ -117,15 +116,15 @@ def check_passed_through(
     Returns None if the body can be passed on as it came, or the body to send instead.
     """
     # 1. Parameters that the upstream doesn't know, unless they make no difference.
-    known = upstream.parameters if chat else upstream.completion_parameters
+    known_names = upstream.parameters if chat else upstream.completion_parameters
     harmless = CHAT_HARMLESS if chat else COMPLETION_HARMLESS
     for name, value in body.items():
-        if name not in known and value is not None:
+        if name not in known_names and value is not None:
             check = harmless.get(name)
             if check is None:
                 raise unknown_parameter(name)
             check(name, value)
-    # 2. Roles, which it might take for something else.
+    # 2. Roles, which it might take for others.
     messages = body.get("messages") if chat else None
     if messages is None:
         return None
@@ -148,7 +147,7 @@ def check_passed_through(
 
 
 def check_capabilities(request: GenerationRequest, engine: Engine, *, chat: bool) -> None:
-    """Raise ApiError 400 for what the engine can't do; `param` is the endpoint's name for it."""
+    """Raise ApiError 400 for a parameter that the engine lacks, by the endpoint's name for it."""
     if request.echo and not engine.capabilities.scores_given_tokens:
         raise unsupported_value("echo", f"the {engine.name} engine repeats no prompt")
     # Most requests ask for none, and every engine answers them.
@@ -192,7 +191,7 @@ def _parse_message(index: int, message: Any) -> ChatMessage:
         if len(message) == 2 and role not in ("developer", "tool"):
             return plain
     else:
-        # Who calls tools need not say anything.
+        # A message that calls tools needs no text.
         text = "" if content is None and message.get("tool_calls") else join_text(content)
         if text is None:
             raise invalid_value(f"messages[{index}].content", content, "text")
@@ -204,7 +203,7 @@ def _parse_message(index: int, message: Any) -> ChatMessage:
     if role == "tool" or any(message.get(key) for key in _TOOL_KEYS):
         checked = {**checked, **tool_message(f"messages[{index}]", message)}
     for key, value in message.items():
-        # Clients send back messages they got, with empty fields for what the answer had not.
+        # Clients send back the server's messages, with empty fields where an answer had none.
         if key not in _MESSAGE_KEYS and value is not None and value != [] and key not in checked:
             raise unknown_parameter(f"messages[{index}].{key}")
     name = message.get("name")
@@ -217,9 +216,8 @@ def _parse_message(index: int, message: Any) -> ChatMessage:
 
 def _wrong_role(index: int, message: Any, roles: frozenset[str]) -> ApiError:
     if not isinstance(message, dict):
-        name, got = f"messages[{index}]", "null" if message is None else abbreviate(message)
-        message = f"Invalid '{name}': got {got}, expected an object."
-        return wrong_value(name, message)
+        name, value = f"messages[{index}]", "null" if message is None else abbreviate(message)
+        return wrong_value(name, f"Invalid '{name}': got {value}, expected an object.")
     expected = f"one of {', '.join(sorted(roles))}"
     return invalid_value(f"messages[{index}].role", message.get("role"), expected)
 
@@ -264,29 +262,29 @@ def _parse_values(
                 continue
             # Two names of one setting: either would have to be ignored.
             if target in values:
-                why = "Give one of 'max_tokens' and 'max_completion_tokens', not both."
-                raise wrong_value(name, why)
+                reason = "Give one of 'max_tokens' and 'max_completion_tokens', not both."
+                raise wrong_value(name, reason)
             values[target] = parsed
     return values
 
 
 def _parse_delivery(values: dict[str, Any]) -> Delivery:
-    """Take what is no setting of the generation out of `values`."""
+    """Take the settings of the answer's delivery out of `values`."""
     stream = values.pop("stream", False)
     include_usage = values.pop("stream_options", None)
     if include_usage is not None and not stream:
-        raise _needs("stream_options", "stream: true")
+        raise _requirement_error("stream_options", "stream: true")
     metadata = values.pop("metadata", None)
     tokens_as_ids = values.pop("tokens_as_ids", False)
     if tokens_as_ids:
         if not values.get("logprobs"):
-            raise _needs("return_tokens_as_token_ids", "logprobs")
+            raise _requirement_error("return_tokens_as_token_ids", "logprobs")
         values["return_token_ids"] = True
     return Delivery(stream, bool(include_usage), metadata, tokens_as_ids)
 
 
-def _needs(name: str, other: str) -> ApiError:
-    return wrong_value(name, f"'{name}' needs '{other}'.")
+def _requirement_error(name: str, requirement: str) -> ApiError:
+    return wrong_value(name, f"'{name}' needs '{requirement}'.")
 
 
 # Values
@@ -302,11 +300,11 @@ def _integer(low: int, high: int) -> Parse:
     return parse
 
 
-def _number(low: float, high: float, *, above: bool = False) -> Parse:
+def _number(low: float, high: float, *, is_open: bool = False) -> Parse:
     def parse(name: str, value: Any) -> float:
-        if type(value) in (int, float) and low <= value <= high and not (above and value == low):
+        if type(value) in (int, float) and low <= value <= high and not (is_open and value == low):
             return float(value)
-        bound = f"above {low}" if above else f"from {low}"
+        bound = f"above {low}" if is_open else f"from {low}"
         raise invalid_value(name, value, f"a number {bound} to {high}")
 
     return parse
@@ -421,8 +419,8 @@ COMPLETION_HARMLESS: dict[str, Parse] = {
 _SHARED: dict[str, tuple[str, Parse]] = {
     "max_tokens": ("max_tokens", _integer(1, 2**31 - 1)),
     "temperature": ("temperature", _number(0, 2)),
-    "top_p": ("top_p", _number(0, 1, above=True)),
-    "repetition_penalty": ("repetition_penalty", _number(0, 10, above=True)),
+    "top_p": ("top_p", _number(0, 1, is_open=True)),
+    "repetition_penalty": ("repetition_penalty", _number(0, 10, is_open=True)),
     "n": ("n", _integer(1, MAX_CHOICES)),
     "seed": ("seed", _integer(-(2**63), 2**63 - 1)),
     "stop": ("stop", _stop),

@@ -1,17 +1,17 @@
-"""Generations that go on without their request, so that one sent again joins what is running.
+"""Generations that go on without their request, so that a repeated request joins the running one.
 
-Generations        those of a server, by that name
+Generations        the generations of a server, by name
 wait_for           a request's answer, or after a while the running generation
-describe_running   how far that is
+describe_running   its progress
 
 A request with the header begins the generation of its name, or joins it. `Prefer: wait=N` (RFC
-7240) has it answered after N seconds at most: with the answer, or with 202 and how far the engine
-is, after which the client sends the same request again. So no proxy sees an idle connection, a
-broken one costs nothing that was computed, and a slow engine is told from one that hangs.
+7240) has it answered after N seconds at most: with the answer, or with 202 and the engine's
+progress, after which the client sends the same request again. So no proxy sees an idle connection,
+a broken one costs no computed token, and a client can tell a slow engine from one that hangs.
 
-What is held is bounded: a generation that nobody has asked for is abandoned after UNASKED_S, an
-answer leaves after KEPT_S, and before that when the answers take more than KEPT_BYTES. Nothing
-of it is on disk: it is lost with the server, and then generated again.
+The memory is bounded. A generation without a request is abandoned after UNASKED_S. An answer leaves
+after KEPT_S, and earlier when the answers take more than KEPT_BYTES. Nothing of it is on disk: it
+is lost with the server, and then generated again.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from nip_base.wire import JOIN_HEADER as JOIN
 from nip_lm_server.serving.advance import Advance
 
 UNASKED_S = 300.0
-"""Time for which a generation goes on that nobody asks for: a killed client has been started again
-by then, or is not about to be. With much less that finds nothing; with much more, what nobody wants
-keeps a place in the batch."""
+"""Time for which a generation goes on without a request: a killed client has been started again by
+then, or is not about to be. With much less such a client finds nothing; with much more, a useless
+generation keeps its place in the batch."""
 KEPT_S = 600.0
-"""Time for which an answer can be asked for again. A client that has it on disk asks no more, so
-this only has to outlast a restart of one that has not."""
+"""Time for which a request can still get an answer that has ended. A client that has it on disk
+asks no more, so this only has to outlast the restart of a client."""
 KEPT_BYTES = 64 << 20
 MOST_RUNNING = 4096
 _SWEEP_S = 5.0
@@ -56,21 +56,21 @@ class WholeAnswer:
 
 @dataclass(eq=False)
 class Generation:
-    """One that runs, or has ended."""
+    """A generation that runs, or has ended."""
 
     digest: bytes
-    """Of the request, by which another one of the same name is refused."""
+    """Of the request: another request of the same name is refused."""
     task: asyncio.Task[WholeAnswer]
     began_s: float
-    asked_s: float
-    """When the last request for it left, or came."""
+    last_request_s: float
+    """The time at which the last request for it left, or came."""
     waiting: int = 0
     """Requests that wait for it now."""
     ended_s: float | None = None
 
     @property
     def size(self) -> int:
-        """Bytes of its answer, as far as there is one."""
+        """Bytes of its answer; 0 before its end."""
         return len(self.task.result().body) if self.ended_s is not None else 0
 
 
@@ -81,7 +81,7 @@ class Generations:
     clock: Callable[[], float] = time.monotonic
     _held: dict[str, Generation] = field(default_factory=dict)
     _ended: deque[tuple[str, Generation]] = field(default_factory=deque)
-    """Those of them that have ended, the oldest first."""
+    """Those that have ended, the oldest first."""
     _kept_bytes: int = 0
     _sweep: asyncio.TimerHandle | None = None
 
@@ -117,7 +117,7 @@ class Generations:
         return held
 
     def _end(self, name: str, held: Generation) -> None:
-        # What failed is begun anew by the next request: an engine that came back may answer it.
+        # The next request begins a failed one anew: an engine that came back may answer it.
         if held.task.cancelled() or held.task.exception() is not None:
             if self._held.get(name) is held:
                 del self._held[name]
@@ -133,17 +133,18 @@ class Generations:
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._look) if waits else None
 
     def sweep(self) -> None:
-        """Abandon and forget what nobody has asked for."""
+        """Abandon generations without a request, and forget old answers."""
         self._forget_oldest()
         now_s = self.clock()
         for held in self._held.values():
-            if held.ended_s is None and not held.waiting and now_s - held.asked_s > UNASKED_S:
+            silent_s = now_s - held.last_request_s
+            if held.ended_s is None and not held.waiting and silent_s > UNASKED_S:
                 held.task.cancel()  # which takes it out
 
     def _forget_oldest(self) -> None:
-        """Forget answers that are too old, or too many; whoever waits for one has its task.
+        """Forget answers that are too old, or too many; a request that waits for one has its task.
 
-        It is done at each answer, so it looks at none of those that stay.
+        Each answer calls it, so it looks at none of those that stay.
         """
         now_s = self.clock()
         while self._ended:
@@ -178,7 +179,7 @@ def read_name(request: web.Request) -> str | None:
 
 
 def read_wait_s(request: web.Request) -> float:
-    """Return for how many seconds the client waits at most, by its header Prefer."""
+    """Return the seconds that the client waits at most, by its header Prefer."""
     match = _WAIT.search(request.headers.get("Prefer", ""))
     return min(float(match[1]), _LONGEST_WAIT_S) if match else _LONGEST_WAIT_S
 
@@ -193,12 +194,12 @@ async def wait_for(
 ) -> WholeAnswer | Generation:
     """Wait for the answer to a request, or for `wait_s`; then return the running generation.
 
-    Raises what the generation raises.
+    An exception of the generation goes on up.
     """
     held = generations.find_or_begin(name, sha256(path.encode() + b"\n" + raw).digest(), begin)
     held.waiting += 1
     try:
-        # `wait` leaves the task running when the client leaves, which is the point of it.
+        # `wait` leaves the task running when the client leaves: the next request joins it.
         await asyncio.wait({held.task}, timeout=wait_s)
         if not held.task.done():
             return held
@@ -207,14 +208,14 @@ async def wait_for(
         return held.task.result()
     finally:
         held.waiting -= 1
-        held.asked_s = generations.clock()
+        held.last_request_s = generations.clock()
 
 
 class RunningGeneration(TypedDict):
-    """How far the engine is that has a generation.
+    """The progress of the engine that has a generation.
 
     ``silent_s`` is the time for which the engine has computed nothing while this one waited; null
-    where no engine has it yet, or where it can't be told.
+    where no engine has it yet, or where the engine can't tell.
     """
 
     object: str

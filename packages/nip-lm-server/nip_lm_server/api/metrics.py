@@ -1,9 +1,9 @@
 """The server's counters, for Prometheus.
 
-Metrics    counters that routes add to, and gauges that are read when somebody asks
+Metrics    counters that routes add to, and gauges that are read at each scrape
 
-The names of routes, kinds of model and statuses are few and known; models' names are many and
-would each be a time series, so no label has one except the base models'.
+Routes, kinds of model and statuses are few. Models are many, and each of their names would be a
+time series, so only base models' names are labels.
 """
 
 import functools
@@ -27,7 +27,7 @@ _BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30
 
 @dataclass
 class RequestNotes:
-    """Facts about a request beside what it says."""
+    """Facts about a request that are not in it."""
 
     id: str
     model_kind: str = "none"  # base, adapter; none where the request has no model that is served

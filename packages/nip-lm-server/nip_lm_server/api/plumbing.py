@@ -3,7 +3,7 @@
 Services                   the server's parts, as routes see them
 BackgroundTasks            work that goes on without its request
 guard_route                around every route: key, errors, request id, metrics, slow bodies
-error_answer               which status and error object an exception becomes
+error_answer               the status and the error object of an exception
 json_object, json_response the JSON of a body, and of an answer
 query_int ...              query parameters
 """
@@ -63,13 +63,13 @@ _OTHER_TYPES = {
     "/v1/files": "multipart/form-data",
     "/api/v1/forward_backward": "application/x-protobuf",
 }
-"""What a body is that is no JSON, by its path."""
+"""The type of a body that is no JSON, by its path."""
 _KEYED_PATH = "/v1/fine_tuning/jobs"
 _DECODED = ("identity", "gzip", "deflate")
 """Content-Encodings that `bodies` undoes."""
 
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:]+)\]|(?P<name>[^\[\]:]*))(:[0-9]*)?")
-"""The header Host, strictly: what a browser could not have sent is not interpreted."""
+"""The header Host, strictly: a value that no browser could have sent is not interpreted."""
 
 _log = logging.getLogger("nip.lm_server")
 _ids = itertools.count()
@@ -78,7 +78,7 @@ _id_prefix = f"req_{secrets.token_hex(6)}"
 
 
 class BackgroundTasks:
-    """Work beyond the end of the request it began with.
+    """Work that goes on after its request has ended.
 
     A client that leaves cancels its handler. That is right for generating text, and wrong for half
     of a change: deleting a model, starting an engine. Such work runs to its end or the server's.
@@ -96,7 +96,7 @@ class BackgroundTasks:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Cancel what still runs, and wait for its end."""
+        """Cancel the running tasks, and wait for their end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -104,7 +104,7 @@ class BackgroundTasks:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever still waits gets it too
+            task.exception()  # a caller that still waits gets it too
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def json_object(raw: bytes) -> dict[str, Any]:
     try:
         body = bounds.loads(raw, orjson.loads, surrogates=False)
         if isinstance(body, dict) and type(body.get("seed")) is float:
-            # orjson makes a float of an integer beyond 64 bits; the error shows what was sent.
+            # orjson makes a float of an integer beyond 64 bits; the error shows the client's value.
             body = bounds.loads(raw, json.loads, surrogates=False)
     except bounds.JsonBoundsError as error:
         raise ApiError(400, f"The body's JSON is too much: {error}", code="invalid_json") from None
@@ -161,25 +161,25 @@ def json_object(raw: bytes) -> dict[str, Any]:
 
 
 def guard_route(handler: Handler, *, key: bool = True, abandonable: bool = False) -> Handler:
-    """Check the key before a handler, and turn what it raises into OpenAI's error object.
+    """Check the key before a handler, and turn its exceptions into OpenAI's error object.
 
-    When the client leaves, an `abandonable` handler is cancelled and any other is finished; it is
-    counted with status 499, and no trouble of the server's. A
-    decorator and not a middleware, because middlewares cost every chat completion more.
+    When the client leaves, an `abandonable` handler is cancelled and any other is finished. Such a
+    request is counted with status 499, as no trouble of the server's. This is a decorator and not a
+    middleware, because middlewares cost every chat completion more.
     """
 
     async def guard(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
-        metrics, begun, status = services.metrics, time.perf_counter(), _CLIENT_GONE
+        metrics, start_s, status = services.metrics, time.perf_counter(), _CLIENT_GONE
         notes = take_notes(request)
         watch = None if request.content.is_eof() else _BodyWatch(request.content)
         metrics.in_flight += 1
         try:
-            # 1. Who asks, and for what that is taken.
+            # 1. The client's right to ask, and its headers.
             if services.keys.open_to_all:
                 _refuse_web_pages(request)
             if key and not services.keys.accepts(_authorization(request)):
-                raise _no_key(request)
+                raise _key_error(request)
             _check_headers(request)
             # 2. The work.
             work = handler(request)
@@ -187,14 +187,14 @@ def guard_route(handler: Handler, *, key: bool = True, abandonable: bool = False
             status = response.status
             return response
         except Exception as error:
-            if isinstance(error, ClientGone) or _has_left(request, error):
+            if isinstance(error, ClientGone) or _has_client_left(request, error):
                 _log.debug("%s %s %s: the client left", notes.id, request.method, request.path)
-                return web.Response(status=status)  # nobody sees it
+                return web.Response(status=status)  # no client sees it
             response = error_response(request, error)
             status = response.status
             return response
         finally:
-            # 3. The books, whatever came of it.
+            # 3. The books, after an error too.
             metrics.in_flight -= 1
             if watch is not None:
                 watch.timer.cancel()
@@ -205,7 +205,7 @@ def guard_route(handler: Handler, *, key: bool = True, abandonable: bool = False
                     request.protocol.close()
             resource = request.match_info.route.resource
             route = resource.canonical if resource is not None else UNKNOWN_PATH
-            metrics.observe(route, notes.model_kind, status, time.perf_counter() - begun)
+            metrics.observe(route, notes.model_kind, status, time.perf_counter() - start_s)
 
     return guard
 
@@ -218,8 +218,8 @@ def _authorization(request: web.Request) -> str | None:
     return headers.get("Authorization")
 
 
-def _has_left(request: web.Request, error: Exception) -> bool:
-    """Say whether the request's own connection broke, wherever the error was noticed."""
+def _has_client_left(request: web.Request, error: Exception) -> bool:
+    """Say whether the request's own connection broke, no matter which part noticed the error."""
     transport = request.transport
     is_away = transport is None or transport.is_closing()
     return is_away and isinstance(error, ConnectionError)
@@ -234,7 +234,7 @@ def take_notes(request: web.Request) -> RequestNotes:
 
 
 def _check_headers(request: web.Request) -> None:
-    """Refuse what a header asks for and would not get."""
+    """Refuse headers that ask for more than the server does."""
     headers = request.headers
     if IDEMPOTENCY_KEY in headers and request.method in ("POST", "DELETE"):
         resource = request.match_info.route.resource
@@ -245,29 +245,29 @@ def _check_headers(request: web.Request) -> None:
     if "Content-Encoding" in headers and request.body_exists:
         encoding = ", ".join(headers.getall("Content-Encoding"))
         if encoding.strip().lower() not in _DECODED:
-            why = f"got {encoding!r}, expected gzip, deflate or none"
-            raise unsupported_header("Content-Encoding", why)
+            reason = f"got {encoding!r}, expected gzip, deflate or none"
+            raise unsupported_header("Content-Encoding", reason)
 
 
 def _refuse_web_pages(request: web.Request) -> None:
-    """Refuse what a browser may send for any web page, where no key tells who asks.
+    """Refuse requests that a browser may send for any web page, where no key names the client.
 
-    A page of another origin says its own, or can't set the type of its body; one that had its own
-    name resolved to this machine says that name.
+    A page of another origin sends its origin, or can't set the type of its body. A page that had
+    its own name resolved to this machine sends that name as the host.
     """
-    # 1. The name under which this machine was asked, and by which page.
+    # 1. The name by which the client calls this machine, and the page that it shows.
     headers, names = request.headers, request.headers.getall("Host", [])
     if len(names) != 1 or not is_loopback(_without_port(names[0])):
-        raise _from_a_page(f"the header Host says {', '.join(names) or 'nothing'!r}")
+        raise _web_page_error(f"the header Host says {', '.join(names) or 'nothing'!r}")
     if "Origin" in headers:
-        raise _from_a_page(f"the header Origin says {headers['Origin']!r}")
+        raise _web_page_error(f"the header Origin says {headers['Origin']!r}")
     if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        raise _from_a_page(f"the header Sec-Fetch-Site says {headers['Sec-Fetch-Site']!r}")
+        raise _web_page_error(f"the header Sec-Fetch-Site says {headers['Sec-Fetch-Site']!r}")
     # 2. A type that a page of another origin can't send without being asked first.
     expected = _OTHER_TYPES.get(request.path, "application/json")
     if request.body_exists and request.content_type != expected:
-        why = f"got {headers.get('Content-Type', '')!r}, expected {expected}"
-        raise unsupported_header("Content-Type", why)
+        reason = f"got {headers.get('Content-Type', '')!r}, expected {expected}"
+        raise unsupported_header("Content-Type", reason)
 
 
 def _without_port(host: str) -> str:
@@ -275,16 +275,16 @@ def _without_port(host: str) -> str:
     return "" if parts is None else parts["address"] or parts["name"]
 
 
-def _from_a_page(why: str) -> ApiError:
+def _web_page_error(reason: str) -> ApiError:
     return ApiError(
         403,
         f"A server that runs with --no-auth takes no requests of web pages or for other names "
-        f"than localhost, and {why}: start it with keys instead",
+        f"than localhost, and {reason}: start it with keys instead",
         code="forbidden",
     )
 
 
-def _no_key(request: web.Request) -> ApiError:
+def _key_error(request: web.Request) -> ApiError:
     is_tinker = request.path.startswith(TINKER_PATH)
     header = "X-API-Key: KEY" if is_tinker else "Authorization: Bearer KEY"
     has_key = _authorization(request) is not None
@@ -309,7 +309,7 @@ class _BodyWatch:
     def _check(self) -> None:
         if self._content.is_eof():
             return
-        # Each window is looked at by itself: a body that was fast may not rest on that.
+        # Each window counts by itself: a body that was fast must stay so.
         total = self._content.total_bytes
         if total - self._seen >= BODY_WINDOW_BYTES:
             self._seen = total
@@ -326,26 +326,26 @@ class _BodyWatch:
 
 
 def error_answer(request: web.Request, error: Exception) -> tuple[int, ErrorBody]:
-    """Status and error object for an exception; what was not foreseen is logged and a 500.
+    """Status and error object for an exception; an unforeseen one is logged and a 500.
 
-    The object names no place on this machine; the log does. Below Tinker's path it says whose the
-    error is, as clients of that API read it.
+    The object names no place on this machine; the log does. Below Tinker's path it says whether the
+    error is the user's or the server's, as clients of that API read it.
     """
-    status, body = _answer_of(request, error)
+    status, body = _choose_answer(request, error)
     if request.path.startswith(TINKER_PATH):
         body["category"] = "user" if status < 500 else "server"
     return status, request.app[SERVICES].places.hide(body)
 
 
-def _answer_of(request: web.Request, error: Exception) -> tuple[int, ErrorBody]:
-    # 1. What was raised to be answered.
+def _choose_answer(request: web.Request, error: Exception) -> tuple[int, ErrorBody]:
+    # 1. Errors that were raised to be answered.
     if isinstance(error, ApiError):
         return error.status, error.body()
     if isinstance(error, EngineRequestError):
         status = 404 if error.code == "model_not_found" else 400
         body = error_body(error.message, "invalid_request_error", error.code, error.param)
         return status, body
-    # 2. What aiohttp and the parser raise about what was sent.
+    # 2. Errors of aiohttp and the parser about the request.
     if isinstance(error, web.HTTPException):
         if error.status == 404:
             return 404, _unknown_url(request).body()
@@ -357,7 +357,7 @@ def _answer_of(request: web.Request, error: Exception) -> tuple[int, ErrorBody]:
     if isinstance(error, RecursionError):
         message = "The body's JSON is nested too deeply"
         return 400, error_body(message, "invalid_request_error", "invalid_json")
-    # 3. What is the server's own trouble.
+    # 3. The server's own trouble.
     id = take_notes(request).id
     if isinstance(error, EngineError):
         _log.error("%s %s %s: %s", id, request.method, request.path, error)
@@ -386,8 +386,8 @@ def error_response(request: web.Request, error: Exception) -> web.Response:
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Give every answer an id. As a signal of aiohttp, this reaches streamed answers too.
 
-    What aiohttp refuses before there is a handler (an `Expect` it does not know, a target that is
-    no path) gets OpenAI's error object here.
+    A request that aiohttp refuses before there is a handler (for an unknown `Expect`, or a target
+    that is no path) gets OpenAI's error object here.
     """
     if isinstance(response, web.HTTPException):
         response.body = body = orjson.dumps(error_answer(request, response)[1])
@@ -398,7 +398,7 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
 
 async def unknown_route(request: web.Request) -> web.StreamResponse:
     """Answer 404 for an unknown path and 405 for an unknown method; OPTIONS lists the methods."""
-    # Asked of each route, so that the answer can't differ from what there is.
+    # Each route tells its methods, so that the answer can't differ from the routes.
     methods: set[str] = set()
     for resource in request.app.router.resources():
         if resource.canonical != UNKNOWN_PATH:
@@ -435,16 +435,16 @@ def query_int(request: web.Request, name: str, default: int, low: int, high: int
     return int(text)
 
 
-def refuse_unknown_query(request: web.Request, known: set[str]) -> None:
-    """Raise ApiError 400 for a query parameter the route does not know, instead of ignoring it.
+def refuse_unknown_query(request: web.Request, names: set[str]) -> None:
+    """Raise ApiError 400 for a query parameter beside `names`, instead of ignoring it.
 
-    In `known`, ``name[`` stands for every ``name[key]``.
+    In `names`, ``name[`` stands for every ``name[key]``.
     """
     for name in request.query:
         if len(request.query.getall(name)) > 1:
             raise doubled_parameter(name)
         keyed = re.fullmatch(r"(\w+\[).+\]", name, re.DOTALL)
-        if name not in known and (keyed is None or keyed[1] not in known):
+        if name not in names and (keyed is None or keyed[1] not in names):
             raise ApiError(
                 400, f"Unknown parameter: '{name}'.", code="unknown_parameter", param=name
             )

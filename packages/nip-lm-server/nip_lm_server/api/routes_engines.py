@@ -1,10 +1,10 @@
-"""The state of the server, and what moves its engines.
+"""The state of the server, and the moves of its engines.
 
 GET  /health, /version                     without a key
 GET  /metrics                              for Prometheus
 GET  /nip/status                           everything about the server
 GET  /nip/engines, /nip/engines/BASE       the engines, by the base model that they serve
-GET  /nip/engines/BASE/address             where a busy client can go directly
+GET  /nip/engines/BASE/address             an engine's own address, for a busy client
 POST /nip/engines/BASE/start|stop|sleep|wake
 """
 
@@ -48,7 +48,7 @@ class EngineObject(TypedDict):
 
 
 class EngineHealth(TypedDict):
-    """The state of an engine, and how often it was started."""
+    """The state of an engine, and the number of its starts."""
 
     state: EngineState
     epoch: int
@@ -58,7 +58,7 @@ class Health(TypedDict):
     """Whether chat and jobs work."""
 
     lasting: NotRequired[list[str]]
-    """Those of `problems` that do not pass by themselves, where there are some."""
+    """The problems that do not pass by themselves, where there are some."""
     status: str
     """ok or error"""
     problems: list[str]
@@ -70,7 +70,7 @@ class Health(TypedDict):
 
 
 async def show_health(request: web.Request) -> web.StreamResponse:
-    """200 if chat and jobs work, 503 with what doesn't. Needs no key and tells no secret."""
+    """200 if chat and jobs work, 503 with the problems. Needs no key and tells no secret."""
     body = _health(request.app[SERVICES])
     return json_response(body, 200 if body["status"] == "ok" else 503)
 
@@ -117,17 +117,17 @@ async def list_engines(request: web.Request) -> web.StreamResponse:
 async def retrieve_engine(request: web.Request) -> web.StreamResponse:
     """One engine."""
     services = request.app[SERVICES]
-    return json_response(_engine(services, _known(services, request.match_info["base"])))
+    return json_response(_engine(services, _check_base(services, request.match_info["base"])))
 
 
 async def show_address(request: web.Request) -> web.StreamResponse:
     """Tell a client an engine's own address and its key, to spare it the detour.
 
-    404 for an engine that lives in the server's own process. It is told to those who have the
-    server's key, and changes with each start of the engine.
+    404 for an engine that lives in the server's own process. The engine's key is for clients that
+    have the server's key, and changes with each start of the engine.
     """
     services = request.app[SERVICES]
-    name = _known(services, request.match_info["base"])
+    name = _check_base(services, request.match_info["base"])
     upstream = services.pool.engine_for(name).upstream
     if upstream is None:
         raise ApiError(
@@ -150,8 +150,8 @@ async def move_engine(request: web.Request) -> web.StreamResponse:
     can't do it, 503 if it fails.
     """
     services, action = request.app[SERVICES], request.match_info["action"]
-    name = _known(services, request.match_info["base"])
-    # 1. What can't be done here.
+    name = _check_base(services, request.match_info["base"])
+    # 1. Refuse impossible actions.
     if action not in _ACTIONS:
         raise ApiError(
             404,
@@ -162,7 +162,7 @@ async def move_engine(request: web.Request) -> web.StreamResponse:
         raise ApiError(
             400, f"The engine of {name!r} can't sleep here: stop it instead", code="unsupported"
         )
-    # 2. What can be done is done before the answer; it may take an engine's start.
+    # 2. Do the action before the answer; it may take an engine's start.
     try:
         await services.pool.set_wanted(name, _ACTIONS[action])
     except EngineError as error:
@@ -172,11 +172,11 @@ async def move_engine(request: web.Request) -> web.StreamResponse:
     return json_response(_engine(services, name))
 
 
-def _known(services: Services, name: str) -> str:
+def _check_base(services: Services, name: str) -> str:
     if name not in services.pool.base_models():
-        known = ", ".join(services.pool.base_models())
+        names = ", ".join(services.pool.base_models())
         raise ApiError(
-            404, f"No engine serves {name!r}; base models: {known}", code="not_found", param="base"
+            404, f"No engine serves {name!r}; base models: {names}", code="not_found", param="base"
         )
     return name
 
@@ -197,8 +197,8 @@ def _engine(services: Services, name: str) -> EngineObject:
         "adapters": list(engine.loaded_adapters()),
         "status": {"name": engine.name, **engine.status()},
     }
-    shown: EngineObject = services.places.hide(facts)
-    return shown
+    public_facts: EngineObject = services.places.hide(facts)
+    return public_facts
 
 
 def _health(services: Services) -> Health:

@@ -21,13 +21,13 @@ from nip_base.api_errors import (
 from nip_lm_server.api.plumbing import SERVICES, json_response, query_int, refuse_unknown_query
 from nip_lm_server.state.files import PURPOSES, StagedFile, too_large_error
 
-_FORM_OVERHEAD = 64 * 1024  # what boundaries and other fields may add to an upload
+_FORM_OVERHEAD = 64 * 1024  # of boundaries and other fields, in an upload
 _MAX_FIELD_BYTES = 1024
 _CHUNK_BYTES = 256 * 1024
 DRAIN_S = 120.0
-"""How long an upload that was refused is read on, so that its client sees the answer."""
+"""Longest time for which a refused upload is read on, so that its client sees the answer."""
 DRAIN_IDLE_S = 5.0
-"""... and how long nothing may come of it."""
+"""... and the longest pause in it."""
 _EXPIRES_AFTER = ("expires_after[anchor]", "expires_after[seconds]")
 _EXPIRY_S = range(3600, 2_592_000 + 1)
 
@@ -44,7 +44,7 @@ async def create_file(request: web.Request) -> web.StreamResponse:
 
 async def _create_file(request: web.Request) -> web.StreamResponse:
     files = request.app[SERVICES].files
-    # 1. A form of a size that is taken.
+    # 1. A form, of an allowed size.
     if not request.content_type.startswith("multipart/"):
         raise _invalid_form("The body must be multipart/form-data")
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
@@ -112,10 +112,10 @@ async def delete_file(request: web.Request) -> web.StreamResponse:
 
 
 async def _refuse_while_sending(request: web.Request, error: ApiError) -> web.StreamResponse:
-    """Answer at once, then read and forget what the client is still sending.
+    """Answer at once, then read and forget the rest of the upload.
 
-    Most clients read no answer before they have sent everything; closed on while they send, they
-    tell of a broken connection and not of the answer.
+    Most clients read no answer before they have sent everything. If the connection were closed
+    while they send, they would report a broken connection and not the answer.
     """
     # 1. The whole answer, at once.
     response = json_response(error.body(), error.status, error.headers)
@@ -160,7 +160,7 @@ async def _text(part: BodyPartReader, name: str) -> str:
 
 @contextlib.contextmanager
 def _readable() -> Iterator[None]:
-    """Turns what aiohttp raises for a broken form into an ApiError 400."""
+    """Turns aiohttp's exceptions for a broken form into an ApiError 400."""
     try:
         yield
     except (ValueError, BadHttpMessage) as error:
@@ -168,7 +168,7 @@ def _readable() -> Iterator[None]:
 
 
 def _check_encoding(part: BodyPartReader) -> None:
-    """Refuse a part whose content would be stored as something else than was meant."""
+    """Refuse a part that would be stored with another content than its sender meant."""
     encoding = part.headers.get("Content-Encoding", "identity").lower()
     transfer = part.headers.get("Content-Transfer-Encoding", "binary").lower()
     if encoding != "identity" or transfer not in ("binary", "8bit", "7bit"):

@@ -30,7 +30,7 @@ async def create_job(request: web.Request) -> web.StreamResponse:
     raw, plain = await read_object(request, MAX_SMALL_BODY_BYTES)
     body, payload = await aside.run(len(raw), parse_object, CreateJobRequest, plain)
 
-    # Asked only for a new job: the first one's answer needs no disk.
+    # Called only for a new job: a repeated request's answer needs no disk.
     def admit() -> None:
         problem = want_of_space(services.state_dir)
         if problem is not None:
@@ -39,7 +39,7 @@ async def create_job(request: web.Request) -> web.StreamResponse:
     job, created = services.jobs.create(body, payload, key, admit)
     if created:
         services.supervisor.submit()
-    return json_response(_shown(services, job))
+    return json_response(_hide_places(services, job))
 
 
 def _idempotency_key(request: web.Request) -> str | None:
@@ -69,41 +69,41 @@ async def list_jobs(request: web.Request) -> web.StreamResponse:
     # OpenAI's word for jobs without any metadata.
     plain = request.query.get("metadata")
     if plain not in (None, "null") or (plain is not None and pairs):
-        why = "Invalid 'metadata': use metadata[key]=value, or metadata=null"
-        raise wrong_value("metadata", why)
+        reason = "Invalid 'metadata': use metadata[key]=value, or metadata=null"
+        raise wrong_value("metadata", reason)
     services = request.app[SERVICES]
     page = services.jobs.list(
         limit=query_int(request, "limit", 20, 1, 1000),
         after=request.query.get("after"),
         metadata=pairs if pairs or plain is not None else None,
     )
-    return json_response({**page, "data": [_shown(services, job) for job in page["data"]]})
+    return json_response({**page, "data": [_hide_places(services, job) for job in page["data"]]})
 
 
 async def retrieve_job(request: web.Request) -> web.StreamResponse:
     """One job's object."""
     services = request.app[SERVICES]
-    return json_response(_shown(services, services.jobs.retrieve(request.match_info["id"])))
+    return json_response(_hide_places(services, services.jobs.retrieve(request.match_info["id"])))
 
 
 async def cancel_job(request: web.Request) -> web.StreamResponse:
     """Cancel an unfinished job."""
     services = request.app[SERVICES]
     id = request.match_info["id"]
-    job, changed = services.jobs.cancel(id)
-    if changed:
+    job, is_new = services.jobs.cancel(id)
+    if is_new:
         services.supervisor.cancel(id)
-    return json_response(_shown(services, job))
+    return json_response(_hide_places(services, job))
 
 
 async def pause_job(request: web.Request) -> web.StreamResponse:
     """Keep a job from running until it is resumed. A running one writes a checkpoint first."""
     services = request.app[SERVICES]
     id = request.match_info["id"]
-    job, changed = services.jobs.pause(id)
-    if changed:
+    job, is_new = services.jobs.pause(id)
+    if is_new:
         services.supervisor.pause(id)
-    return json_response(_shown(services, job))
+    return json_response(_hide_places(services, job))
 
 
 async def resume_job(request: web.Request) -> web.StreamResponse:
@@ -111,7 +111,7 @@ async def resume_job(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     job = services.jobs.resume(request.match_info["id"])
     services.supervisor.submit()
-    return json_response(_shown(services, job))
+    return json_response(_hide_places(services, job))
 
 
 async def list_events(request: web.Request) -> web.StreamResponse:
@@ -138,6 +138,6 @@ async def list_checkpoints(request: web.Request) -> web.StreamResponse:
     return json_response(page)
 
 
-def _shown(services: Services, job: JobObject) -> JobObject:
-    """A job's object as clients see it: what went wrong names no place on this machine."""
+def _hide_places(services: Services, job: JobObject) -> JobObject:
+    """A job's object as clients see it: its error names no place on this machine."""
     return {**job, "error": services.places.hide(job["error"])}

@@ -21,7 +21,7 @@ class BaseExtension(TypedDict):
 
 
 class FineTuneExtension(TypedDict):
-    """A model that was made here, from which job and parent, with its latest `Proof`."""
+    """A model that was made here, with its job, its parent and its latest `Proof`."""
 
     kind: Literal["adapter", "base"]
     digest: str
@@ -50,11 +50,11 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     # A full training's result is a base model and a row: it is listed once, as the row.
     rows = [row for row in services.models.list_rows() if row.problem is None]
-    made = {row.name for row in rows}
-    bases = [name for name in services.pool.base_models() if name not in made]
-    known = {*services.pool.base_models()}
+    row_names = {row.name for row in rows}
+    bases = [name for name in services.pool.base_models() if name not in row_names]
+    base_names = {*services.pool.base_models()}
     data = [_base_object(services, name) for name in bases]
-    data += [_object(services, row) for row in rows if row.base_model in known]
+    data += [_object(services, row) for row in rows if row.base_model in base_names]
     return json_response({"object": "list", "data": data})
 
 
@@ -90,7 +90,7 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
             code="base_model",
             param="model",
         )
-    # What a job or another model is made of stays.
+    # A model that a job or another model needs stays.
     user = services.models.find_user(name)
     if user is not None:
         raise ApiError(409, f"{name!r} is needed by {user}", code="model_in_use", param="model")

@@ -17,7 +17,7 @@ from nip_lm_server.chats.tool_calls import ToolCall
 from nip_lm_server.engines.base import Delta, GenerationRequest, TopLogprob
 
 VERY_UNLIKELY = -9999.0
-"""Stands for a log-probability that JSON has no number for."""
+"""Stands for a log-probability for which JSON has no number."""
 
 
 class CompletionTokensDetails(TypedDict):
@@ -53,7 +53,7 @@ class AnswerCall(TypedDict):
 
 
 class AnswerMessage(TypedDict, total=False):
-    """The message of a chat's answer; a piece of it has what is new."""
+    """The message of a chat's answer; a piece of it has the new part."""
 
     role: str
     content: str | None
@@ -83,7 +83,7 @@ class ChatLogprobs(TypedDict):
 
 
 class ChatTokens(TypedDict):
-    """The tokens of a choice or a piece of it; null, and no ids, where they weren't asked for."""
+    """The tokens of a choice or a piece of it; null, and no ids, where no client wants them."""
 
     logprobs: ChatLogprobs | None
     token_ids: NotRequired[tuple[int, ...]]
@@ -137,7 +137,7 @@ _CHAT_DETAILS: UsageDetails = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptBatch:
     """A checked body: one request per prompt. The requests differ in their prompt alone."""
 
     prompts: Sequence[GenerationRequest]
@@ -159,23 +159,23 @@ class Shape:
     chunk_object: str
     is_chat: bool
     usage_details: UsageDetails
-    parse: Callable[[Mapping[str, Any], int], Asked]
+    parse: Callable[[Mapping[str, Any], int], PromptBatch]
     """Check a body of so many bytes. Raises ApiError 400."""
-    choice: Callable[[int, Delta, Asked], ChatChoice | TextChoice]
+    choice: Callable[[int, Delta, PromptBatch], ChatChoice | TextChoice]
     """Write a whole choice, by its index."""
-    pieces: Callable[[int, Delta, Asked, int | None], Iterator[ChatPiece | TextChoice]]
-    """Write what is new of a choice whose tokens have so many characters yet; None: its first."""
+    pieces: Callable[[int, Delta, PromptBatch, int | None], Iterator[ChatPiece | TextChoice]]
+    """Write a new part of a choice, with its characters so far; None: it is the first part."""
 
 
 # Chats
 
 
-def _parse_chat(body: Mapping[str, Any], body_bytes: int) -> Asked:
+def _parse_chat(body: Mapping[str, Any], body_bytes: int) -> PromptBatch:
     request, delivery = parse_chat(body, body_bytes)
-    return Asked((request,), delivery)
+    return PromptBatch((request,), delivery)
 
 
-def _chat_choice(index: int, choice: Delta, asked: Asked) -> ChatChoice:
+def _chat_choice(index: int, choice: Delta, batch: PromptBatch) -> ChatChoice:
     message: AnswerMessage = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.tool_calls:
         message["tool_calls"] = _tool_calls(choice.tool_calls)
@@ -184,11 +184,13 @@ def _chat_choice(index: int, choice: Delta, asked: Asked) -> ChatChoice:
         "index": index,
         "message": message,
         "finish_reason": choice.finish_reason,
-        **_chat_tokens(choice, asked),
+        **_chat_tokens(choice, batch),
     }
 
 
-def _chat_pieces(index: int, delta: Delta, asked: Asked, offset: int | None) -> Iterator[ChatPiece]:
+def _chat_pieces(
+    index: int, delta: Delta, batch: PromptBatch, offset: int | None
+) -> Iterator[ChatPiece]:
     def piece(message: AnswerMessage, finish_reason: str | None = None) -> ChatPiece:
         return {
             "index": index,
@@ -202,23 +204,23 @@ def _chat_pieces(index: int, delta: Delta, asked: Asked, offset: int | None) -> 
         yield piece({"role": "assistant", "content": "", "refusal": None})
     # 2. Text.
     if delta.text or delta.tokens or delta.token_ids:
-        yield {**piece({"content": delta.text}), **_chat_tokens(delta, asked)}
+        yield {**piece({"content": delta.text}), **_chat_tokens(delta, batch)}
     # 3. Calls of tools.
     if delta.tool_calls:
         calls = _tool_calls(delta.tool_calls)
         numbered: list[AnswerCall] = [{"index": i, **call} for i, call in enumerate(calls)]
         yield piece({"tool_calls": numbered})
-    # 4. Why it ends.
+    # 4. The reason of its end.
     if delta.finish_reason is not None:
         yield piece({}, delta.finish_reason)
 
 
-def _chat_tokens(piece: Delta, asked: Asked) -> ChatTokens:
-    """The log-probabilities and the token ids of a choice or a piece, where asked for."""
+def _chat_tokens(piece: Delta, batch: PromptBatch) -> ChatTokens:
+    """The log-probabilities and the token ids of a choice or a piece, where a client wants them."""
     body: ChatTokens = {"logprobs": None}
-    if asked.first.logprobs:
+    if batch.first.logprobs:
         tokens: Sequence[str] = piece.tokens or ("",) * len(piece.logprobs)
-        if asked.delivery.tokens_as_ids:
+        if batch.delivery.tokens_as_ids:
             tokens = list(map(_name_id, piece.token_ids))
         top = piece.top_logprobs or [()] * len(piece.logprobs)
         content: list[GeneratedToken] = [
@@ -226,7 +228,7 @@ def _chat_tokens(piece: Delta, asked: Asked) -> ChatTokens:
             for token, logprob, best in zip(tokens, piece.logprobs, top, strict=True)
         ]
         body["logprobs"] = {"content": content, "refusal": None}
-    if asked.first.return_token_ids:
+    if batch.first.return_token_ids:
         body["token_ids"] = piece.token_ids
     return body
 
@@ -250,7 +252,7 @@ def _name_id(token_id: int | None, token: str = "") -> str:
 def _token(token: str, logprob: float | None) -> TokenLogprob:
     return {
         "token": token,
-        # A chat has no prompt before its answer, so each token has one.
+        # A chat has no prompt before its answer, so each token has a log-probability.
         "logprob": max(logprob or 0.0, VERY_UNLIKELY),
         "bytes": list(token.encode("utf-8", "surrogatepass")),
     }
@@ -259,23 +261,23 @@ def _token(token: str, logprob: float | None) -> TokenLogprob:
 # Completions
 
 
-def _text_choice(index: int, piece: Delta, asked: Asked, offset: int = 0) -> TextChoice:
+def _text_choice(index: int, piece: Delta, batch: PromptBatch, offset: int = 0) -> TextChoice:
     body: TextChoice = {
         "index": index,
         "text": piece.text,
         "logprobs": None,
         "finish_reason": piece.finish_reason,
     }
-    if asked.first.logprobs:
+    if batch.first.logprobs:
         texts: Sequence[str] = piece.tokens or ("",) * len(piece.logprobs)
         names: Sequence[str] = texts
         top: Sequence[Sequence[TopLogprob]] = piece.top_logprobs or ()
-        if asked.delivery.tokens_as_ids:
+        if batch.delivery.tokens_as_ids:
             names = list(map(_name_id, piece.token_ids))
             top = [[replace(t, token=_name_id(t.token_id, t.token)) for t in best] for best in top]
         lengths = [len(text) for text in texts]
         body["logprobs"] = _parallel_lists(names, piece.logprobs, top, offset, lengths)
-    if asked.first.return_token_ids:
+    if batch.first.return_token_ids:
         body["token_ids"] = piece.token_ids
         if piece.prompt_token_ids is not None:
             body["prompt_token_ids"] = piece.prompt_token_ids
@@ -283,9 +285,9 @@ def _text_choice(index: int, piece: Delta, asked: Asked, offset: int = 0) -> Tex
 
 
 def _text_pieces(
-    index: int, delta: Delta, asked: Asked, offset: int | None
+    index: int, delta: Delta, batch: PromptBatch, offset: int | None
 ) -> Iterator[TextChoice]:
-    yield _text_choice(index, delta, asked, offset or 0)
+    yield _text_choice(index, delta, batch, offset or 0)
 
 
 def _parallel_lists(
@@ -297,9 +299,9 @@ def _parallel_lists(
 ) -> ParallelLogprobs:
     """The legacy log-probabilities. With alternatives the token itself is one of them.
 
-    `lengths` are those of the tokens' texts.
+    `lengths` count the characters of each token's text.
     """
-    chosen = [None if value is None else max(value, VERY_UNLIKELY) for value in logprobs]
+    floored = [None if value is None else max(value, VERY_UNLIKELY) for value in logprobs]
     # An object, so two tokens of equal text are one entry.
     top: list[dict[str, float] | None] | None = None
     if top_logprobs:
@@ -307,11 +309,11 @@ def _parallel_lists(
             None
             if logprob is None
             else {token: logprob, **{t.token: max(t.logprob, VERY_UNLIKELY) for t in best}}
-            for token, logprob, best in zip(tokens, chosen, top_logprobs, strict=True)
+            for token, logprob, best in zip(tokens, floored, top_logprobs, strict=True)
         ]
     return {
         "tokens": list(tokens),
-        "token_logprobs": chosen,
+        "token_logprobs": floored,
         "top_logprobs": top,
         "text_offset": list(itertools.accumulate(lengths, initial=offset))[:-1],
     }
@@ -335,7 +337,7 @@ COMPLETION = Shape(
     chunk_object="text_completion",
     is_chat=False,
     usage_details={},
-    parse=lambda body, body_bytes: Asked(*parse_completion(body, body_bytes)),
+    parse=lambda body, body_bytes: PromptBatch(*parse_completion(body, body_bytes)),
     choice=_text_choice,
     pieces=_text_pieces,
 )

@@ -1,10 +1,10 @@
-"""Server-sent events: how a streamed answer is sent and broken off.
+"""Server-sent events: a streamed answer is sent, or broken off.
 
 send_events    an iterator of encoded events -> the response, ``data: [DONE]`` at its end
 merge_streams  several iterators as one, in the order in which their items come
 
-What goes wrong before the first event is raised, and becomes a plain HTTP error. After it, an
-event with the error object ends the stream, without ``[DONE]``.
+An error before the first event is raised, and becomes a plain HTTP error. After it, an event with
+the error object ends the stream, without ``[DONE]``.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ async def send_events(
     events: AsyncGenerator[bytes, None],
     error_body: Callable[[Exception], bytes],
 ) -> web.StreamResponse:
-    """Send what `events` yields, then ``[DONE]``; each item is one event or several, encoded.
+    """Send the items of `events`, then ``[DONE]``; each item is one event or several, encoded.
 
-    Raises what `events` raises before its first item, and ClientGone if the client has left.
-    The iterator is closed in any case.
+    An exception of `events` before its first item goes on up. Raises ClientGone if the client has
+    left. The iterator is closed in any case.
     """
     headers = {"Content-Type": CONTENT_TYPE, "Cache-Control": "no-cache"}
     response = web.StreamResponse(headers=headers)
@@ -44,7 +44,7 @@ async def send_events(
         except ClientGone:
             raise
         except Exception as error:
-            # Once something was sent there is no way back to an HTTP status.
+            # After the first byte there is no way back to an HTTP status.
             if not response.prepared:
                 raise
             await _send(request, response, b"data: " + error_body(error) + b"\n\n")
@@ -105,22 +105,22 @@ async def merge_streams(
 
     beginning = asyncio.create_task(begin())
     try:
-        # 2. What comes, until all have ended or one fails.
-        left = len(iterators)
-        while left:
+        # 2. Their items, until all have ended or one fails.
+        running = len(iterators)
+        while running:
             index, item = await ready.get()
             if index < 0:
                 raise item
             if item is end:
-                left -= 1
+                running -= 1
             else:
                 yield index, item
     finally:
         # 3. Those that still run abandon their requests.
-        begun = [beginning, *pumps]
-        for task in begun:
+        tasks = [beginning, *pumps]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*begun, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def closing(iterator: AsyncIterator[_T]) -> aclosing[AsyncGenerator[_T, None]]:

@@ -2,7 +2,7 @@
 
 load_tokenizer      the tokenizer of a model given by path or name
 load_model          its weights
-control_tokens      what no message may say as it is
+control_tokens      the tokens that no message may hold unbroken
 render              messages -> text, by the model's own chat template
 encode              text -> token ids, nothing added
 encode_prompt       messages -> the token ids a completion continues
@@ -69,7 +69,7 @@ def check_model_path(model: str) -> None:
     A string of the form ``name`` or ``owner/name`` that is no directory here is taken for a name
     on the model hub, and passes.
     """
-    # Only what can be seen from here; whether a name is on the hub is the hub's to say.
+    # Only the disk is looked at: the hub alone knows whether it has a name.
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -83,9 +83,8 @@ def check_model_path(model: str) -> None:
 def load_tokenizer(model: str, variables: Mapping[str, Any] | None = None) -> Any:
     """The tokenizer of `model`, a directory or a name on the hub; never runs code from there.
 
-    Its chat template is rendered with `variables` from then on. Raises
-    ModelPathError if it isn't there, ChatTemplateError if it has no chat template, or one that
-    does not read these variables.
+    Every rendering of its chat template sets `variables`. Raises ModelPathError if it isn't there,
+    ChatTemplateError if it has no chat template, or one that does not read these variables.
     """
     check_model_path(model)
     from transformers import AutoTokenizer
@@ -129,36 +128,36 @@ def template_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, A
     """Pick a template's part of each message: role, content, and where present name, calls of tools
     and the id of the answered call.
     """
-    seen = []
+    parts = []
     for message in messages:
-        keys = {key: message[key] for key in _TEMPLATE_KEYS if message.get(key) is not None}
+        part = {key: message[key] for key in _TEMPLATE_KEYS if message.get(key) is not None}
         if message.get("tool_calls"):
-            keys["tool_calls"] = list(map(template_call, message["tool_calls"]))
-        seen.append(keys)
-    return seen
+            part["tool_calls"] = list(map(template_call, message["tool_calls"]))
+        parts.append(part)
+    return parts
 
 
 def control_tokens(tokenizer: Any) -> ControlTokens:
     """The control tokens of a tokenizer and its chat template, looked up once."""
     # By the template too: it can be replaced while the tokenizer lives.
-    known = _control_tokens.get(tokenizer)
-    if known is None or known[0] != tokenizer.chat_template:
-        known = (tokenizer.chat_template, ControlTokens(tokenizer))
-        _control_tokens[tokenizer] = known
-    return known[1]
+    entry = _control_tokens.get(tokenizer)
+    if entry is None or entry[0] != tokenizer.chat_template:
+        entry = (tokenizer.chat_template, ControlTokens(tokenizer))
+        _control_tokens[tokenizer] = entry
+    return entry[1]
 
 
 def _thought_form(tokenizer: Any) -> str | None:
-    """Look up what `thought_form` says of a tokenizer as it is now, once."""
+    """The `thought_form` of a tokenizer as it is now, tried out once."""
     state = (tokenizer.chat_template, template_kwargs(tokenizer))
-    known = _thought_forms.get(tokenizer)
-    if known is None or known[0] != state:
-        known = (state, thought_form(tokenizer))
-        _thought_forms[tokenizer] = known
-    return known[1]
+    entry = _thought_forms.get(tokenizer)
+    if entry is None or entry[0] != state:
+        entry = (state, thought_form(tokenizer))
+        _thought_forms[tokenizer] = entry
+    return entry[1]
 
 
-def _without_control(tokenizer: Any, message: dict[str, Any]) -> Any:
+def _break_message(tokenizer: Any, message: dict[str, Any]) -> Any:
     tokens = control_tokens(tokenizer)
     broken = tokens.break_in_message(message)
     if "tool_calls" in message:
@@ -167,7 +166,7 @@ def _without_control(tokenizer: Any, message: dict[str, Any]) -> Any:
 
 
 def _break_everywhere(tokens: ControlTokens, value: Any) -> Any:
-    """`value` with its control tokens broken, those in keys too: a template may write all of it."""
+    """`value` with its control tokens broken, in keys too: a template may write all of it."""
     if isinstance(value, str):
         return tokens.break_in(value)
     if isinstance(value, list):
@@ -187,11 +186,11 @@ def render(
 ) -> str:
     """The text of a conversation; `generation` adds the beginning of an assistant message.
 
-    Control tokens in messages are broken (see `nip_control_tokens`), those of the template not.
-    `thoughts` are those of the last message; those of others are no part of a prompt.
+    Control tokens in messages are broken (see `nip_control_tokens`), the template's own are not.
+    `thoughts` belong to the last message; the thoughts of other messages are no part of a prompt.
     Raises ChatTemplateError if the template refuses it, or can't write thoughts.
     """
-    seen = [_without_control(tokenizer, message) for message in template_messages(messages)]
+    parts = [_break_message(tokenizer, message) for message in template_messages(messages)]
     if thoughts:
         field = _thought_form(tokenizer)
         if field is None:
@@ -202,16 +201,16 @@ def render(
             )
         # After the breaking: <think> itself may be a control token.
         broken = control_tokens(tokenizer).break_in(thoughts)
-        seen[-1] = add_thoughts(seen[-1], broken, field)
+        parts[-1] = add_thoughts(parts[-1], broken, field)
     try:
         text = tokenizer.apply_chat_template(
-            seen,
+            parts,
             tools=[_break_everywhere(control_tokens(tokenizer), tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=generation,
             **template_kwargs(tokenizer),
         )
-    except Exception as error:  # templates raise whatever their author chose
+    except Exception as error:  # a template may raise any exception
         roles = ", ".join(str(message.get("role")) for message in messages)
         raise ChatTemplateError(
             f"the model's chat template refuses a conversation of [{roles}]: {error}"
@@ -220,7 +219,7 @@ def render(
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of `text`; the template wrote the special tokens, so none is added here."""
+    """Token ids of `text`; the template wrote the special tokens, so none is added."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
@@ -265,26 +264,26 @@ def check_shapes(tokenizer: Any) -> dict[str, bool]:
 def stop_token_ids(tokenizer: Any, generation_config: Any = None) -> frozenset[int]:
     """Collect the tokens at the end of an assistant message.
 
-    The tokenizer's end token, those of the model's generation configuration, and the special
-    token that the template writes after an assistant message.
+    They are the tokenizer's end token, the end tokens of the model's generation configuration, and
+    the special token that the template writes after an assistant message.
     """
-    # 1. What the tokenizer and the model's generation configuration call the end.
+    # 1. The end tokens that the tokenizer and the model's generation configuration name.
     ends: set[int] = set()
     for owner in (tokenizer, generation_config):
-        named = getattr(owner, "eos_token_id", None)
-        ends.update([named] if isinstance(named, int) else named or [])
-    # 2. What the template writes after an answer, if it is a special token.
+        token_ids = getattr(owner, "eos_token_id", None)
+        ends.update([token_ids] if isinstance(token_ids, int) else token_ids or [])
+    # 2. The token that the template writes after an answer, if it is a special one.
     user = {"role": "user", "content": "sentinel 0"}
     answer = {"role": "assistant", "content": "sentinel 1"}
     try:
         text = render(tokenizer, [user, answer], generation=False)
     except ChatTemplateError:
         return frozenset(ends)
-    after = encode(tokenizer, text.rpartition("sentinel 1")[2])
+    ending = encode(tokenizer, text.rpartition("sentinel 1")[2])
     special = set(tokenizer.all_special_ids) | {
         index for index, token in tokenizer.added_tokens_decoder.items() if token.special
     }
-    ends.update(after[:1] if after and after[0] in special else [])
+    ends.update(ending[:1] if ending and ending[0] in special else [])
     return frozenset(ends)
 
 
@@ -295,5 +294,5 @@ def context_length(tokenizer: Any, config: Any) -> int | None:
         getattr(config.get_text_config(), "max_position_embeddings", None),
         getattr(tokenizer, "model_max_length", None),
     ]
-    known = [int(limit) for limit in limits if limit and 0 < limit < _UNLIMITED]
-    return min(known, default=None)
+    lengths = [int(limit) for limit in limits if limit and 0 < limit < _UNLIMITED]
+    return min(lengths, default=None)

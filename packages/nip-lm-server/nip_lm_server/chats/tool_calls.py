@@ -4,10 +4,10 @@ ToolForm         how calls stand in a model's text; reads them from an answer
 find_form        the form of a template, by rendering a call with it
 read_parameters  the schema of a tool's arguments
 
-The form is not looked up by the model's name: the template itself is asked to write a call, and
-what it writes around the name and the arguments is the form. Read are those in which a call is one
-JSON object with the name and the arguments in it, bare or between two marks (Hermes, Qwen 2.5
-and 3, Llama 3). A template that writes it otherwise, or with special tokens, has none.
+The form is not looked up by the model's name. The template itself writes a call, and the text
+around the name and the arguments is the form. It is read where a call is one JSON object with the
+name and the arguments in it, bare or between two marks (Hermes, Qwen 2.5 and 3, Llama 3). A
+template that writes calls otherwise, or with special tokens, has no form.
 """
 
 import json
@@ -62,7 +62,7 @@ class ToolForm:
 
     @property
     def marker(self) -> str:
-        """By what a call begins; empty: it is the whole answer."""
+        """The text that begins a call; empty: the call is the whole answer."""
         return self.opening.strip()
 
     def surround(self, name: str) -> tuple[str, str]:
@@ -75,7 +75,7 @@ class ToolForm:
         if not self.marker:
             call, end = self._call_at(text, 0, names)
             return ("", (call,)) if call and not text[end:].strip() else (text, ())
-        # What begins like a call and is none stays text.
+        # A text that begins like a call and is none stays text.
         calls: list[ToolCall] = []
         words, position = "", 0
         while (start := text.find(self.marker, position)) >= 0:
@@ -100,9 +100,9 @@ class ToolForm:
         if not isinstance(arguments, dict):
             return None, start
         closing = self.closing.strip()
-        after = text[end:].lstrip()
-        if closing and after.startswith(closing):
-            end = len(text) - len(after) + len(closing)
+        ending = text[end:].lstrip()
+        if closing and ending.startswith(closing):
+            end = len(text) - len(ending) + len(closing)
         return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False)), end
 
 
@@ -111,33 +111,33 @@ def find_form(render: Render, special: Sequence[str]) -> ToolForm | None:
 
     `special` are the texts of the tokenizer's special tokens, which no answer's text shows.
     """
-    # 1. Let the template write a call, and what a tool answers.
+    # 1. Let the template write a call, and a tool's answer.
     user = {"role": "user", "content": "sentinel question"}
     result = {"role": "tool", "tool_call_id": "call00000", "content": "sentinel result"}
     try:
         prompt = render([user], [_TOOL], True)
-        answered = render([user, _CALL], [_TOOL], False)
+        conversation = render([user, _CALL], [_TOOL], False)
         if "sentinel result" not in render([user, _CALL, result], [_TOOL], True):
             return None
     except ValueError:
         return None
-    # 2. The call is what it writes after the prompt, and must be one JSON object with our values.
-    if _NAME not in prompt or not answered.startswith(prompt):
+    # 2. The call follows the prompt, and must be one JSON object with our values.
+    if _NAME not in prompt or not conversation.startswith(prompt):
         return None
-    written = answered[len(prompt) :]
-    start = written.find("{")
+    call_text = conversation[len(prompt) :]
+    start = call_text.find("{")
     try:
-        value, end = json.JSONDecoder().raw_decode(written, max(start, 0))
+        value, end = json.JSONDecoder().raw_decode(call_text, max(start, 0))
     except ValueError:
         return None
     key = next((k for k in _ARGUMENT_KEYS if isinstance(value, dict) and k in value), None)
     if key is None or value != {"name": _NAME, key: _ARGUMENTS}:
         return None
     # 3. The marks around it, as far as an answer's text shows them.
-    closing = written[end:]
+    closing = call_text[end:]
     for token in special:
         closing = closing.partition(token)[0] if token else closing
-    opening = written[:start]
+    opening = call_text[:start]
     # An answer may think before it calls: only the last mark belongs to the call.
     opening = opening[opening.rfind(opening.split()[-1]) :] if opening.strip() else ""
     if any(token and token in opening for token in special) or "[" in opening:

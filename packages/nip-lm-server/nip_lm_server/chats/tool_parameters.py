@@ -1,4 +1,4 @@
-"""Checks what a client says about the form of an answer: `response_format`, tools, their calls.
+"""Checks a client's wishes for the form of an answer: `response_format`, tools, their calls.
 
 parse_response_format   -> the JSON schema of the answer, None for text
 parse_structured_outputs   -> the grammar of the answer
@@ -23,43 +23,46 @@ MAX_SCHEMA_CHARACTERS = 200_000
 seconds and hundreds of megabytes for more."""
 MAX_GRAMMAR_CHARACTERS = 20_000
 _OTHER_FORMS = frozenset({"json", "regex", "choice", "json_object", "structural_tag"})
-"""What vLLM's parameter has beside a grammar."""
+"""The forms of vLLM's parameter that are not a grammar."""
 _ALL_TOOLS = 4
-"""The tools of a request may have so many times what one schema may."""
+"""All tools of a request together may be as large as so many schemas."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME_RULE = "1 to 64 letters, digits, dashes and underscores"
 
 
 def parse_response_format(name: str, value: Any) -> dict[str, Any] | None:
     """Return the schema for the answer. Raises ApiError 400."""
-    kind = _object(name, value).get("type")
+    kind = _require_object(name, value).get("type")
     if kind == "json_schema":
-        _only_keys(name, value, ("type", "json_schema"))
-        inner, at = _object(f"{name}.json_schema", value.get("json_schema")), f"{name}.json_schema"
-        _only_keys(at, inner, ("name", "schema", "strict", "description"))
-        _check_name(f"{at}.name", inner.get("name"))
-        _check_type(f"{at}.strict", inner.get("strict"), bool, "true or false")
-        _check_type(f"{at}.description", inner.get("description"), str, "a string")
-        schema = _object(f"{at}.schema", inner.get("schema"))
-        _check_size(f"{at}.schema", schema)
+        _refuse_other_keys(name, value, ("type", "json_schema"))
+        inner, place = (
+            _require_object(f"{name}.json_schema", value.get("json_schema")),
+            f"{name}.json_schema",
+        )
+        _refuse_other_keys(place, inner, ("name", "schema", "strict", "description"))
+        _check_name(f"{place}.name", inner.get("name"))
+        _check_type(f"{place}.strict", inner.get("strict"), bool, "true or false")
+        _check_type(f"{place}.description", inner.get("description"), str, "a string")
+        schema = _require_object(f"{place}.schema", inner.get("schema"))
+        _check_size(f"{place}.schema", schema)
         return schema
     if kind not in ("text", "json_object"):
         raise invalid_value(f"{name}.type", kind, "text, json_object or json_schema")
-    _only_keys(name, value, ("type",))
+    _refuse_other_keys(name, value, ("type",))
     return {"type": "object"} if kind == "json_object" else None
 
 
 def parse_structured_outputs(name: str, value: Any) -> str:
     """Return the grammar for the answer. Raises ApiError 400.
 
-    The parameter is vLLM's. Of its forms there is ``grammar``, for which OpenAI's API has none.
+    The parameter is vLLM's. Of its forms ``grammar`` alone is taken: OpenAI's API has none for it.
     """
-    forms = {key: item for key, item in _object(name, value).items() if item is not None}
+    forms = {key: item for key, item in _require_object(name, value).items() if item is not None}
     for key in forms.keys() & _OTHER_FORMS:
         raise unsupported_value(
             f"{name}.{key}", "it can be grammar; JSON is asked for by response_format"
         )
-    _only_keys(name, forms, ("grammar",))
+    _refuse_other_keys(name, forms, ("grammar",))
     grammar = forms.get("grammar")
     if not isinstance(grammar, str) or not 0 < len(grammar) <= MAX_GRAMMAR_CHARACTERS:
         expected = f"a text of 1 to {MAX_GRAMMAR_CHARACTERS} characters"
@@ -73,21 +76,21 @@ def parse_tools(name: str, value: Any) -> tuple[Tool, ...]:
         raise invalid_value(name, value, f"a list of at most {MAX_TOOLS} tools")
     names = set()
     for index, tool in enumerate(value):
-        at = f"{name}[{index}]"
-        kind = _object(at, tool).get("type")
+        place = f"{name}[{index}]"
+        kind = _require_object(place, tool).get("type")
         if kind != "function":
-            raise unsupported_value(f"{at}.type", f"got {str(kind)[:80]!r}, it can be function")
-        _only_keys(at, tool, ("type", "function"))
-        function = _object(f"{at}.function", tool.get("function"))
-        at = f"{at}.function"
-        _only_keys(at, function, ("name", "description", "parameters", "strict"))
-        _check_name(f"{at}.name", function.get("name"))
-        _check_type(f"{at}.description", function.get("description"), str, "a string")
-        _check_type(f"{at}.parameters", function.get("parameters"), dict, "an object")
-        _check_size(f"{at}.parameters", function.get("parameters"))
-        _check_type(f"{at}.strict", function.get("strict"), bool, "true or false")
+            raise unsupported_value(f"{place}.type", f"got {str(kind)[:80]!r}, it can be function")
+        _refuse_other_keys(place, tool, ("type", "function"))
+        function = _require_object(f"{place}.function", tool.get("function"))
+        place = f"{place}.function"
+        _refuse_other_keys(place, function, ("name", "description", "parameters", "strict"))
+        _check_name(f"{place}.name", function.get("name"))
+        _check_type(f"{place}.description", function.get("description"), str, "a string")
+        _check_type(f"{place}.parameters", function.get("parameters"), dict, "an object")
+        _check_size(f"{place}.parameters", function.get("parameters"))
+        _check_type(f"{place}.strict", function.get("strict"), bool, "true or false")
         if function["name"] in names:
-            raise invalid_value(f"{at}.name", function["name"], "a name that no other tool has")
+            raise invalid_value(f"{place}.name", function["name"], "a name that no other tool has")
         names.add(function["name"])
     _check_size(name, value, _ALL_TOOLS)
     return tuple(value)
@@ -98,9 +101,9 @@ def parse_tool_choice(name: str, value: Any) -> str | tuple[str]:
     if value in ("none", "auto", "required"):
         return str(value)
     if isinstance(value, dict) and value.get("type") == "function":
-        _only_keys(name, value, ("type", "function"))
-        function = _object(f"{name}.function", value.get("function"))
-        _only_keys(f"{name}.function", function, ("name",))
+        _refuse_other_keys(name, value, ("type", "function"))
+        function = _require_object(f"{name}.function", value.get("function"))
+        _refuse_other_keys(f"{name}.function", function, ("name",))
         _check_name(f"{name}.function.name", function.get("name"))
         return (function["name"],)
     if isinstance(value, dict) and isinstance(value.get("type"), str):
@@ -109,62 +112,62 @@ def parse_tool_choice(name: str, value: Any) -> str | tuple[str]:
 
 
 def settle_tools(values: dict[str, Any]) -> None:
-    """Turn `tools` and `tool_choice` in `values` into `tools`, as told to the model, and
+    """Turn `tools` and `tool_choice` in `values` into `tools`, which the model sees, and
     `forced_tools`, of which it must call one. Raises ApiError 400 if the two contradict each other,
     and for a grammar beside another form.
     """
-    # Who may not call is not told of any tool.
+    # A model that may not call a tool sees none.
     choice = values.pop("tool_choice", "auto")
     if choice == "none":
         values.pop("tools", None)
     if values.get("grammar") is not None:
-        for other, name in (("tools", "tools"), ("schema", "response_format")):
-            if values.get(other):
-                raise unsupported_value(name, "it can't be beside structured_outputs")
-    offered = [tool["function"]["name"] for tool in values.get("tools") or ()]
+        for key, parameter in (("tools", "tools"), ("schema", "response_format")):
+            if values.get(key):
+                raise unsupported_value(parameter, "it can't be beside structured_outputs")
+    tool_names = [tool["function"]["name"] for tool in values.get("tools") or ()]
     if choice in ("none", "auto"):
         return
-    forced = tuple(offered) if choice == "required" else choice
-    if not offered or not set(forced) <= set(offered):
-        expected = f"one of the tools, which are {', '.join(offered) or 'none'}"
+    forced_names = tuple(tool_names) if choice == "required" else choice
+    if not tool_names or not set(forced_names) <= set(tool_names):
+        expected = f"one of the tools, which are {', '.join(tool_names) or 'none'}"
         raise invalid_value("tool_choice", choice, expected)
-    values["forced_tools"] = forced
+    values["forced_tools"] = forced_names
 
 
-def tool_message(at: str, message: Mapping[str, Any]) -> CallParts:
-    """Check `tool_calls` or `tool_call_id` of a message named `at`, and return them.
+def tool_message(name: str, message: Mapping[str, Any]) -> CallParts:
+    """Check `tool_calls` or `tool_call_id` of a message named `name`, and return them.
 
     Raises ApiError 400.
     """
-    calls, answered = message.get("tool_calls"), message.get("tool_call_id")
+    calls, call_id = message.get("tool_calls"), message.get("tool_call_id")
     role = message["role"]
-    checked: CallParts = {}
+    parts: CallParts = {}
     # 1. An answer to a call.
     if role == "tool":
-        if not isinstance(answered, str):
-            raise invalid_value(f"{at}.tool_call_id", answered, "the id of a call")
-        checked["tool_call_id"] = answered
-    elif answered is not None:
-        raise unknown_parameter(f"{at}.tool_call_id")
+        if not isinstance(call_id, str):
+            raise invalid_value(f"{name}.tool_call_id", call_id, "the id of a call")
+        parts["tool_call_id"] = call_id
+    elif call_id is not None:
+        raise unknown_parameter(f"{name}.tool_call_id")
     # 2. Calls, which the assistant alone makes.
     if not calls:
-        return checked
+        return parts
     if role != "assistant" or not isinstance(calls, list):
-        raise invalid_value(f"{at}.tool_calls", calls, "a list, in an assistant's message")
+        raise invalid_value(f"{name}.tool_calls", calls, "a list, in an assistant's message")
     if len(calls) > MAX_CALLS:
-        raise invalid_value(f"{at}.tool_calls", calls, f"a list of at most {MAX_CALLS} calls")
+        raise invalid_value(f"{name}.tool_calls", calls, f"a list of at most {MAX_CALLS} calls")
     for index, call in enumerate(calls):
-        where = f"{at}.tool_calls[{index}]"
-        if _object(where, call).get("type", "function") != "function":
-            raise unsupported_value(f"{where}.type", "it can only be function")
-        _only_keys(where, call, ("id", "type", "function", "index"))
-        _check_type(f"{where}.id", call.get("id"), str, "a string")
-        function = _object(f"{where}.function", call.get("function"))
-        _only_keys(f"{where}.function", function, ("name", "arguments"))
-        _check_name(f"{where}.function.name", function.get("name"))
+        place = f"{name}.tool_calls[{index}]"
+        if _require_object(place, call).get("type", "function") != "function":
+            raise unsupported_value(f"{place}.type", "it can only be function")
+        _refuse_other_keys(place, call, ("id", "type", "function", "index"))
+        _check_type(f"{place}.id", call.get("id"), str, "a string")
+        function = _require_object(f"{place}.function", call.get("function"))
+        _refuse_other_keys(f"{place}.function", function, ("name", "arguments"))
+        _check_name(f"{place}.function.name", function.get("name"))
         if not isinstance(function.get("arguments"), str):
-            raise invalid_value(f"{where}.function.arguments", function.get("arguments"), "a text")
-    return {**checked, "tool_calls": calls}
+            raise invalid_value(f"{place}.function.arguments", function.get("arguments"), "a text")
+    return {**parts, "tool_calls": calls}
 
 
 class TemplateFunction(TypedDict):
@@ -190,24 +193,24 @@ def template_call(call: MessageCall) -> TemplateCall:
         arguments = json.loads(function["arguments"])
     except (ValueError, RecursionError):
         arguments = function["arguments"]
-    shown: TemplateFunction = {**function, "arguments": arguments}
-    return {**call, "type": "function", "function": shown}
+    parsed: TemplateFunction = {**function, "arguments": arguments}
+    return {**call, "type": "function", "function": parsed}
 
 
-def _object(name: str, value: Any) -> dict[str, Any]:
+def _require_object(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     raise invalid_value(name, value, "an object")
 
 
 def _check_size(name: str, value: Any, schemas: int = 1) -> None:
-    """Raise ApiError 400 for more than so many schemas may have."""
+    """Raise ApiError 400 for a value larger than so many schemas may be."""
     values = characters = 0
     level = [value]
     while level and values <= MAX_SCHEMA_VALUES * schemas:
         characters += sum(len(item) for item in level if isinstance(item, str))
         characters += sum(len(key) for item in level if isinstance(item, dict) for key in item)
-        level = [child for item in level for child in _inside(item)]
+        level = [child for item in level for child in _list_children(item)]
         values += len(level)
     most_values, most_characters = MAX_SCHEMA_VALUES * schemas, MAX_SCHEMA_CHARACTERS * schemas
     if values > most_values or characters > most_characters:
@@ -215,7 +218,7 @@ def _check_size(name: str, value: Any, schemas: int = 1) -> None:
         raise invalid_value(name, value, expected)
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def _list_children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
@@ -231,7 +234,7 @@ def _check_type(name: str, value: Any, kind: type, expected: str) -> None:
         raise invalid_value(name, value, expected)
 
 
-def _only_keys(name: str, value: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+def _refuse_other_keys(name: str, value: Mapping[str, Any], keys: tuple[str, ...]) -> None:
     for key, item in value.items():
         if key not in keys and item is not None:
             raise unknown_parameter(f"{name}.{key}"[:200])

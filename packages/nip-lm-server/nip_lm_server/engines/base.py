@@ -2,10 +2,11 @@
 
 An engine answers for one base model and any number of adapters over it. It knows nothing of
 HTTP, files or jobs; the server (`nip_lm_server.api.app`) wires it. An engine that is a server
-itself (vLLM) says where it is (`upstream`), and requests are passed through to there.
+itself (vLLM) gives its address (`upstream`), and requests are passed through to it.
 
-What an engine can do it says in its `capabilities`, those of its class before it is made; all else
-it refuses, and nothing is ignored. `own_engines` checks that a class has what it promises.
+`capabilities` lists an engine's abilities; its class has them before an engine is made. An engine
+refuses all other requests, and ignores nothing. `own_engines` checks that a class has the methods
+that its capabilities promise.
 """
 
 import asyncio
@@ -58,7 +59,7 @@ class EngineRequestError(EngineError, ValueError):
 
 COUNTED_CONTEXTS = 4
 """`Engine.tokenize` shows the tokens of prompts of at most so many times the model's context:
-enough to say by how much a prompt is too long, without encoding whatever somebody sends."""
+enough to say by how much a prompt is too long, without encoding texts of any length."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,11 @@ class WorkDone:
     """An engine's work since its start, in counters that only grow."""
 
     prompt_tokens: int = 0
-    """Tokens of prompts that were read, each when its pass is over and not at the prompt's end."""
+    """Tokens of prompts, counted after each pass and not only at the prompt's end."""
     generated_tokens: int = 0
-    """Those of answers that were given up as well."""
+    """Tokens of answers, of abandoned ones as well."""
     other: int = 0
-    """Whatever else it does, like a proof: it advances as well."""
+    """Other work, such as proofs: it shows that the engine advances."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Upstream:
 
     url: str  # without /v1
     api_key: str = field(repr=False)
-    parameters: frozenset[str] = frozenset()  # what its chat completions take, by name
+    parameters: frozenset[str] = frozenset()  # names that its chat completions take
     completion_parameters: frozenset[str] = frozenset()
 
 
@@ -89,7 +90,7 @@ class GenerationRequest:
 
     model: str  # the base model's served name, or an adapter's name
     messages: tuple[ChatMessage, ...] = ()
-    prompt: str | tuple[int, ...] | None = None  # text or token ids, taken as they are
+    prompt: str | tuple[int, ...] | None = None  # text or token ids, without a template
     max_tokens: int | None = None  # None: as far as the context goes
     temperature: float = 1.0
     top_p: float = 1.0
@@ -97,27 +98,27 @@ class GenerationRequest:
     n: int = 1
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    stop_tokens: tuple[int, ...] | None = None  # instead of the model's own; (): none stops it
+    stop_tokens: tuple[int, ...] | None = None  # None: the model's own; (): no token stops it
     top_k: int = 0  # draw from so many likeliest tokens; 0: from all
     logprobs: bool = False  # log-probability of each generated token
     top_logprobs: int = 0  # alternatives for each generated token
     echo: bool = False  # the answer begins with the prompt, which is scored as well
     return_token_ids: bool = False
     schema: dict[str, Any] | None = None  # the answer is JSON of this schema
-    grammar: str | None = None  # or it follows this one, in llguidance's form of Lark's
-    tools: tuple[Tool, ...] = ()  # functions that the model is told of
-    forced_tools: tuple[str, ...] = ()  # of which it must call one; none: as it likes
-    parallel_tool_calls: bool = True  # whether it may call several at once
-    body_bytes: int = 0  # of all it came with: what takes long for many is done aside
+    grammar: str | None = None  # or it follows this grammar, in llguidance's form of Lark's
+    tools: tuple[Tool, ...] = ()  # functions that the prompt describes
+    forced_tools: tuple[str, ...] = ()  # it must call one of these; (): it may
+    parallel_tool_calls: bool = True  # it may call several at once
+    body_bytes: int = 0  # of the whole body: large ones are read in a thread
 
     @property
     def has_form(self) -> bool:
-        """Say whether something is asked for beside a text: JSON, a grammar, or calls of tools."""
+        """Say whether the answer has a form: JSON, a grammar, or calls of tools."""
         return self.schema is not None or self.grammar is not None or bool(self.tools)
 
     @property
     def form_parameter(self) -> str:
-        """Name the parameter that asks for the form, for errors."""
+        """The parameter with the form, for errors."""
         return "response_format" if self.grammar is None else "structured_outputs"
 
 
@@ -132,9 +133,9 @@ def room_for_answer(request: GenerationRequest, prompt_tokens: int, context: int
     # Without a limit of the request's own, an answer has one token at least.
     if room < (max_tokens or 1):
         part, verb = ("messages", "take") if request.prompt is None else ("prompt", "takes")
-        asked = f" and {max_tokens} for the answer" if max_tokens else ""
+        rest = f" and {max_tokens} for the answer" if max_tokens else ""
         raise EngineRequestError(
-            f"This model's context is {context} tokens; the {part} {verb} {prompt_tokens}{asked}. "
+            f"This model's context is {context} tokens; the {part} {verb} {prompt_tokens}{rest}. "
             f"Shorten the {part} or lower max_tokens.",
             "context_length_exceeded",
             "max_tokens" if room > 0 else part,
@@ -148,7 +149,7 @@ class TopLogprob:
 
     token: str
     logprob: float
-    token_id: int | None = None  # where the engine has them
+    token_id: int | None = None  # None: the engine has no ids
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,10 @@ class Delta:
     """A piece of an answer, or all of it: the text of choice `index` certain by now.
 
     `tokens`, `token_ids` and `logprobs` have one entry per generated token, stop included, and are
-    empty where they weren't asked for. The pieces of a choice joined are the whole that `generate`
-    gives for the same seed. The last one has `finish_reason`: stop, length, content_filter or
-    tool_calls. The first of a stream has `prompt_tokens` (and `prompt_token_ids` where asked).
+    empty where the request doesn't want them. The pieces of a choice joined are the answer that
+    `generate` gives for the same seed. The last piece has `finish_reason`: stop, length,
+    content_filter or tool_calls. The first of a stream has `prompt_tokens` (and `prompt_token_ids`
+    where the request wants them).
     """
 
     index: int
@@ -166,19 +168,20 @@ class Delta:
     finish_reason: str | None = None
     tokens: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float | None, ...] = ()  # None: of a prompt's first token, where it is echoed
+    logprobs: tuple[float | None, ...] = ()  # None: an echoed prompt's first token
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()
     completion_tokens: int = 0  # generated in this piece
     prompt_tokens: int | None = None
     prompt_token_ids: tuple[int, ...] | None = None
-    tool_calls: tuple[ToolCall, ...] = ()  # all of a choice in its last delta
+    tool_calls: tuple[ToolCall, ...] = ()  # all calls of a choice, in its last delta
 
 
 @dataclass(frozen=True)
 class PromptScores:
-    """Of each token of a prompt but the first: its log-probability given those before it.
+    """Log-probabilities of a prompt's tokens, each given all before it; the first token has none.
 
-    `likeliest` has for the same places the likeliest tokens (id, log-probability), if asked for.
+    `likeliest` has the likeliest tokens (id, log-probability) at the same places, if the caller
+    wants some.
     """
 
     logprobs: tuple[float, ...]
@@ -187,10 +190,10 @@ class PromptScores:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """An engine's answer to a request; `model` is the one really answering."""
+    """An engine's answer to a request; `model` is the model that really answered."""
 
     model: str
-    choices: tuple[Delta, ...]  # whole ones
+    choices: tuple[Delta, ...]  # each a whole answer
     prompt_tokens: int
     prompt_token_ids: tuple[int, ...] | None = None
 
@@ -198,7 +201,7 @@ class GenerationResult:
 class Engine(ABC):
     """An engine as the server sees it. All methods are called on the server's event loop."""
 
-    name: str  # deterministic, embedded, vllm, or a word of one's own
+    name: str  # deterministic, embedded, vllm, or a user's own word
     base_model: str  # the served name of the base model
     epoch: int = 0  # grows by one with each start of the engine
     _state: EngineState = "stopped"
@@ -211,7 +214,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """The engine's abilities, as far as they are known. A class may have them as a value."""
+        """The engine's abilities, as far as they are known. A class may give them as a value."""
 
     @property
     def upstream(self) -> Upstream | None:
@@ -225,60 +228,60 @@ class Engine(ABC):
         """
         if self.state in ("starting", "running", "sleeping"):
             return
-        # Of one that failed, a process or a thread may be left, with the device's memory.
+        # A failed engine may have left a process or a thread that holds the device's memory.
         await self.stop()
         self._state = "starting"
         self.epoch += 1
         try:
             await self._start()
         except BaseException:
-            # Cancellation included: what was half started would keep its device.
+            # Cancellation included: a half-started engine would keep its device.
             await self.stop()
             self._state = "failed"  # last, since `stop` sets another
             raise
         self._state = "running"
 
     async def _start(self) -> None:
-        """Do what a start takes."""
+        """Start a stopped engine."""
         return
 
     async def stop(self) -> None:
-        """End it, from any state. What still waits or runs fails with EngineError."""
+        """End it, from any state. Waiting and running requests fail with EngineError."""
         self._state = "stopped"
 
     async def sleep(self) -> None:
-        """Give the device's memory back, keep what can be kept elsewhere.
+        """Give the device's memory back; weights and adapters may stay in other memory.
 
         An engine that sleeps is left asleep. Raises EngineError if `capabilities.sleep` is false.
         """
         raise EngineError(f"the engine {self.name} can't sleep")
 
     async def wake(self) -> None:
-        """Undo `sleep`; no error if it is awake. Surviving adapters are still loaded, and the
-        caller proves them again.
+        """Undo `sleep`; no error if it is awake. `loaded_adapters` has the adapters that are still
+        loaded; the caller proves them again.
         """
         self._refuse_unless("running")
 
     async def wait_dead(self) -> str:
-        """Return why, once a running engine has ended without being asked to."""
+        """Wait until a running engine ends without `stop`, and return the reason."""
         # An engine without a process or thread of its own ends with the server.
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets this event")
+        raise AssertionError("no code sets this event")
 
     async def measure_work(self) -> WorkDone | None:
-        """Count what was computed since the start; None where that can't be told now.
+        """Count the work since the start; None while the engine can't count it.
 
-        While it has requests and the counters stand still, it hangs.
+        An engine with requests whose counters stand still hangs.
         """
         return None
 
     async def read_prompts(
         self, requests: Sequence[GenerationRequest]
     ) -> Sequence[GenerationRequest]:
-        """Check the prompts of one body one after the other, with a turn for others in between.
+        """Check the prompts of one body one by one, with a turn for other tasks in between.
 
-        What comes back is what `generate` and `stream` take with less work. Raises
-        EngineRequestError for the first that can't be answered.
+        Returns requests that cost `generate` and `stream` less work. Raises EngineRequestError for
+        the first that can't be answered.
         """
         return requests
 
@@ -289,8 +292,8 @@ class Engine(ABC):
     def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Answer piece by piece. Closing the iterator abandons the request.
 
-        What is wrong with the request is raised before the first delta. By itself an answer is one
-        piece.
+        Errors of the request are raised before the first delta. Without an override an answer is
+        one piece.
         """
         return self._stream_whole(request)
 
@@ -302,12 +305,12 @@ class Engine(ABC):
         }
         for choice in result.choices:
             yield replace(choice, **prompt)
-            prompt = {}  # said once
+            prompt = {}  # the first delta alone has it
 
     async def score_prompt(self, model: str, tokens: Sequence[int], top: int) -> PromptScores:
-        """Score given tokens with a model, and name the `top` likeliest at each place.
+        """Score given tokens with a model, with the `top` likeliest tokens at each place.
 
-        Raises EngineRequestError for what can't be scored.
+        Raises EngineRequestError for tokens that can't be scored.
         """
         raise EngineRequestError(
             f"the engine {self.name} does not score given tokens by itself: serve the model with "
@@ -331,8 +334,8 @@ class Engine(ABC):
     async def load_adapter(self, name: str, path: Path) -> None:
         """Make the adapter in `path` answer to `name` without stopping anything.
 
-        Loading the same weights again does nothing; other weights under a name that is in use
-        raise EngineError, and so do files that aren't an adapter over this base.
+        Loading the same weights again does nothing. Raises EngineError for other weights under a
+        name that is in use, and for files that are no adapter over this base.
         """
         raise EngineError(f"the engine {self.name} loads no adapters")
 
@@ -345,7 +348,7 @@ class Engine(ABC):
         return ()
 
     async def prove(self, name: str, path: Path) -> Proof:
-        """Compare what `name`, an adapter or the base model, answers with the weights in `path`."""
+        """Compare answers of `name`, an adapter or the base model, with the weights in `path`."""
         raise EngineError(f"the engine {self.name} loads no adapters, so it proves none")
 
     def status(self) -> dict[str, Any]:

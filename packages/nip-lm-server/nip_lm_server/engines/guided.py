@@ -1,14 +1,15 @@
-"""Guided decoding: an answer can't leave the form its request asks for.
+"""Guided decoding: an answer can't leave the form of its request.
 
 write_json_grammar  a JSON schema -> its grammar, checked
 write_lark_grammar  a text in llguidance's form of Lark's grammars -> its grammar, not checked yet
-write_call_grammar  tools, and how a template writes a call -> the grammar of an answer with calls
-make_vocabulary     that of one model, as llguidance has it; begin: one answer over it
+write_call_grammar  tools, and a template's form of calls -> the grammar of an answer with calls
+make_vocabulary     a model's vocabulary in llguidance's form; begin_matching: one answer over it
 Guide               the progress of one answer through its grammar
 
-The grammars are llguidance's. What it can't enforce of a schema it refuses, naming the keyword.
-JSON is written as Python's `json.dumps` does, ``{"a": 1, "b": 2}``: free white space would let a
-weak model write nothing else until its tokens end. For the same reason objects are closed.
+The grammars are llguidance's. It refuses a schema with a keyword that it can't enforce, and names
+the keyword. JSON is written as Python's `json.dumps` does, ``{"a": 1, "b": 2}``: free white space
+would let a weak model write nothing else until its tokens end. For the same reason objects are
+closed.
 """
 
 import json
@@ -23,13 +24,14 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")  # name -> schema
 _VALUES = ("enum", "const", "default", "examples")
 _LEXER_FUEL = 100_000
-"""What a pattern may cost before the first token: a fifth of a second at most, as measured for
-docs/decisions/0014-guided-decoding.md. By llguidance's default a hostile one takes four seconds."""
+"""The most work of a pattern before the first token: a fifth of a second, as measured for
+docs/decisions/0014-guided-decoding.md. With llguidance's default a hostile pattern takes four
+seconds."""
 
 
 def import_llguidance() -> Any:
-    """The library. Raises EngineRequestError if it is not installed."""
-    # Part of an extra: a server that guides nothing runs without it.
+    """Import the library. Raises EngineRequestError if it is not installed."""
+    # It is part of an extra: a server that guides nothing runs without it.
     try:
         import llguidance
     except ImportError:
@@ -50,8 +52,8 @@ def write_json_grammar(schema: Mapping[str, Any], param: str = "response_format"
         grammar: str = matcher.grammar_from_json_schema(closed, overrides=_STYLE)
         problem = matcher.validate_grammar(grammar)
     except (ValueError, TypeError, RecursionError) as error:
-        # All are the schema's: it may be nested deeper than Python recurses, or hold what is no
-        # JSON.
+        # All are faults of the schema: it may be nested deeper than Python recurses, or hold
+        # values that are no JSON.
         problem = str(error)
     if problem and not problem.startswith("WARNING"):
         raise wrong_schema(problem, param)
@@ -61,8 +63,7 @@ def write_json_grammar(schema: Mapping[str, Any], param: str = "response_format"
 def write_lark_grammar(text: str) -> str:
     """The grammar of a text in llguidance's form of Lark's grammars.
 
-    `begin_matching` finds what is wrong with it: llguidance's own check has no bound on what a
-    pattern may cost.
+    `begin_matching` finds its faults: llguidance's own check has no bound on the work of a pattern.
     """
     grammar: str = import_llguidance().LLMatcher.grammar_from_lark(text)
     return grammar
@@ -76,19 +77,19 @@ def write_call_grammar(
 ) -> str | None:
     """Write the grammar of an answer by a model with `tools`.
 
-    One call of one of `forced`, if there are any; else free text with calls in it, or either a
-    call or JSON of `schema`. None: nothing can be enforced, since in this form a call has no
-    beginning that tells it from other text. Raises EngineRequestError for a wrong schema.
+    The answer is one call of a tool in `forced`, if there are any. Else it is free text with calls,
+    or, with a `schema`, either a call or JSON. None: nothing can be enforced, since in this form no
+    mark tells a call from other text. Raises EngineRequestError for a wrong schema.
     """
     bodies: list[tuple[str, dict[str, Any], str]] = []
     for index, tool in enumerate(tools):
         name, parameters = tool["function"]["name"], read_parameters(tool)
-        # Checked one by one, also those that can't be called here: the error then names the tool.
+        # One by one, and those that can't be called here as well: the error then names the tool.
         write_json_grammar(parameters, f"tools[{index}].function.parameters")
         if not forced or name in forced:
             opening, closing = form.surround(name)
             bodies.append((opening, _set_style(parameters), closing))
-    # 1. Free text with calls in it: a call is followed from its marker on.
+    # 1. Free text with calls in it: the grammar holds from a call's marker on.
     if not forced and schema is None:
         if not form.marker:
             return None
@@ -106,7 +107,7 @@ def write_call_grammar(
     ]
     starts = [f"call_{index}" for index in range(len(bodies))]
     if not forced and schema is not None:
-        write_json_grammar(schema)  # for its error alone, which names response_format
+        write_json_grammar(schema)  # its error names response_format
         rules.append(f"answer: %json {json.dumps(_set_style(schema))}")
         starts.append("answer")
     return "\n".join(["%llguidance {}", f"start: {' | '.join(starts)}", *rules, ""])
@@ -116,23 +117,23 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Close a schema's objects: they get no other properties than the listed ones, unless the
     schema says so.
 
-    All that follows it follows the schema too. Left open, an object is where a weak model adds
-    keys until its tokens end. Where schemas are joined, what lists a property need not be what
-    closes the object: such schemas stay as they are.
+    Every JSON text of the closed schema follows the schema too. In an open object a weak model adds
+    keys until its tokens end. Where schemas are joined, one part may list properties that another
+    part would then forbid: such schemas stay as they are.
     """
     closed = dict(schema)
-    # A part of a joined schema that is closed would refuse what another part lists.
-    return closed if _joins(schema) else _close(closed)
+    # A closed part of a joined schema would refuse the properties that another part lists.
+    return closed if _has_joined_schemas(schema) else _close(closed)
 
 
-def _joins(node: Any) -> bool:
-    """Say whether schemas are joined anywhere: then closing one could contradict another."""
+def _has_joined_schemas(node: Any) -> bool:
+    """Say whether schemas are joined anywhere: to close one could then contradict another."""
     if isinstance(node, list):
-        return any(map(_joins, node))
+        return any(map(_has_joined_schemas, node))
     if not isinstance(node, dict):
         return False
-    beside = {"$ref", "anyOf", "oneOf"} & node.keys() and "properties" in node
-    return "allOf" in node or bool(beside) or any(map(_joins, node.values()))
+    is_extended = {"$ref", "anyOf", "oneOf"} & node.keys() and "properties" in node
+    return "allOf" in node or bool(is_extended) or any(map(_has_joined_schemas, node.values()))
 
 
 def _close(node: Any) -> Any:
@@ -142,16 +143,17 @@ def _close(node: Any) -> Any:
         return node
     closed: dict[str, Any] = {}
     for key, value in node.items():
-        # The keys of these are names: a property may be called "enum", and is a schema all the
-        # same.
+        # The keys of these maps are names: a property called "enum" is a schema all the same.
         if key in _MAPS and isinstance(value, dict):
             closed[key] = {name: _close(item) for name, item in value.items()}
         else:
             closed[key] = value if key in _VALUES else _close(value)
-    # An object that must have a property which it does not list could not be written any more.
-    listed = node.get("properties")
-    is_listed = isinstance(listed, dict) and listed.keys() >= set(node.get("required") or ())
-    # With patterns, a schema says by itself what else an object may have.
+    # An object with a required property that it does not list could not be written any more.
+    properties = node.get("properties")
+    is_listed = isinstance(properties, dict) and properties.keys() >= set(
+        node.get("required") or ()
+    )
+    # With patterns, the schema itself says which other properties an object may have.
     if is_listed and "patternProperties" not in node:
         closed.setdefault("additionalProperties", False)
     return closed
@@ -162,11 +164,11 @@ def _set_style(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def begin_matching(vocabulary: Any, grammar: str, param: str) -> Any:
-    """llguidance's matcher at the beginning of a text. Raises EngineRequestError."""
+    """A matcher of llguidance at the beginning of a text. Raises EngineRequestError."""
     library = import_llguidance()
     limits = library.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
     matcher = library.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
-    # Only here its limits are met: a grammar that is right may still be too large.
+    # The limits hold from here on: a correct grammar may still be too large.
     if matcher.is_error():
         raise wrong_schema(matcher.get_error(), param)
     return matcher
@@ -181,7 +183,7 @@ def make_vocabulary(tokenizer: Any, width: int, stop_tokens: frozenset[int]) -> 
     import_llguidance()
     from llguidance.hf import from_tokenizer
 
-    # The model serves all that needs no guiding, so the request is refused and not the model.
+    # The request is refused and not the model, which serves all requests without a form.
     try:
         return from_tokenizer(tokenizer, n_vocab=width, eos_token=sorted(stop_tokens) or None)
     except ValueError as error:
@@ -195,8 +197,8 @@ def make_vocabulary(tokenizer: Any, width: int, stop_tokens: frozenset[int]) -> 
 class Guide:
     """One answer on its way through a grammar.
 
-    `failure` says why it can't be guided any more, empty while it can. Another thread may read it
-    while the answer goes on; all else belongs to one thread.
+    `failure` says why it can't be guided any more, and is empty while it can. Another thread may
+    read it while the answer goes on; the rest belongs to one thread.
     """
 
     def __init__(self, matcher: Any):
@@ -204,16 +206,16 @@ class Guide:
         self.failure = ""
 
     def copy(self) -> "Guide":
-        """Make another answer at the same place of the grammar."""
+        """A second answer at the same place of the grammar."""
         return Guide(self._matcher.deep_copy())
 
     def fill(self, words: Any) -> None:
-        """Mark the tokens allowed next in a row of 32-bit words on the CPU, a bit each."""
+        """Mark the tokens that may come next, a bit each, in a row of 32-bit words on the CPU."""
         self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * 4)
 
     def push(self, token: int) -> None:
-        """Go on by the chosen token."""
-        # Kept and not raised: the rows beside this one go on, and its reader refuses the answer.
+        """Advance by the chosen token."""
+        # Stored and not raised: the rows beside this one go on, and its reader refuses the answer.
         if not self._matcher.consume_token(token):
             self.failure = str(self._matcher.get_error())
 
@@ -221,8 +223,8 @@ class Guide:
 def wrong_schema(problem: str, param: str) -> EngineRequestError:
     """Make the refusal of a schema.
 
-    llguidance points into a pattern over several lines: an error here has one, and its length is
-    not for the sender to choose.
+    llguidance points into a pattern over several lines. The error here has one line of bounded
+    length.
     """
     reason = " ".join(problem.split())[:300]
     return EngineRequestError(

@@ -3,8 +3,8 @@
 load_engine         the class at an address, checked
 find_capabilities   the abilities of any engine, before it is made
 
-An address stands in the configuration of a server, which is its owner's; no request names one. The
-class is imported in the server's process and in that of a run, with all rights of the user.
+An address stands in the configuration of a server, which its owner writes; no request has one. The
+class is imported in the server's process and in the run's, with all rights of the user.
 """
 
 from collections.abc import Mapping
@@ -28,52 +28,55 @@ _NEEDED = {
 
 
 def find_capabilities(engine: str) -> Capabilities:
-    """Return what an engine can do, by its name or address. Raises ValueError as `load_engine`."""
+    """The abilities of an engine, by its name or address. Raises ValueError as `load_engine`."""
     ours = ENGINES.get(check_engine_name(engine))
     return cast(Capabilities, load_engine(engine).capabilities) if ours is None else ours
 
 
 def load_engine(address: str) -> type["Engine"]:
-    """Import the engine at an address. Raises ValueError, naming what it lacks."""
-    from nip_lm_server.engines.base import Engine  # of ours nobody needs it before they are made
+    """Import the engine at an address. Raises ValueError, naming the parts that it lacks."""
+    from nip_lm_server.engines.base import Engine  # late: our engines don't need it here
 
     kind = import_object(address)
     if not (isinstance(kind, type) and issubclass(kind, Engine)):
         raise ValueError(f"{address!r} is not a subclass of nip_lm_server.engines.base.Engine")
-    # 1. What is asked of it before it is made.
-    can = getattr(kind, "capabilities", None)
-    if not isinstance(can, Capabilities):
+    # 1. The values that are read before an engine is made.
+    abilities = getattr(kind, "capabilities", None)
+    if not isinstance(abilities, Capabilities):
         raise ValueError(
             f"the engine {address!r} has no capabilities as a value of its class, such as "
             "`capabilities = Capabilities()` of nip_lm_server.engines.base"
         )
     if not isinstance(getattr(kind, "name", None), str):
         raise ValueError(f'the engine {address!r} has no name, such as `name = "mine"`')
-    if can.trains and not can.has_weights:
+    if abilities.trains and not abilities.has_weights:
         raise ValueError(
             f"the engine {address!r} trains and has no weights: jobs train a model; take one of "
             "both out of its capabilities"
         )
-    # 2. What its abilities need.
+    # 2. The methods that its abilities need.
     names = [
-        name for ability, needed in _NEEDED.items() if getattr(can, ability) for name in needed
+        name
+        for ability, methods in _NEEDED.items()
+        if getattr(abilities, ability)
+        for name in methods
     ]
     names += _ANSWERS if kind.upstream is Engine.upstream else ()
-    inherited = {name for name in names if getattr(kind, name) is getattr(Engine, name)}
-    if lacking := sorted(kind.__abstractmethods__ | inherited):
+    inherited_names = {name for name in names if getattr(kind, name) is getattr(Engine, name)}
+    if gaps := sorted(kind.__abstractmethods__ | inherited_names):
         raise ValueError(
-            f"the engine {address!r} lacks {', '.join(lacking)}, which its capabilities promise or "
+            f"the engine {address!r} lacks {', '.join(gaps)}, which its capabilities promise or "
             "each engine has; see nip_lm_server.engines.base.Engine"
         )
-    # 3. What is awaited.
-    blocking = [
+    # 3. The methods that are awaited.
+    blockers = [
         name
         for name, function in vars(Engine).items()
         if iscoroutinefunction(function) and not iscoroutinefunction(getattr(kind, name))
     ]
-    if blocking:
+    if blockers:
         raise ValueError(
-            f"the engine {address!r} has to have `async def` for {', '.join(sorted(blocking))}"
+            f"the engine {address!r} has to have `async def` for {', '.join(sorted(blockers))}"
         )
     return kind
 
@@ -84,9 +87,9 @@ def check_arguments(kind: type["Engine"], address: str, options: Mapping[str, An
         signature(kind).bind("", "", **options)
     except TypeError as error:
         parameters = list(signature(kind).parameters.values())[2:]
-        taken = [p.name for p in parameters if p.kind is not Parameter.VAR_KEYWORD]
+        option_names = [p.name for p in parameters if p.kind is not Parameter.VAR_KEYWORD]
         raise ValueError(
             f"the engine {address!r} is made of a model's path, the name that it serves, and its "
             f"options, which can't be {sorted(options)} ({error}); it has "
-            f"{', '.join(taken) or 'none'}"
+            f"{', '.join(option_names) or 'none'}"
         ) from None

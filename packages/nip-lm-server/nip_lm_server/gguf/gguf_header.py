@@ -2,9 +2,9 @@
 
 check_header   raises GgufError for numbers that the file has no room for
 
-A file says how many fields, items and weights it has. Libraries allocate, or count, by what it
-says, so one of some bytes could keep a machine busy for days. Here everything that is counted is
-looked for in the file, in the order of its bytes; nothing is kept.
+A file says how many fields, items and weights it has. Libraries allocate, or count, by these
+numbers, so a file of some bytes could keep a machine busy for days. Here every count is compared
+with the file, in the order of its bytes; nothing is kept.
 """
 
 import struct
@@ -17,14 +17,14 @@ _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a value by its kind."""
 _TEXT, _LIST = 8, 9
 _LEAST_FIELD = 8 + 4 + 1  # bytes: the length of its name, its kind, a value
-_LEAST_TENSOR = 8 + 4 + 4 + 8  # the length of its name, its dimensions, its kind, its place
+_LEAST_TENSOR = 8 + 4 + 4 + 8  # bytes: the length of its name, its dimensions, its kind, its place
 _MOST_DIMENSIONS = 4
 _WEIGHTS_PER_BYTE = 8
 """The smallest kinds of blocks have more than a bit for each weight."""
 
 
 class _Header:
-    """A file that is read from its beginning, never behind its end."""
+    """A file that is read from its beginning, never past its end."""
 
     def __init__(self, file: BinaryIO, size: int, name: str):
         self._file, self.size, self._name = file, size, name
@@ -37,15 +37,15 @@ class _Header:
         value: int = struct.unpack(self.order + form, raw)[0]
         return value
 
-    def skip(self, count: int, what: str) -> None:
-        self.check(count, 1, what)
+    def skip(self, count: int, unit: str) -> None:
+        self.check(count, 1, unit)
         self._file.seek(count, 1)
 
-    def check(self, count: int, least_bytes: int, what: str) -> None:
-        """Raise GgufError where the rest of the file is too short for so many."""
-        left = self.size - self._file.tell()
-        if count * least_bytes > left:
-            self.refuse(f"it says that it has {count} {what}, and {left} bytes are left in it")
+    def check(self, count: int, least_bytes: int, unit: str) -> None:
+        """Raise GgufError where the rest of the file is too short for so many units."""
+        rest = self.size - self._file.tell()
+        if count * least_bytes > rest:
+            self.refuse(f"it says that it has {count} {unit}, and {rest} bytes are left in it")
 
     def refuse(self, reason: str) -> None:
         raise GgufError(f"{self._name}: {reason}; it is damaged, or no model")
@@ -74,20 +74,20 @@ def _skip_value(header: _Header, kind: int) -> None:
     if kind == _TEXT:
         header.skip(header.number("Q"), "bytes in a text")
     elif kind != _LIST:
-        header.skip(_size_of(header, kind), "bytes in a value")
+        header.skip(_find_size(header, kind), "bytes in a value")
     else:
         item, count = header.number("I"), header.number("Q")
         if item == _LIST:
             header.refuse("it has lists in a list")
         if item != _TEXT:
-            header.skip(count * _size_of(header, item), "bytes in a list")
+            header.skip(count * _find_size(header, item), "bytes in a list")
             return
         header.check(count, 8, "texts in a list")
         for _ in range(count):
             header.skip(header.number("Q"), "bytes in a text")
 
 
-def _size_of(header: _Header, kind: int) -> int:
+def _find_size(header: _Header, kind: int) -> int:
     if kind not in _SIZES:
         header.refuse(f"it has a value of the kind {kind}")
     return _SIZES[kind]

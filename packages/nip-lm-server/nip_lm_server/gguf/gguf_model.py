@@ -1,12 +1,12 @@
 """A model in a GGUF file, the form of llama.cpp, becomes a directory of safetensors.
 
 convert_gguf     reads the file, writes weights, configuration, tokenizer and chat template
-ConvertedModel   what was read, and by which packages
+ConvertedModel   the model that was read, and the packages that read it
 
 The weights are computed from the file's blocks in float32, and rounded once, to bfloat16. That
-keeps 8 bits of each; blocks of 4 or 8 bits differ by much more from the weights before them, which
-are not in the file. Nothing in the file is executed but its chat template, which Jinja's sandbox
-renders.
+keeps 8 bits of each. The blocks of 4 or 8 bits differ by much more from the original weights,
+which are not in the file. Nothing in the file is executed but its chat template, which Jinja's
+sandbox renders.
 
 The tokenizer is `gguf_tokenizer`'s. Not covered: files in parts.
 """
@@ -32,12 +32,12 @@ from nip_lm_server.gguf.gguf_tokenizer import (
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
 _OF_NO_MODEL = ("transformers_version", "_name_or_path", "_model_name_or_path", "is_local")
-"""What transformers writes down of itself and of a path: equal models have equal files."""
+"""Notes of transformers on itself and on a path, left out: equal models have equal files."""
 
 
 @dataclass(frozen=True)
 class ConvertedModel:
-    """What was read of a file."""
+    """The facts of a converted file."""
 
     parameters: int
     context: int
@@ -58,7 +58,7 @@ def convert_gguf(file: Path, target: Path) -> ConvertedModel:
     """
     import gguf
     import torch
-    import transformers  # noqa: F401 (missing ones are told before anything is read)
+    import transformers  # noqa: F401 (a missing package is an error before anything is read)
 
     with _silence():
         try:
@@ -75,7 +75,7 @@ def convert_gguf(file: Path, target: Path) -> ConvertedModel:
             prove_tokenizer(fields, target)
         except (GgufError, OSError):
             raise
-        except Exception as error:  # whatever a foreign file makes the libraries raise
+        except Exception as error:  # a foreign file may make the libraries raise anything
             reason = " ".join(str(error).split())
             raise GgufError(f"{file.name}: {type(error).__name__}: {reason}") from error
     return ConvertedModel(
@@ -102,22 +102,22 @@ def _silence() -> Iterator[None]:
 
 
 def _read_model(file: Path) -> Any:
-    """Read the weights, in a model that knows nothing of the file that they came from."""
+    """The file's weights in bfloat16, in a model that has no memory of the file."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    read = AutoModelForCausalLM.from_pretrained(
+    original = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
     )
-    settings = read.config.to_dict()
-    # It says that the weights are quantized, which would not be saved, and by now they are not.
+    settings = original.config.to_dict()
+    # The setting says that the weights are quantized. They are not any more.
     settings.pop("quantization_config", None)
     config = AutoConfig.for_model(**settings)
-    config.architectures = [type(read).__name__]
-    # Without weights of its own: drawing them would take longer than all of the rest.
+    config.architectures = [type(original).__name__]
+    # Without weights of its own: to draw them would take longer than all other steps.
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    rounded = {name: weight.to(torch.bfloat16) for name, weight in read.state_dict().items()}
+    rounded = {name: weight.to(torch.bfloat16) for name, weight in original.state_dict().items()}
     model.load_state_dict(rounded, assign=True)
     model.tie_weights()
     return model
@@ -127,11 +127,11 @@ def _check_sizes(fields: GgufFields, tensors: Sequence[Any]) -> None:
     """Raise GgufError for a model that is larger by its fields than by its tensors."""
     kind = fields.require("general.architecture")
     sizes = {int(size) for tensor in tensors for size in tensor.shape}
-    most = max(sizes, default=0)
+    largest = max(sizes, default=0)
     limits = {
-        "block_count": len(tensors), "embedding_length": most, "feed_forward_length": most,
-        "attention.head_count": most, "attention.head_count_kv": most, "vocab_size": most,
-        "expert_count": most, "attention.key_length": most, "attention.value_length": most,
+        "block_count": len(tensors), "embedding_length": largest, "feed_forward_length": largest,
+        "attention.head_count": largest, "attention.head_count_kv": largest, "vocab_size": largest,
+        "expert_count": largest, "attention.key_length": largest, "attention.value_length": largest,
     }  # fmt: skip
     for name, limit in limits.items():
         value = fields.get(f"{kind}.{name}")
@@ -139,32 +139,32 @@ def _check_sizes(fields: GgufFields, tensors: Sequence[Any]) -> None:
         if any(isinstance(number, int) and number > limit for number in numbers):
             raise GgufError(
                 f"{fields.name}: {kind}.{name} is {value}, and its {len(tensors)} tensors have no "
-                f"size above {most}; it is damaged, or no model"
+                f"size above {largest}; it is damaged, or no model"
             )
 
 
 def _prove_configuration(fields: GgufFields, config: Any) -> None:
-    """Compare what nobody would miss in a wrong model. Raises GgufError."""
+    """Compare settings whose mistakes no reader of answers would see. Raises GgufError."""
     kind = fields.require("general.architecture")
     rope = getattr(config, "rope_parameters", None) or {}
-    read = {
+    values = {
         "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
         "rope.freq_base": rope.get("rope_theta", getattr(config, "rope_theta", None)),
         "attention.head_count_kv": getattr(config, "num_key_value_heads", None),
         "context_length": config.max_position_embeddings,
     }
-    for name, got in read.items():
-        wanted = fields.get(f"{kind}.{name}")
-        if wanted is None or (got is not None and math.isclose(got, wanted, rel_tol=1e-6)):
+    for name, value in values.items():
+        expected = fields.get(f"{kind}.{name}")
+        if expected is None or (value is not None and math.isclose(value, expected, rel_tol=1e-6)):
             continue
         raise GgufError(
-            f"{fields.name}: {kind}.{name} is {wanted:g}, and the packages here read {got}; "
+            f"{fields.name}: {kind}.{name} is {expected:g}, and the packages here read {value}; "
             "another version of transformers may read it"
         )
 
 
 def _save(model: Any, target: Path) -> None:
-    """Write the model's files, readable for whom others of this user are. Raises OSError."""
+    """Write the model's files, as readable as this user's other files are. Raises OSError."""
     from safetensors import SafetensorError
 
     try:
@@ -173,12 +173,12 @@ def _save(model: Any, target: Path) -> None:
         raise _as_os_error(error) from error
     for path in target.glob("*config.json"):
         settings = json.loads(path.read_text(encoding="utf-8"))
-        kept = {name: value for name, value in settings.items() if name not in _OF_NO_MODEL}
-        path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        saved = {name: value for name, value in settings.items() if name not in _OF_NO_MODEL}
+        path.write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
         path.with_name("model.safetensors").chmod(path.stat().st_mode & 0o777)
 
 
 def _as_os_error(error: Exception) -> OSError:
-    """Give the error of the system that a library in Rust has put into words."""
+    """The error of the system behind a message of a library in Rust."""
     number = str(error).rpartition("(os error ")[2].partition(")")[0]
     return OSError(int(number), str(error)) if number.isdecimal() else OSError(str(error))

@@ -1,12 +1,11 @@
-"""The tokenizer of a GGUF file, built from what the file says of it.
+"""The tokenizer of a GGUF file, built from the fields of the file.
 
 write_tokenizer   writes tokenizer.json, tokenizer_config.json and chat_template.jinja
 prove_tokenizer   reads them as a server does, and compares with the file
 
-Transformers reads a tokenizer of GGUF as well, but as what depends on its version: 5.17 made of
-SmolLM2's one that ends an answer where a message begins and whose bytes a guide reads wrongly, and
-no version up to 5.23 reads how texts are cut. So nip reads the file itself, and equal files have
-equal tokenizers.
+Transformers reads a tokenizer of GGUF as well, but its versions differ. 5.17 read SmolLM2's so that
+an answer ended where a message begins, and a guide read its bytes wrongly. No version up to 5.23
+reads how texts are cut. So nip reads the file itself, and equal files have equal tokenizers.
 
 Covered: byte-level BPE, as llama.cpp's "gpt2" has it.
 """
@@ -21,7 +20,7 @@ _CUTS = ("smollm", "gpt-2", "default")
 """Ways to cut a text into words before its tokens, as llama.cpp names them."""
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens in GGUF
 _PROBE = "Is 1024 > 99?\n\n  Decision: accept\n\ttwo  spaces, naïve – Ω 漢字 🙂 'tis\n"
-"""A text with what tokenizers differ in: spaces, digits, lines, letters of several bytes."""
+"""Spaces, digits, lines and letters of several bytes: tokenizers read these differently."""
 
 
 class GgufError(ModelError):
@@ -54,11 +53,11 @@ def write_tokenizer(fields: GgufFields, context: int, target: Path) -> None:
     """
     if (template := fields.get("tokenizer.chat_template")) is None:
         raise GgufError(f"{fields.name}: it has no chat template")
-    # In bytes: the system would write the ends of lines in its own way, and digests would differ.
+    # In bytes: in text mode the ends of lines, and so the digests, would differ by system.
     (target / "tokenizer.json").write_bytes(_build(fields).to_str(pretty=True).encode())
     (target / "chat_template.jinja").write_bytes(template.encode())
     tokens = fields.require("tokenizer.ggml.tokens")
-    # No beginning of a text is put before a prompt: the template has what belongs there.
+    # No token for the beginning of a text is put before a prompt: the template writes it.
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
@@ -76,27 +75,27 @@ def write_tokenizer(fields: GgufFields, context: int, target: Path) -> None:
 
 
 def prove_tokenizer(fields: GgufFields, target: Path) -> None:
-    """Read what was written as a server does. Raises GgufError where it is not the file's.
+    """Read the written tokenizer as a server does. Raises GgufError where it is not the file's.
 
-    Its tokens by their numbers, a text and back, and the token that ends an answer.
+    Compared are its tokens by their numbers, a text and back, and the token that ends an answer.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
-    read = AutoTokenizer.from_pretrained(target, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
     tokens = fields.require("tokenizer.ggml.tokens")
-    ids = read.encode(_PROBE, add_special_tokens=False)
+    ids = tokenizer.encode(_PROBE, add_special_tokens=False)
     expected = Tokenizer.from_file(str(target / "tokenizer.json")).encode(_PROBE).ids
     checks = {
-        "tokens": (read.convert_ids_to_tokens(range(len(tokens))), tokens),
+        "tokens": (tokenizer.convert_ids_to_tokens(range(len(tokens))), tokens),
         "tokens of a text": (ids, expected),
-        "a text and back": (read.decode(ids, clean_up_tokenization_spaces=False), _PROBE),
-        "the end of an answer": (read.eos_token_id, fields.get("tokenizer.ggml.eos_token_id")),
+        "a text and back": (tokenizer.decode(ids, clean_up_tokenization_spaces=False), _PROBE),
+        "the end of an answer": (tokenizer.eos_token_id, fields.get("tokenizer.ggml.eos_token_id")),
     }
-    for what, (got, wanted) in checks.items():
-        if got != wanted:
+    for subject, (value, original) in checks.items():
+        if value != original:
             raise GgufError(
-                f"{fields.name}: the packages here read its tokenizer otherwise: {what} differ; "
+                f"{fields.name}: the packages here read its tokenizer otherwise: {subject} differ; "
                 "another version of transformers may read it"
             )
 
@@ -120,11 +119,11 @@ def _build(fields: GgufFields) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words]) if cut == "smollm" else words
     tokenizer.decoder = decoders.ByteLevel()
     kinds = fields.require("tokenizer.ggml.token_type")
-    added = [
+    extra_tokens = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)
         if kind in (_CONTROL, _USER_DEFINED)
     ]
-    tokenizer.add_special_tokens([token for token in added if token.special])
-    tokenizer.add_tokens([token for token in added if not token.special])
+    tokenizer.add_special_tokens([token for token in extra_tokens if token.special])
+    tokenizer.add_tokens([token for token in extra_tokens if not token.special])
     return tokenizer

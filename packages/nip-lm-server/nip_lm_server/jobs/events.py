@@ -1,12 +1,12 @@
-"""What happened to a job: the events of the API, the metrics among them, and its own log.
+"""The history of a job: the events of the API, the metrics among them, and its own log.
 
 JobEvents.add            append an event
 JobEvents.add_new        ... unless it is the newest already
-JobEvents.add_training   append what a trainer reported; progress becomes events of type `metrics`
-JobEvents.list_page      what the events endpoint shows
+JobEvents.add_training   append a trainer's reports; progress becomes events of type `metrics`
+JobEvents.list_page      a page of the events endpoint
 JobEvents.read_metrics   the progress by step
-step_data                what a trainer reported of a step, as it is told: StepFigures
-JobEvents.log            one JSON line in ``<job>/log.jsonl``, for whoever runs the server
+step_data                a trainer's report of a step -> its StepFigures
+JobEvents.log            one JSON line in ``<job>/log.jsonl``, for the user who runs the server
 """
 
 import json
@@ -24,7 +24,7 @@ from nip_lm_server.state.database import Database, dump, load
 from nip_lm_server.state.rows import EventRow, read_row
 
 StepFigures = dict[str, float | None]
-"""The figures of a step by their names: `step`, `total_steps`, and what its method reports."""
+"""The figures of a step by their names: `step`, `total_steps`, and the figures of its method."""
 
 _log = logging.getLogger("nip.lm_server.jobs")
 _RENAMED = {
@@ -32,7 +32,7 @@ _RENAMED = {
     "validation_loss": "valid_loss",
     "remaining_s": "time_left_s",
 }
-"""What a trainer calls its figures, and what an event does."""
+"""A trainer's names of figures, and the names in an event."""
 
 
 class JobError(TypedDict):
@@ -51,11 +51,11 @@ class Publication(TypedDict):
 
 
 EventData = StepFigures | JobError | Publication
-"""An event's data beside its message: of a step, of a failure, of a model."""
+"""An event's data beside its message: a step's, a failure's or a new model's."""
 
 
 class EventObject(TypedDict):
-    """OpenAI's `fine_tuning.job.event`; where it has no data, that is an empty object."""
+    """OpenAI's `fine_tuning.job.event`; `data` is an empty object where there is none."""
 
     object: str
     id: str
@@ -80,12 +80,12 @@ class JobEvents:
         self._directory = directory
 
     def log(self, id: str, event: str, level: str = "info", **fields: Any) -> None:
-        """Append one line {"time", "level", "event", ...}; a disk refusing it is no error."""
+        """Append one line {"time", "level", "event", ...}. It is no error if the disk refuses."""
         if self._directory is None:
             return
-        at = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+        time_text = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
         line = json.dumps(
-            {"time": at, "level": level, "event": event, "job": id, **fields},
+            {"time": time_text, "level": level, "event": event, "job": id, **fields},
             ensure_ascii=False,
             default=str,
         )
@@ -105,7 +105,7 @@ class JobEvents:
         type: str = "message",
         data: EventData | None = None,
     ) -> None:
-        """Append to what the events endpoint shows."""
+        """Append an event, which the events endpoint shows."""
         self._database.insert(
             "events",
             id="ftevent-" + secrets.token_hex(12),
@@ -126,12 +126,12 @@ class JobEvents:
             self.add(id, message, level=level)
 
     def begin_attempt(self, id: str) -> None:
-        """The job's training process starts: its pace is measured anew."""
+        """Measure the pace anew: the job's training process starts."""
         self._first_progress.pop(id, None)
 
     def add_training(self, id: str, events: Sequence[Mapping[str, Any]]) -> None:
-        """Publish what a trainer reported, in one transaction."""
-        told: list[tuple[str, str]] = []
+        """Enter a trainer's reports in one transaction."""
+        messages: list[tuple[str, str]] = []
         with self._database.transaction():
             for event in events:
                 if event.get("type") == "progress":
@@ -139,10 +139,10 @@ class JobEvents:
                     continue
                 level = {"warning": "warn"}.get(str(event.get("level")), event.get("level"))
                 level = level if level in ("info", "warn", "error") else "info"
-                told.append((level, str(event.get("message", ""))))
-                self.add(id, told[-1][1], level=level)
+                messages.append((level, str(event.get("message", ""))))
+                self.add(id, messages[-1][1], level=level)
         # Logged once the transaction is committed.
-        for level, message in told:
+        for level, message in messages:
             self.log(id, "training_message", level, message=message)
 
     def _add_progress(self, id: str, event: Mapping[str, Any]) -> None:
@@ -152,15 +152,16 @@ class JobEvents:
         if "time_left_s" not in data:
             data["time_left_s"] = self._time_left_s(id, step, total, now)
         loss = data["train_loss"]
-        shown = "" if loss is None else f": training loss={loss:.4f}"
-        self.add(id, f"Step {step}/{total}{shown}", type="metrics", data=data)
+        loss_text = "" if loss is None else f": training loss={loss:.4f}"
+        self.add(id, f"Step {step}/{total}{loss_text}", type="metrics", data=data)
         self._database.execute(
             "UPDATE jobs SET progress = ? WHERE id = ?", dump({**data, "at": now}), id
         )
 
     def _time_left_s(self, id: str, step: int, total: int, now: float) -> float | None:
-        """Estimate the time left by the pace since the attempt's first reported step; None before
-        the second.
+        """Estimate the time left by the pace since the attempt's first reported step.
+
+        Returns None before its second one.
         """
         if step >= total:
             return 0.0
@@ -171,20 +172,20 @@ class JobEvents:
 
     def list_page(self, id: str, *, limit: int, after: str | None) -> wire.Page[EventObject]:
         """One page of a job's events, newest first. Raises ApiError 404 for an unknown `after`."""
-        before = None
+        end_seq = None
         if after is not None:
             last = self._database.fetch_one(
                 "SELECT seq FROM events WHERE id = ? AND job_id = ?", after, id
             )
             if last is None:
                 raise not_found("event", after, "after")
-            before = last["seq"]
+            end_seq = last["seq"]
         rows = self._database.fetch_all(
             "SELECT * FROM events WHERE job_id = ? AND (? IS NULL OR seq < ?) "
             "ORDER BY seq DESC LIMIT ?",
             id,
-            before,
-            before,
+            end_seq,
+            end_seq,
             limit + 1,
         )
         data: list[EventObject] = [
@@ -197,24 +198,25 @@ class JobEvents:
                 "type": row.type,
                 "data": load(row.data) or {},
             }
-            for row in (read_row(EventRow, stored) for stored in rows[:limit])
+            for row in (read_row(EventRow, cells) for cells in rows[:limit])
         ]
         return wire.list_object(data, len(rows) > limit)
 
     def read_metrics(self, id: str) -> list[StepFigures]:
-        """Return the reported figures by step. Steps may be missing; of a step in several attempts,
-        the last counts.
+        """Return the reported figures, sorted by step. Steps may be missing.
+
+        Where several attempts have reported a step, the last report counts.
         """
         rows = self._database.fetch_all(
             "SELECT data FROM events WHERE job_id = ? AND type = 'metrics' ORDER BY seq", id
         )
-        told: list[StepFigures] = [load(row["data"]) for row in rows]
-        by_step = {step_number(figures): figures for figures in told}
+        reports: list[StepFigures] = [load(row["data"]) for row in rows]
+        by_step = {step_number(figures): figures for figures in reports}
         return [by_step[step] for step in sorted(by_step)]
 
 
 def step_data(event: Mapping[str, Any]) -> StepFigures:
-    """The figures of one step, as events and the result file tell them."""
+    """The figures of one step, under their names in events and in the result file."""
     data: StepFigures = {
         "step": int(event.get("step") or 0),
         "total_steps": int(event.get("total_steps") or 0),
@@ -223,7 +225,7 @@ def step_data(event: Mapping[str, Any]) -> StepFigures:
         "epoch": None,
         "tokens": None,
     }
-    # A method's own figures (margins, ratios ...) are passed on under their names.
+    # A method's own figures (margins, ratios ...) keep their names.
     for name, value in event.items():
         if isinstance(value, int | float) and name not in ("step", "total_steps"):
             data[_RENAMED.get(name, name)] = value

@@ -1,8 +1,8 @@
-"""What the API shows of a job: OpenAI's objects, made of a row.
+"""The objects of the API for a job: OpenAI's, made of the job's row.
 
 JobObject          a `fine_tuning.job`, which `build_job_object` builds
 CheckpointObject   its `fine_tuning.job.checkpoint`: the final weights; `build_checkpoint`
-name_checkpoint    the id of these
+name_checkpoint    the id of a checkpoint
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
@@ -20,7 +20,7 @@ class MethodBlock(TypedDict):
 
 
 class JobMethod(TypedDict):
-    """The training method of a job, with the block of that method alone."""
+    """The training method of a job. Only the block of that method is there."""
 
     type: Literal["supervised", "dpo", "trajectories"]
     supervised: NotRequired[MethodBlock]
@@ -48,15 +48,15 @@ class JobObject(TypedDict):
     seed: int
     estimated_finish: int | None
     integrations: list[str]
-    """None are supported."""
+    """Always empty: no integration is supported."""
     method: JobMethod
     metadata: dict[str, str] | None
     nip: dict[str, Any]
-    """The extension: `EffectiveSettings.nip_settings`, and how far the job is."""
+    """The extension: `EffectiveSettings.nip_settings`, and the job's progress and result."""
 
 
 class CheckpointMetrics(TypedDict):
-    """The losses at a checkpoint, where there were some."""
+    """The losses at a checkpoint, where the training has reported them."""
 
     step: int
     train_loss: NotRequired[float]
@@ -142,7 +142,7 @@ def build_checkpoint(row: JobRow) -> CheckpointObject:
 
 def _estimate_finish(row: JobRow) -> int | None:
     progress: StepFigures = load(row.progress) or {}
-    at, left_s = progress.get("at"), progress.get("time_left_s")
-    if row.status != "running" or at is None or left_s is None:
+    progress_at, left_s = progress.get("at"), progress.get("time_left_s")
+    if row.status != "running" or progress_at is None or left_s is None:
         return None
-    return int(at + left_s)
+    return int(progress_at + left_s)

@@ -1,9 +1,9 @@
 """From the request of a job to its training, or a refusal with the parameter's name.
 
 resolve_request  request, base models, models -> Plan
-name_param       what a client calls a setting that a training process names
+name_param       a client's name of a setting that a training process names
 
-What depends on the engine and the device (`TrainingPlace`) is decided here too, so that a job
+The limits of the engine and the device (`TrainingPlace`) are compared here too, so that a job
 that can't work is refused when it is created, not when it runs.
 """
 
@@ -36,19 +36,19 @@ _EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
 
 @dataclass(frozen=True)
 class JobPlan:
-    """A job as it is to be trained."""
+    """The plan of a job's training."""
 
     method: str
-    base_model: str  # the base model whose weights, or over whose weights, it trains
+    base_model: str  # the job trains its weights, or an adapter over them
     named_after: str  # the base model of the configuration that `base_model` comes from
     parent: str | None  # the model that must stay for as long as the new one does
     settings: EffectiveSettings
-    note: str | None  # what whoever creates the job should know about the engine
+    note: str | None  # a note about the engine, for the user who creates the job
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """An adapter's shape, by the names of settings; None: not asked for, or there is no adapter."""
+    """An adapter's shape, by the names of settings; None: not set, or there is no adapter."""
 
     lora_rank: int | None = None
     lora_alpha: float | None = None
@@ -74,12 +74,14 @@ class _MethodSettings(TypedDict, total=False):
 class _Start:
     start_from: Literal["base", "continue", "stack"]
     base_model: str
-    parent: ModelRow | None  # the adapter or the base model that was trained here
+    parent: ModelRow | None  # an adapter, or a base model that was trained here
 
 
 def resolve_request(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> JobPlan:
-    """Fill in every default. Raises ApiError 400 for an impossible training, 503 if the engine of
-    the base model has not run yet: its limits aren't known.
+    """Fill in every default.
+
+    Raises ApiError 400 for an impossible training, 503 if the engine of the base model has not run
+    yet, because it tells its limits only then.
     """
     method, hyper = _choose_method(request)
     nip = request.nip
@@ -129,14 +131,15 @@ def name_param(method: str, setting: str | None) -> str | None:
 
 def _write_note(settings: EffectiveSettings, base_model: str, state: str) -> str | None:
     if settings.result == "base":
-        why = (
+        reason = (
             "The adapters together have a higher rank than the engine takes, so they are merged"
             if settings.use_lora
             else "Every weight is trained"
         )
         return (
-            f"{why}: the job makes a new base model, for which the engine is started anew. Where "
-            f"the server holds one at a time, {base_model!r} then comes back when it is asked for"
+            f"{reason}: the job makes a new base model, for which the engine is started anew. "
+            f"Where the server holds one at a time, {base_model!r} then comes back when it is "
+            "asked for"
         )
     if state != "running":
         return (
@@ -150,23 +153,23 @@ def _write_note(settings: EffectiveSettings, base_model: str, state: str) -> str
 
 
 def _choose_method(request: CreateJobRequest) -> tuple[str, Hyperparameters]:
-    """The method's type and its hyperparameters, from whichever place they were given in."""
+    """The method's type, and its hyperparameters from either place in the request."""
     method = request.method
     if method is None:
         return "supervised", request.hyperparameters or Hyperparameters()
-    known = ", ".join(wire.METHODS)
+    method_names = ", ".join(wire.METHODS)
     if method.type == "reinforcement":
         raise ApiError(
             400,
-            f"Method 'reinforcement' is not supported: use one of {known}.",
+            f"Method 'reinforcement' is not supported: use one of {method_names}.",
             code="unsupported_method",
             param="method.type",
         )
     if method.type not in wire.METHODS:
-        raise _invalid("method.type", f"got {method.type!r}, expected one of {known}")
-    for other in (*wire.METHODS, "reinforcement"):
-        if other != method.type and getattr(method, other) is not None:
-            raise _invalid(f"method.{other}", f"the method's type is {method.type!r}")
+        raise _invalid("method.type", f"got {method.type!r}, expected one of {method_names}")
+    for other_method in (*wire.METHODS, "reinforcement"):
+        if other_method != method.type and getattr(method, other_method) is not None:
+            raise _invalid(f"method.{other_method}", f"the method's type is {method.type!r}")
     block = getattr(method, method.type)
     hyper: Hyperparameters | None = None if block is None else block.hyperparameters
     if hyper is not None and request.hyperparameters is not None:
@@ -199,23 +202,24 @@ def _settle_method(method: str, hyper: Hyperparameters, nip: NipSettings) -> _Me
     return {}
 
 
-# Where it starts
+# The start of the training
 
 
 def _list_names(pool: "EnginePool", models: ModelStore) -> list[str]:
-    """Names that a job may begin with: base models, then what was made of them, newest first."""
+    """Names that a job may begin with: base models, then models made of them, newest first."""
     return [*pool.base_models(), *(row.name for row in reversed(models.list_rows()))]
 
 
 def _find_start(request: CreateJobRequest, pool: "EnginePool", models: ModelStore) -> _Start:
-    asked, name = request.nip.start_from, request.model
+    wanted_start, name = request.nip.start_from, request.model
     row = models.get_row(name)
     if row is None or row.kind == "base":
         if name not in pool.base_models():
             raise model_not_found(name, _list_names(pool, models), status=400)
-        if asked == "stack" or (asked == "continue" and row is None):
+        if wanted_start == "stack" or (wanted_start == "continue" and row is None):
             raise _invalid(
-                "nip.start_from", f"it is {asked!r}, but {name!r} is a base model: use 'base'"
+                "nip.start_from",
+                f"it is {wanted_start!r}, but {name!r} is a base model: use 'base'",
             )
         return _Start("base", name, row)
     if row.problem is not None:
@@ -227,7 +231,7 @@ def _find_start(request: CreateJobRequest, pool: "EnginePool", models: ModelStor
         )
     if row.base_model not in pool.base_models():
         raise model_not_found(name, _list_names(pool, models), status=400)
-    start_from = asked or "continue"
+    start_from = wanted_start or "continue"
     if start_from == "stack" and not request.nip.use_lora:
         raise _invalid(
             "nip.start_from",
@@ -237,15 +241,15 @@ def _find_start(request: CreateJobRequest, pool: "EnginePool", models: ModelStor
 
 
 def _find_configured_base(base_model: str, models: ModelStore) -> str:
-    """Return the base model of the configuration; from one trained here, follow its origins."""
-    seen: set[str] = set()
-    while (row := models.get_row(base_model)) is not None and base_model not in seen:
-        seen.add(base_model)
+    """Return the base model of the configuration that a base model trained here comes from."""
+    names: set[str] = set()
+    while (row := models.get_row(base_model)) is not None and base_model not in names:
+        names.add(base_model)
         base_model = row.base_model
     return base_model
 
 
-# What goes together
+# Settings against the job and its device
 
 
 def _check_trains(place: TrainingPlace) -> None:
@@ -259,15 +263,15 @@ def _check_trains(place: TrainingPlace) -> None:
 
 def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:
     """Refuse settings without a meaning for this job."""
-    chosen = {name for name in nip.model_fields_set if getattr(nip, name) is not None}
+    names = {name for name in nip.model_fields_set if getattr(nip, name) is not None}
     if not nip.use_lora:
         for name in _LORA:
-            if name in chosen:
+            if name in names:
                 raise _invalid(f"nip.{name}", "'nip.use_lora' is false: there is no adapter")
     for name in wire.DPO_SETTINGS:
-        if name in chosen and method != "dpo":
+        if name in names and method != "dpo":
             raise _invalid(f"nip.{name}", f"it belongs to method 'dpo', not {method!r}")
-    if "stack_overflow" in chosen and start.start_from != "stack":
+    if "stack_overflow" in names and start.start_from != "stack":
         raise _invalid(
             "nip.stack_overflow",
             f"it belongs to 'nip.start_from' 'stack', which is {start.start_from!r} here",
@@ -277,7 +281,7 @@ def _check_applies(nip: NipSettings, method: str, start: _Start) -> None:
 
 
 def _check_device(nip: NipSettings, place: TrainingPlace, start: _Start) -> None:
-    """Refuse what this device, or training with these other settings, can't do."""
+    """Refuse settings that this device, or a training with the other settings, can't have."""
     if not place.device.startswith("cuda"):
         wrong = {
             "quantization": nip.quantization != "none",
@@ -348,20 +352,20 @@ def _settle_shape(
         lora_dropout=wire.DEFAULT_LORA_DROPOUT if dropout is None else dropout,
         lora_target_modules=wire.DEFAULT_TARGET_MODULES if targets is None else targets,
     )
-    below = inherited.lora_rank or 0
-    if start.start_from != "stack" or rank + below <= largest:
+    inherited_rank = inherited.lora_rank or 0
+    if start.start_from != "stack" or rank + inherited_rank <= largest:
         return full, "adapter"
     if nip.stack_overflow == "merge":
         return full, "base"
     raise _invalid(
         "nip.stack_overflow",
-        f"it is 'refuse', and rank {rank} over rank {below} is more than the "
+        f"it is 'refuse', and rank {rank} over rank {inherited_rank} is more than the "
         f"{largest} that the engine of {place.base_model!r} takes",
     )
 
 
 def _continue_shape(shape: _Shape, parent: _Shape, parent_name: str) -> _Shape:
-    """The shape of a continued adapter, which stays. Raises ApiError 400 for another one."""
+    """Return the parent's shape, which stays. Raises ApiError 400 if `shape` has another value."""
     for name, value in vars(shape).items():
         inherited = getattr(parent, name)
         # Dropout is no part of the weights' shape, so it may change.
@@ -376,7 +380,7 @@ def _continue_shape(shape: _Shape, parent: _Shape, parent_name: str) -> _Shape:
 
 
 def _read_adapter_shape(row: ModelRow, models: ModelStore) -> _Shape:
-    """The shape of an adapter as it was saved; where it is no LoRA file, as it was asked for."""
+    """The shape of an adapter from its saved LoRA file, or, without one, from its settings."""
     manifest = models.manifest(row.digest)
     shape = _Shape(**{name: manifest.settings[name] for name in _LORA})
     shape = replace(shape, lora_rank=manifest.lora_rank or shape.lora_rank)
@@ -390,14 +394,14 @@ def _read_adapter_shape(row: ModelRow, models: ModelStore) -> _Shape:
 def sum_ranks(plan_settings: EffectiveSettings, parent: ModelManifest | None) -> int | None:
     """Return the rank of the job's new adapter, for its manifest; None for a base model.
 
-    `parent` is the manifest of the adapter that is continued or stacked upon.
+    `parent` is the manifest of the adapter that the job continues or stacks upon.
     """
     if plan_settings.result == "base" or plan_settings.lora_rank is None:
         return None
-    below = 0
+    parent_rank = 0
     if plan_settings.start_from == "stack" and parent is not None:
-        below = parent.rank
-    return plan_settings.lora_rank + below
+        parent_rank = parent.rank
+    return plan_settings.lora_rank + parent_rank
 
 
 def _invalid(param: str, message: str) -> ApiError:

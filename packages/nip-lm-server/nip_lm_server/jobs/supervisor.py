@@ -1,15 +1,15 @@
 """Takes jobs from created to ended: validates them and gives each its turn on its device.
 
-JobSupervisor.start, stop    take up what an earlier server left; leave what runs to the next
-JobSupervisor.submit         a job was created or resumed
-JobSupervisor.pause, cancel  the training of a job is to end, with or without a checkpoint
+JobSupervisor.start, stop    take up an earlier server's jobs; leave running jobs to the next server
+JobSupervisor.submit         look for work: a job was created or resumed
+JobSupervisor.pause, cancel  end the training of a job, with or without a checkpoint
 
-Jobs on one device are trained one after the other, those on different devices beside each other;
-what happens in a job's turn is in `run`. Where an engine sleeps for a training, it stays asleep for
-those that are queued behind it, up to MOST_UNPUBLISHED, and their models are published together.
-Every step may be cut short by a kill: at the next start what is left of the training process is
-ended, and the job goes on under the same id. A job for a base model that the server doesn't have
-waits for one that does, and holds up no other.
+Jobs on one device are trained one after the other, jobs on different devices at the same time.
+`run` has the steps of a job's turn. Where an engine sleeps for a training, it stays asleep for the
+jobs that are queued behind it, up to MOST_UNPUBLISHED, and their models are published together.
+A kill may cut any step short: the next start ends a training process that still runs, and the job
+goes on under the same id. A job for a base model that the server doesn't have waits for a server
+that has it, and holds up no other job.
 """
 
 import asyncio
@@ -31,22 +31,22 @@ from nip_lm_server.serving.training_place import TrainingPlace
 from nip_lm_server.state.rows import JobRow
 
 STOP_GRACE_S = 6.0
-"""How long trainings may take for their checkpoints when the server stops. With what requests and
-engines get it must stay below `launch.STOP_GRACE_S`, after which the whole server is killed. With
-much less, more trainings would lose the steps since their last checkpoint."""
+"""Time that trainings have for their checkpoints when the server stops. Together with the time of
+requests and engines it must stay below `launch.STOP_GRACE_S`, after which the whole server is
+killed. With much less, more trainings would lose the steps since their last checkpoint."""
 UNAVAILABLE_PAUSE_S = 2.0
-"""Pause before a job is tried again whose engine has not run yet. A look costs a query, and a
-job begins at most so much later."""
+"""Pause before the next look at a job whose engine has not run yet. A look costs a query, and a job
+begins at most this much later."""
 BROKEN_PAUSE_S = 2.0
-"""Pause after something went wrong that can't even be written into the job, as on a full disk. Each
-try leaves its trace in the server's log: without a pause, thousands of them."""
+"""Pause after an error that can't be written into the job, as on a full disk. Each try writes a
+traceback into the server's log: without a pause, thousands of them."""
 
 _log = logging.getLogger("nip.lm_server.jobs")
 
 
 MOST_UNPUBLISHED = 8
-"""So many models wait for others to be trained, before the engine wakes for them: passing the
-device on spares the engine's way back, but nobody can play with a model that waits."""
+"""Most models that wait for other trainings before the engine wakes for all of them. Passing the
+device on saves a wake of the engine, but no client can use a waiting model."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Run:
 
 
 class JobSupervisor:
-    """Runs the jobs of one server; its pool says where each is trained."""
+    """Runs the jobs of one server; its pool has the training place of each."""
 
     def __init__(self, directory: Path, jobs: JobTable, *, stop_grace_s: float = STOP_GRACE_S):
         self._jobs, self._pool = jobs, jobs.pool
@@ -74,7 +74,7 @@ class JobSupervisor:
         jobs.events.log_into(directory)
 
     def start(self) -> None:
-        """Take up what an earlier server left, and begin."""
+        """Take up the unfinished jobs of an earlier server, and begin."""
         for row in self._jobs.list_rows_in(ACTIVE_STATUSES):
             self._recover(row)
         self._loops = [
@@ -89,7 +89,7 @@ class JobSupervisor:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
         self._loops = []
-        # 2. Those that run write checkpoints, for as long as there is time.
+        # 2. Running trainings write checkpoints, for as long as there is time.
         runs = list(self._runs.values())
         for run in runs:
             run.turn.stop.set()
@@ -97,8 +97,8 @@ class JobSupervisor:
         # `asyncio.wait` takes no empty set.
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self._stop_grace_s)
-            # The steps since their last checkpoint are lost, not the jobs. Whoever stops a server
-            # does not wait for ever.
+            # The steps since their last checkpoint are lost, not the jobs. The stop of a server
+            # must not take for ever.
             for task in late:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -110,20 +110,20 @@ class JobSupervisor:
 
     def pause(self, id: str) -> None:
         """End the training of a paused job, with a checkpoint."""
-        # One that does not run is kept from beginning by its row.
+        # The row of a paused job keeps it from beginning.
         if id in self._runs:
             self._runs[id].turn.stop.set()
 
     def cancel(self, id: str) -> None:
-        """End the training of a job whose status is already `cancelled`, and remove what it leaves.
+        """End the training of a job whose status is already `cancelled`, and remove its leftovers.
 
-        The leftovers of one that runs go at the end of its turn, when nothing of it is at work.
+        Those of a running job go at the end of its turn, when none of its processes runs.
         """
         if id in self._runs:
-            # Without a checkpoint: nobody goes on with a cancelled job.
+            # Without a checkpoint: a cancelled job never goes on.
             self._runs[id].task.cancel()
         else:
-            # One that does not run has no turn at whose end it would be tidied.
+            # Without a turn, there is no end of a turn that removes them.
             self._runner.remove_leftovers(id)
 
     def running_jobs(self) -> dict[str, str]:
@@ -131,18 +131,18 @@ class JobSupervisor:
         return {run.device: id for id, run in self._runs.items() if run.has_device}
 
     def is_healthy(self) -> bool:
-        """Return whether jobs are being taken."""
+        """Return whether the loops that take jobs run."""
         return bool(self._loops) and not any(task.done() for task in self._loops)
 
     def _recover(self, row: JobRow) -> None:
-        """End what an earlier server left of a job's training, and queue the job again."""
+        """End the training process of an earlier server, and queue its job again."""
         id = row.id
         if row.child_pid is not None:
-            # Before the job is queued: a training that outlived its server and a new one would
-            # write the same checkpoints. The whole server waits for it in here, so it has a second
-            # for a checkpoint of its own; else it goes on from the last one.
+            # The process ends before the job is queued: it and a new training would write the same
+            # checkpoints. The whole server waits here, so the process has one second for a
+            # checkpoint; else the job goes on from the last one.
             if not end_process(row.child_pid, row.child_identity or "", grace_s=1.0, group=True):
-                # One that hangs in the kernel, or is another user's, may write there at any time.
+                # A process that hangs in the kernel, or is another user's, may write at any time.
                 self._jobs.fail(
                     id,
                     "training_process_stuck",
@@ -157,36 +157,36 @@ class JobSupervisor:
 
         Such a job is kept: a server that was started with the wrong model must not end it.
         """
-        known = ", ".join(map(repr, self._pool.base_models()))
+        names = ", ".join(map(repr, self._pool.base_models()))
         self._jobs.events.add_new(
             row.id,
             f"The job waits for a server with the base model {row.base_model!r}; this one has "
-            f"{known}",
+            f"{names}",
             level="warn",
         )
 
     # Validation
 
     async def _validate_next(self) -> None:
-        # Before the look: what is submitted after it wakes the wait below.
+        # Cleared before the look: a job that is submitted after the look ends the wait below.
         self._wake_validator.clear()
         rows = self._jobs.list_rows_in(("validating_files",))
         if not rows:
-            # A look too many of the runner costs one query; one too few would leave a job queued
-            # until the next event, such as one that was validated before a restart.
+            # One look of the runner too many costs a query. One too few would leave a job (one that
+            # was validated before a restart, say) queued until the next event.
             self._wake_runner.set()
             await self._wake_validator.wait()
             return
         try:
             await self._validate(rows[0])
         except Exception as error:
-            # Failed, because it would be the first again and again, and hold up all behind it.
+            # The job fails: it would be the first again and again, and hold up all jobs behind it.
             _log.exception("validating %s", rows[0].id)
             self._jobs.fail(rows[0].id, "internal_error", f"Validation broke: {error!r}")
 
     async def _validate(self, row: JobRow) -> None:
         settings = row.read_settings()
-        for param, file_id, least in (
+        for param, file_id, min_examples in (
             ("training_file", row.training_file, formats.MIN_EXAMPLES),
             ("validation_file", row.validation_file, 1),
         ):
@@ -196,15 +196,15 @@ class JobSupervisor:
                 # The upload may be days old, so it is compared with its digest once more.
                 path = await self._jobs.files.find_intact(file_id)
             except ApiError as error:
-                # There is no request that it could answer: it is the end of the job.
+                # No request waits for this error, so it ends the job.
                 self._jobs.fail(row.id, error.code or "file_damaged", error.message, param)
                 return
-            # In a thread: the whole file is read, while requests are answered.
+            # In a thread, because the whole file is read while requests are answered.
             problems = await asyncio.to_thread(
-                _find_problems, row.method, path, least, settings.advantage
+                _find_problems, row.method, path, min_examples, settings.advantage
             )
-            # A job has one code, so that of the first stands for all; the words have the first few,
-            # and how many more there are.
+            # A job has one code: the first problem's. The message has the first few problems, and
+            # the number of the rest.
             if problems:
                 self._jobs.fail(
                     row.id,
@@ -214,27 +214,27 @@ class JobSupervisor:
                     param,
                 )
                 return
-        told = "Files validated, moving job to queued state"
-        self._jobs.move(row.id, ("validating_files",), "queued", told)
+        message = "Files validated, moving job to queued state"
+        self._jobs.move(row.id, ("validating_files",), "queued", message)
         self._wake_runner.set()
 
     # Running
 
     async def _begin_ready(self) -> None:
-        # Before the looks: what changes after them ends the wait below at once.
+        # Cleared before the looks: a change after them ends the wait below at once.
         self._wake_runner.clear()
         waits_for_engine = False
-        # 1. What should run and does not, because its end could not be written, is queued again.
+        # 1. A job that should run and does not is queued again: its end could not be written.
         for row in self._jobs.list_rows_in(("running",)):
             if row.id not in self._runs:
                 self._jobs.requeue(row.id, "The job's end can't be written; it is run again")
         # 2. The oldest queued job of each device that is free begins.
         for row in self._jobs.list_rows_in(("queued",)):
             if row.base_model not in self._pool.base_models():
-                # Not failed: the next start may have the right model. Those queued behind it go on.
+                # The job does not fail: the next start may have the right model. Later jobs go on.
                 self._tell_of_missing_base(row)
                 continue
-            # One that is queued again may still be tidying up after its last turn.
+            # A job that was queued again may still tidy up after its last turn.
             if row.paused or row.id in self._runs:
                 continue
             try:
@@ -244,22 +244,21 @@ class JobSupervisor:
                 # start.
                 waits_for_engine = True
             else:
-                # Trainings on one device take turns: each of them plans with all the memory that is
-                # free there.
+                # Trainings on one device take turns: each plans with all free memory there.
                 if not any(one_queue(place.device, busy) for busy in self.running_jobs()):
                     self._begin(row.id, row, place)
-        # 3. Until something changes; an engine that comes up tells nobody here.
+        # 3. Wait for a change. An engine that comes up does not wake this wait.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
                 self._wake_runner.wait(), UNAVAILABLE_PAUSE_S if waits_for_engine else None
             )
 
     def _begin(self, id: str, row: JobRow, place: TrainingPlace) -> _Run:
-        def ended(task: "asyncio.Task[None]") -> None:
-            # `JobRunner.run` writes what goes wrong into the job; this is what it could not write.
+        def handle_end(task: "asyncio.Task[None]") -> None:
+            # `JobRunner.run` writes errors into the job. It raises those that it could not write.
             if not task.cancelled() and task.exception() is not None:
                 _log.error("job %s can't be written down", id, exc_info=task.exception())
-                # Begun again at once, it would break again at once, as on a full disk.
+                # On a full disk, a job that begins again at once breaks again at once.
                 pause_s = BROKEN_PAUSE_S
             else:
                 pause_s = 0.0
@@ -269,7 +268,7 @@ class JobSupervisor:
         turn = DeviceTurn(partial(self._pass_on, id))
         task = asyncio.create_task(self._runner.run(row, place, turn), name=f"job {id}")
         self._runs[id] = run = _Run(place.device, turn, task)
-        task.add_done_callback(ended)
+        task.add_done_callback(handle_end)
         return run
 
     async def _pass_on(self, id: str) -> bool:
@@ -278,38 +277,37 @@ class JobSupervisor:
         waiting = [
             run for run in self._runs.values() if run.device == device and not run.has_device
         ]
-        # Nothing begins while the server stops. And who waits for a model that is trained already
-        # waits for all that the engine sleeps through, so these are few.
+        # Nothing begins while the server stops. And the trained models wait for every training that
+        # the engine sleeps through, so their number has a limit.
         if not self._loops or len(waiting) + 1 >= MOST_UNPUBLISHED:
             return False
-        # 1. The next one, if it would train just there: then the same engines are away for it.
+        # 1. Find the next job that would train there: the same engines are away for it.
         for row in self._jobs.list_rows_in(("queued",)):
-            known = row.base_model in self._pool.base_models() and row.id not in self._runs
-            if known and not row.paused:
-                # An engine that has not run yet can't say where it trains, so its jobs are passed
-                # over.
+            is_ready = row.base_model in self._pool.base_models() and row.id not in self._runs
+            if is_ready and not row.paused:
+                # An engine that has not run yet has no training place, so its jobs are passed over.
                 with contextlib.suppress(ApiError):
                     place = self._pool.training_place(row.base_model)
-                    # The first that fits begins, so that no job is passed over by a later one.
+                    # The first job that fits begins, so that no later one overtakes it.
                     if place.device == device:
                         break
         else:
             return False
-        # 2. It begins; the engines are away for it before they could come back from this one.
+        # 2. Begin it. The engines are away for it before they could come back from this job.
         self._runs[id].has_device = False
         run = self._begin(row.id, row, place)
-        # Either will do: one that ends before it has begun needs the engines away no longer.
-        begun = asyncio.ensure_future(run.turn.begun.wait())
+        # A job that ends before it has begun no longer needs the engines away.
+        beginning = asyncio.ensure_future(run.turn.has_begun.wait())
         try:
-            await asyncio.wait({run.task, begun}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({run.task, beginning}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Also when the waiting job is cancelled; the next one goes on by itself.
-            begun.cancel()
+            # Also if this job is cancelled meanwhile; the next one goes on by itself.
+            beginning.cancel()
         return True
 
 
 async def _repeat(step: Callable[[], Awaitable[None]]) -> None:
-    """Run `step` for ever: what goes wrong in it must not end the taking of jobs."""
+    """Run `step` for ever: an error in it must not keep later jobs from being taken."""
     while True:
         try:
             await step()
@@ -319,13 +317,12 @@ async def _repeat(step: Callable[[], Awaitable[None]]) -> None:
 
 
 def _find_problems(
-    method: str, path: Path, least: int, advantage: formats.AdvantageMode | None
+    method: str, path: Path, min_examples: int, advantage: formats.AdvantageMode | None
 ) -> list[formats.Problem]:
-    # `validate` reads the lines one by one and lets this through, since other callers want it
-    # raised. It stands alone, without what was found in the lines before it: the reading ends there
-    # (the file is cut, no JSONL, or beyond a limit), and a list of what is wrong would look as if
-    # the rest had been read.
+    # `validate` reads the lines one by one and raises this error, as other callers want. Here it
+    # stands alone, without the problems of earlier lines: the reading ends there (the file is cut,
+    # no JSONL, or beyond a limit), and a list would look as if the rest had been read.
     try:
-        return formats.validate(method, formats.read_jsonl(path), least, advantage=advantage)
+        return formats.validate(method, formats.read_jsonl(path), min_examples, advantage=advantage)
     except formats.JsonlError as error:
         return [formats.Problem(error.line, "invalid_jsonl", error.message)]

@@ -5,8 +5,8 @@ JobTable.begin ... fail   transitions, each a compare-and-set: of two that race,
 JobTable.pause, resume    a paused job has status `queued` and is not begun until it is resumed
 JobTable.retrieve, list   the objects of the API
 
-What a transition starts (validation, training, commit) is the business of `supervisor`, what is
-told of a job that of `events` and `objects`, what a request means that of `settings`.
+`supervisor` does the work that a transition starts (validation, training, commit), `events` and
+`objects` have the API's objects, and `settings` turns a request into a plan.
 """
 
 import hashlib
@@ -58,18 +58,18 @@ class JobTable:
         """Enter a job and return (its object, whether it is new).
 
         The same `key` with the same payload returns the first job. Raises ApiError 409 for the
-        same key with another payload, 400 for anything wrong in the request, and what `admit`
-        raises before a new job is entered. There is no await in here and the key's column is
-        unique, so two requests that race make one job.
+        same key with another payload, 400 for a request that can't be trained. `admit` is called
+        before a new job is entered, and may raise, too. There is no await in here and the key's
+        column is unique, so two requests that race make one job.
         """
-        # 1. The same request again is the first job. Ids of files are drawn, so that names of
-        #    models, and a key sent again with the same files uploaded anew, go by their content.
+        # 1. The same request again returns the first job. Ids of files are random, so the digest in
+        #    a model's name, and the comparison of two payloads, use the files' content.
         payload_digest = _digest_payload(payload)
         content_digest = _digest_payload(self._name_files_by_content(payload))
         first = self._find_first_job(key, payload_digest, content_digest)
         if first is not None:
             return build_job_object(first), False
-        # 2. What can't be trained is refused before anything is written.
+        # 2. A request that can't be trained is refused before anything is written.
         self._check_files(request)
         plan = resolve_request(request, self.pool, self.models)
         admit()
@@ -110,15 +110,13 @@ class JobTable:
     def _find_first_job(
         self, key: str | None, payload_digest: str, content_digest: str
     ) -> JobRow | None:
-        """Find the job made under this key before. Raises ApiError 409 if it was for another
-        payload.
-        """
-        stored = self.database.fetch_one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
-        if stored is None:
+        """Find an earlier job of this key. Raises ApiError 409 if it has another payload."""
+        row = self.database.fetch_one("SELECT * FROM jobs WHERE idempotency_key = ?", key)
+        if row is None:
             return None
-        first = read_row(JobRow, stored)
-        same = first.payload_digest == payload_digest
-        if not same and first.adapter_digest != adapter_digest(str(key), content_digest):
+        first = read_row(JobRow, row)
+        is_same = first.payload_digest == payload_digest
+        if not is_same and first.adapter_digest != adapter_digest(str(key), content_digest):
             raise ApiError(
                 409,
                 f"Idempotency-Key {key!r} was used for job {first.id} with another "
@@ -168,7 +166,7 @@ class JobTable:
         return read_row(JobRow, row)
 
     def refuse_broken_rows(self) -> None:
-        """Raise StateError if a job can't be read any more: it could be neither shown nor run."""
+        """Raise StateError if a job can't be read, because it could be neither shown nor run."""
         for row in self.database.fetch_all("SELECT * FROM jobs"):
             try:
                 build_job_object(read_row(JobRow, row))
@@ -196,20 +194,22 @@ class JobTable:
 
         `metadata` keeps jobs that have all these pairs; an empty mapping keeps those without any.
         """
-        where, values = ["1"], []
+        conditions, values = ["1"], []
         if after is not None:
-            where.append("seq < ?")
-            found = self.database.fetch_one("SELECT seq FROM jobs WHERE id = ?", after)
-            if found is None:
+            conditions.append("seq < ?")
+            row = self.database.fetch_one("SELECT seq FROM jobs WHERE id = ?", after)
+            if row is None:
                 raise not_found("fine-tuning job", after, "after")
-            values.append(found["seq"])
+            values.append(row["seq"])
         if metadata is not None and not metadata:
-            where.append("metadata IS NULL")
+            conditions.append("metadata IS NULL")
         for key, value in (metadata or {}).items():
-            where.append("seq IN (SELECT job_seq FROM job_metadata WHERE key = ? AND value = ?)")
+            conditions.append(
+                "seq IN (SELECT job_seq FROM job_metadata WHERE key = ? AND value = ?)"
+            )
             values += [key, value]
         rows = self.database.fetch_all(
-            f"SELECT * FROM jobs WHERE {' AND '.join(where)} ORDER BY seq DESC LIMIT ?",  # noqa: S608
+            f"SELECT * FROM jobs WHERE {' AND '.join(conditions)} ORDER BY seq DESC LIMIT ?",  # noqa: S608
             *values,
             limit + 1,
         )
@@ -228,26 +228,26 @@ class JobTable:
 
     # Changing
 
-    def transition(self, id: str, before: Sequence[str], after: str, **columns: Any) -> bool:
-        """Set the status if it is one of `before`, together with `columns`. False if it was not."""
+    def transition(self, id: str, earlier: Sequence[str], status: str, **columns: Any) -> bool:
+        """Set the status, and `columns`, if it is one of `earlier`. Returns whether it was."""
         names = "".join(f", {name} = ?" for name in columns)
-        marks = ", ".join("?" * len(before))
-        # The status stands in the condition, so of two transitions that race one changes the row
-        # and the other learns that it came too late.
-        changed = self.database.execute(
+        marks = ", ".join("?" * len(earlier))
+        # The status is in the condition: of two transitions that race, one changes the row, and the
+        # other returns False.
+        n_changed = self.database.execute(
             f"UPDATE jobs SET status = ?{names} WHERE id = ? AND status IN ({marks})",  # noqa: S608
-            after,
+            status,
             *columns.values(),
             id,
-            *before,
+            *earlier,
         )
-        return changed == 1
+        return n_changed == 1
 
     def move(
         self,
         id: str,
-        before: Sequence[str],
-        after: str,
+        earlier: Sequence[str],
+        status: str,
         message: str,
         failure: JobError | None = None,
         **columns: Any,
@@ -255,64 +255,65 @@ class JobTable:
         """Do a `transition`, with an event for the API and a line of the job's log."""
         level = "info" if failure is None else "error"
         with self.database.transaction():
-            changed = self.transition(id, before, after, **columns)
-            if changed:
+            is_changed = self.transition(id, earlier, status, **columns)
+            if is_changed:
                 self.events.add(id, message, level=level, data=failure)
         # After the transaction: the log is for people, and a disk that refuses its line must not
         # undo the transition.
-        if changed:
-            self.events.log(id, after, level, **dict(failure or {}))
-        return changed
+        if is_changed:
+            self.events.log(id, status, level, **dict(failure or {}))
+        return is_changed
 
     def begin(self, id: str) -> bool:
-        """From `queued` to `running`, as one more attempt. False if it is not to run any more."""
+        """Move a job from `queued` to `running`, as one more attempt. False if it must not run."""
         with self.database.transaction():
-            # `paused` is asked again here: the job may have been paused since the supervisor
-            # looked.
-            changed = self.database.execute(
+            # `paused` is in the condition: a client may have paused the job since the supervisor's
+            # look.
+            n_changed = self.database.execute(
                 "UPDATE jobs SET status = 'running', attempts = attempts + 1, "
                 "started_at = coalesce(started_at, ?) "
                 "WHERE id = ? AND status = 'queued' AND paused = 0",
                 time.time(),
                 id,
             )
-            if changed != 1:
+            if n_changed != 1:
                 return False
             row = self.get_row(id)
             attempt, progress = row.attempts, load(row.progress)
             if progress is not None:
-                # The pace of an earlier attempt tells nothing about when this one ends.
+                # The pace of an earlier attempt tells nothing about the end of this one.
                 self.database.execute(
                     "UPDATE jobs SET progress = ? WHERE id = ?",
                     dump({**progress, "time_left_s": None}),
                     id,
                 )
-            told = "started" if attempt == 1 else f"continues (attempt {attempt})"
-            self.events.add(id, f"Fine-tuning job {told}")
+            verb = "started" if attempt == 1 else f"continues (attempt {attempt})"
+            self.events.add(id, f"Fine-tuning job {verb}")
         self.events.log(id, "running", attempt=attempt)
         return True
 
     def pause(self, id: str) -> tuple[JobObject, bool]:
-        """Keep an unfinished job from running; returns (its object, whether it ran or could have).
+        """Keep an unfinished job from running; returns (its object, whether this call did it).
+
         Pausing a paused job is no error. Raises ApiError 404, 400 if it ended.
         """
         with self.database.transaction():
             # The API's description has no status for a paused job, so it is `queued`, with a column
-            # of ours beside it. A client that polls then waits, which is right.
-            changed = self.database.execute(
+            # of its own. A client that polls waits, as it should.
+            n_changed = self.database.execute(
                 "UPDATE jobs SET paused = 1, "  # noqa: S608
                 "status = CASE status WHEN 'running' THEN 'queued' ELSE status END "
                 f"WHERE id = ? AND paused = 0 AND {UNFINISHED}",
                 id,
             )
-            if changed:
+            if n_changed:
                 self.events.add(id, "The job was paused")
         row = self.get_row(id)
         if not row.paused:
             raise _ended_error(row, "paused")
-        if changed:
+        if n_changed:
             self.events.log(id, "paused")
-        return build_job_object(row), changed == 1
+        return build_job_object(row), n_changed == 1
 
     def resume(self, id: str) -> JobObject:
         """Let a paused job run again, from its last checkpoint.
@@ -320,14 +321,14 @@ class JobTable:
         Raises ApiError 404, 400 if it is not paused.
         """
         with self.database.transaction():
-            changed = self.database.execute(
+            n_changed = self.database.execute(
                 "UPDATE jobs SET paused = 0 WHERE id = ? AND paused = 1",
                 id,
             )
-            if changed:
+            if n_changed:
                 self.events.add(id, "The job was resumed")
         row = self.get_row(id)
-        if not changed:
+        if not n_changed:
             raise ApiError(
                 400,
                 f"The job {id} is not paused: its status is {row.status!r}",
@@ -342,7 +343,7 @@ class JobTable:
 
         Cancelling a cancelled job is no error. Raises ApiError 404, 400 if it succeeded or failed.
         """
-        changed = self.move(
+        is_changed = self.move(
             id,
             wire.ACTIVE_STATUSES,
             "cancelled",
@@ -353,10 +354,10 @@ class JobTable:
         row = self.get_row(id)
         if row.status != "cancelled":
             raise _ended_error(row, "cancelled")
-        return build_job_object(row), changed
+        return build_job_object(row), is_changed
 
     def fail(self, id: str, code: str, message: str, param: str | None = None) -> None:
-        """End a job without a model. A job cancelled meanwhile stays cancelled."""
+        """End a job without a model. A job that was cancelled meanwhile stays cancelled."""
         error: JobError = {"code": code, "message": message, "param": param}
         self.move(
             id,
@@ -370,11 +371,11 @@ class JobTable:
         )
 
     def requeue(self, id: str, message: str) -> None:
-        """Move a job from `running` back to `queued`, with an event. Others are left alone."""
+        """Move a job from `running` back to `queued`, with an event. Any other job stays."""
         self.move(id, ("running",), "queued", message)
 
     def set_child(self, id: str, pid: int | None, identity: str | None) -> None:
-        """Write down the training process: the next start ends a left one by it."""
+        """Write down the training process, so that the next start can end it."""
         self.database.execute(
             "UPDATE jobs SET child_pid = ?, child_identity = ? WHERE id = ?", pid, identity, id
         )

@@ -1,13 +1,13 @@
-"""How a job's training is run: in child processes, one after another, until one is done.
+"""A job's training in child processes, one after another, until one succeeds.
 
-It is the `training_place.Trainer` of real training; `deterministic_trainer` has the other one.
+This is the `training_place.Trainer` of real training; `deterministic_trainer` has the other one.
 
 The contract with a child, in its job directory: it reads ``job.json``, appends JSON lines to
 ``events.jsonl`` ({"type": "progress" | "message" | "error", ...}), keeps checkpoints in
-``checkpoints/`` and goes on from the newest good one, leaves the figures of every step in
-``metrics.jsonl``, writes the weights and ``training_result.json`` into the output directory, and
-exits 0. On SIGTERM it stops after the
-current optimizer step, writes a checkpoint and exits 143. Its output goes to ``log.txt``.
+``checkpoints/`` and goes on from the newest good one, writes the figures of every step into
+``metrics.jsonl``, and the weights and ``training_result.json`` into the output directory, and exits
+0. On SIGTERM it stops after the current optimizer step, writes a checkpoint and exits 143. Its
+output goes to ``log.txt``.
 """
 
 import asyncio
@@ -40,21 +40,21 @@ from nip_lm_server.training.job import (
 
 TRAINING_MODULE = "nip_lm_server.training.main"
 TAIL_INTERVAL_S = 0.1
-"""How often a child's events are read."""
+"""Time between two reads of a child's events."""
 STOP_GRACE_S = 120.0
-"""Time a child that is to stop has for its current step and its checkpoint."""
+"""Time that a stopped child has for its current step and its checkpoint."""
 EXIT_TIMEOUT_S = 10.0
-"""How long a killed child may take to be gone."""
+"""Time that a killed child has to be gone."""
 MAX_CRASHES = 2
 """A child that a signal ended is started again this many times without a new checkpoint."""
 
 
 class SubprocessTrainer:
-    """Trains in a child process, the leader of a process group of its own. It dies with us.
+    """Trains in a child process, the leader of a process group of its own. It dies with the server.
 
     A child that a signal ended (the kernel was out of memory, a library crashed) is started
-    again and goes on from its last checkpoint, MAX_CRASHES times without a new checkpoint. What
-    a child reports as an error itself, or an exit status that is not a signal, is final.
+    again and goes on from its last checkpoint, MAX_CRASHES times without a new checkpoint. An error
+    that a child reports itself, and an exit status that is not a signal, are final.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SubprocessTrainer:
         module: str = TRAINING_MODULE,
         stop_grace_s: float = STOP_GRACE_S,
     ):
-        # Files in the working directory are not modules, however they are called.
+        # No file in the working directory may be taken for a module.
         self._environment = {**working_environment(environment), "PYTHONSAFEPATH": "1"}
         self._module = module
         self._stop_grace_s = stop_grace_s
@@ -82,9 +82,9 @@ class SubprocessTrainer:
         job.write()
         crashes = 0
         while not stop.is_set():
-            before, kills = _list_checkpoints(job.job_dir), count_oom_kills()
+            checkpoints, kills = _list_checkpoints(job.job_dir), count_oom_kills()
             returncode, error = await self._run_child(job, report, started, stop)
-            # 1. An end that is final: it is done, or it says itself what is wrong.
+            # 1. The child has succeeded, or reports an error: both are final.
             if returncode == 0:
                 return _read_result(job)
             if error is not None:
@@ -95,25 +95,26 @@ class SubprocessTrainer:
                 )
             if stop.is_set():
                 break
-            # 2. A signal ended it: once more, unless it keeps happening.
+            # 2. A signal ended it: start another child, unless this happens again and again.
             name = _signal_name(returncode)
             out_of_memory = name == "SIGKILL" and count_oom_kills() > kills
-            why = ", because the memory was full" if out_of_memory else ""
-            crashes = 1 if _list_checkpoints(job.job_dir) - before else crashes + 1
+            reason = ", because the memory was full" if out_of_memory else ""
+            crashes = 1 if _list_checkpoints(job.job_dir) - checkpoints else crashes + 1
             if name is None or crashes > MAX_CRASHES:
-                how = f"was ended by {name}" if name else f"exited with status {returncode}"
+                end = f"was ended by {name}" if name else f"exited with status {returncode}"
                 if name and crashes > 1:
-                    how += f", {crashes} times without a new checkpoint"
+                    end += f", {crashes} times without a new checkpoint"
                 log = read_tail(job.job_dir / "log.txt") or "(empty)"
                 raise TrainingError(
                     "out_of_memory" if out_of_memory else "training_process_died",
-                    f"The training process {how}{why}. End of its log:\n{log}",
+                    f"The training process {end}{reason}. End of its log:\n{log}",
                 )
-            told = (
-                f"The training process was ended by {name}{why}; it is started again and continues "
-                f"from its last checkpoint (attempt {crashes} of {MAX_CRASHES} without a new one)"
+            message = (
+                f"The training process was ended by {name}{reason}; it is started again and "
+                f"continues from its last checkpoint (attempt {crashes} of {MAX_CRASHES} without "
+                "a new one)"
             )
-            report([{"type": "message", "level": "warn", "message": told}])
+            report([{"type": "message", "level": "warn", "message": message}])
         raise TrainingStopped
 
     async def _run_child(
@@ -124,30 +125,30 @@ class SubprocessTrainer:
         stop: asyncio.Event,
     ) -> tuple[int, dict[str, Any] | None]:
         """Run one child to its end; returns its exit status and its reported error."""
-        # 1. Nothing of an attempt before is taken for this one's.
+        # 1. Remove the files of an earlier attempt.
         events_path = job.job_dir / "events.jsonl"
         events_path.unlink(missing_ok=True)
         shutil.rmtree(job.output_dir, ignore_errors=True)
         job.output_dir.mkdir(parents=True)
         tail = _EventTail(events_path)
-        # 2. A group of its own, so that a signal reaches what the child starts, too.
+        # 2. Start the child in a group of its own: a signal reaches the child's processes, too.
         with (job.job_dir / "log.txt").open("ab") as log:
             child = await self._start_child(job, log, started)
-        # 3. Pass on what it tells, until it has ended and its last words are read.
+        # 3. Pass on its events, until it has ended and its last events are read.
         error: dict[str, Any] | None = None
         exited = asyncio.ensure_future(child.wait())
         terminator = asyncio.ensure_future(self._terminate_on(stop, child))
         try:
             while True:
-                done, _ = await asyncio.wait({exited}, timeout=TAIL_INTERVAL_S)
+                ended_tasks, _ = await asyncio.wait({exited}, timeout=TAIL_INTERVAL_S)
                 events = tail.read()
                 error = next((e for e in reversed(events) if e.get("type") == "error"), error)
                 if events:
                     report([event for event in events if event.get("type") != "error"])
-                if done:
+                if ended_tasks:
                     return exited.result(), error
         finally:
-            # 4. Nothing of the child's group is left running, whether it exited or not.
+            # 4. End the child's group, whether the child has exited or not.
             terminator.cancel()
             signal_group(child.pid, signal.SIGKILL)
             try:
@@ -159,31 +160,30 @@ class SubprocessTrainer:
     async def _start_child(
         self, job: TrainingJob, log: BinaryIO, started: Callable[[int, str], None]
     ) -> "_StartedChild | ForkedChild":
-        """Fork the training of a process that has what it imports, or start one."""
+        """Fork the training from a process with its imports, or start a new process."""
 
-        def told(pid: int) -> None:
+        def report_pid(pid: int) -> None:
             started(pid, process_identity(pid) or "")
 
-        # A driver of CUDA does not survive a fork, and elsewhere nothing kills a fork whose
-        # server has died.
+        # A CUDA driver does not survive a fork, and only Linux kills a fork when its server dies.
         if self._warm is not None and job.device == "cpu":
-            return self._warm.fork(job.job_dir, log, told)
+            return self._warm.fork(job.job_dir, log, report_pid)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "nip_lm_server.training.die_with_parent", str(os.getpid())),
             *(self._module, "--job-dir", str(job.job_dir)),
-            stdin=asyncio.subprocess.PIPE,  # its end tells the child that we are gone
+            stdin=asyncio.subprocess.PIPE,  # its end tells the child that the server is gone
             stdout=log,
             stderr=log,
             env=self._environment,
             start_new_session=True,
         )
-        told(process.pid)
+        report_pid(process.pid)
         return _StartedChild(process)
 
     async def _terminate_on(
         self, stop: asyncio.Event, child: "_StartedChild | ForkedChild"
     ) -> None:
-        """Once `stop` is set, send SIGTERM, and after the grace SIGKILL to what still runs."""
+        """Once `stop` is set, send SIGTERM to the child's group, and SIGKILL after the grace."""
         await stop.wait()
         signal_group(child.pid, signal.SIGTERM)
         await asyncio.sleep(self._stop_grace_s)
@@ -237,7 +237,7 @@ class _EventTail:
         self._offset += len(whole)
         events = []
         for line in whole.splitlines():
-            # A child that was killed in the middle of a write leaves half a line behind.
+            # A child that is killed in the middle of a write leaves half a line.
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
                 if isinstance(event, dict):

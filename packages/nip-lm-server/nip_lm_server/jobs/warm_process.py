@@ -1,10 +1,10 @@
 """The server's side of `training.warm`: trainings that are forked instead of started.
 
-WarmProcess    starts it, has it fork, ends it when nothing was trained for a while
-ForkedChild    a training of it, like the process that asyncio starts
+WarmProcess    starts the warm process, has it fork, ends it after a while without a training
+ForkedChild    a forked training, like a process that asyncio starts
 
-One training at a time, as on one device. A training that a signal ended takes the warm process with
-it: the next attempt has a fresh one.
+It runs one training at a time, as on one device. If a signal ends a training, the warm process is
+ended, too: the next attempt has a fresh one.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from typing import BinaryIO
 from nip_base.machine.processes import signal_group
 
 IDLE_S = 600.0
-"""So long after a training the process waits for another: the iterations of a small run are minutes
-apart, and what it holds, modules alone, is some hundreds of megabytes."""
+"""Time that the process waits for another training. The iterations of a small run are minutes
+apart, and the process holds only modules: some hundreds of megabytes."""
 
 
 class ForkedChild:
@@ -36,7 +36,7 @@ class ForkedChild:
         started(self.pid)
 
     async def wait(self) -> int:
-        """Wait for its end; returns its status as subprocess.Popen has it."""
+        """Wait for its end and return its status, as subprocess.Popen does."""
         while True:
             line = await self._warm.read_line()
             if line is None:
@@ -46,13 +46,13 @@ class ForkedChild:
             if "status" in answer:
                 self._is_over = True
                 status = int(answer["status"])
-                self._warm.ended(status)
+                self._warm.note_end(status)
                 return status
             self.pid = int(answer["pid"])
             self._started(self.pid)
 
     def close(self) -> None:
-        """Let go of it. What has not ended by now ends with the process that forked it."""
+        """Let go of it. A training that still runs ends with the warm process."""
         os.close(self._pipe)
         if not self._is_over:
             self._warm.end()
@@ -70,13 +70,15 @@ class WarmProcess:
 
     @property
     def pid(self) -> int:
-        """Return the pid of the process, which runs."""
+        """The pid of the running process. Raises RuntimeError if none runs."""
         if self._process is None:
             raise RuntimeError("the warm process does not run")
         return self._process.pid
 
     def fork(self, job_dir: Path, log: BinaryIO, started: Callable[[int], None]) -> ForkedChild:
-        """Have a training forked; `started` is told each pid that it has, the first one at once."""
+        """Have a training forked. `started` is called at once with the warm process's pid, and then
+        with the fork's.
+        """
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -96,7 +98,7 @@ class WarmProcess:
         return child
 
     async def read_line(self) -> bytes | None:
-        """Read its next answer; None once it has ended."""
+        """Read the process's next answer; None once it has ended."""
         loop = asyncio.get_running_loop()
         while b"\n" not in self._rest:
             if self._socket is None:
@@ -120,15 +122,15 @@ class WarmProcess:
         self.end()
         return status
 
-    def ended(self, status: int) -> None:
-        """A training ended: keep the process for the next one, unless a signal was the reason."""
+    def note_end(self, status: int) -> None:
+        """Keep the process for the next training, unless a signal has ended this one."""
         if status < 0:
             self.end()
         else:
             self._idle = asyncio.get_running_loop().call_later(self._idle_s, self.end)
 
     def end(self) -> None:
-        """End the process, and what it may have forked."""
+        """End the process and its fork."""
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:

@@ -25,8 +25,8 @@ def read_adapter(path: Path) -> ServedAdapter:
         with (path / "adapter_model.safetensors").open("rb") as file:
             weights = hashlib.file_digest(file, "sha256").hexdigest()
         ranks = [int(settings["r"]), *(settings.get("rank_pattern") or {}).values()]
-    # Whatever is wrong with somebody's files: the server answers for an EngineError, and would take
-    # any other for a mistake of its own.
+    # The files may be wrong in any way. The server answers for an EngineError, and would take any
+    # other error for a mistake of its own.
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineError(f"{path} is no LoRA adapter: {error!r}") from error
     # The same matrices, scaled otherwise, are another adapter.
@@ -44,5 +44,5 @@ def is_unchanged(path: Path) -> bool:
         result = parse_json((path / "training_result.json").read_text())
         return bool(result.get("unchanged", False))
     except (OSError, ValueError, AttributeError):
-        # A fact to be shown beside the proof, which does not go by it.
+        # Only shown beside the proof, whose result does not depend on it.
         return False

@@ -1,21 +1,22 @@
-"""The proof of a served model's answering with its saved weights.
+"""The proof that a served model answers with its saved weights.
 
 probe_tokens    a fixed conversation and a fixed sequence of tokens, for one tokenizer
 apply_adapter   within it, a base model computes with an adapter's weights
-prove           compares what is served for an adapter with what its saved weights give
+prove           compares the served figures of an adapter with those of its saved weights
 prove_base      compares a served base model with the files of a model
 
-What is served comes from the engine's own batched path, in one batch with the base and the other
-adapters. What is expected comes from the file: for each adapted layer W + scale B A in float32,
-with the engine's adapters switched off. Where a training left ``probe.json`` (tokens and the
-log-probabilities that it computed from what it had saved), these must be met too.
+The served log-probabilities come from the engine's own batched path, in one batch with the base and
+the other adapters. The expected ones come from the file: for each adapted layer W + scale B A in
+float32, with the engine's adapters switched off. Where a training left ``probe.json`` (tokens and
+the log-probabilities that it computed from its saved weights), these must be met too.
 
-How far that may be, in nats and as a mean over the tokens, is in `probes.LIMITS`; where rounding
-makes more, three times that. The proof also asks that it is nearer than the base and any other
-adapter. One that makes the same change by other matrices (a copy that another job
-continued, a stack whose second half is zero) is listed under `same_weights_as`, one that gives the
-same on the probe within rounding as indistinguishable. Of neither can the served one be nearer, and
-the bitwise comparison of the weights in memory decides alone.
+`probes.LIMITS` has the largest distance, in nats and as a mean over the tokens; where rounding
+makes more, three times the rounding is allowed. The served adapter must also be nearer to its saved
+weights than the base and any other adapter is. An adapter that makes the same change by other
+matrices (a copy that another job continued, a stack whose second half is zero) is listed under
+`same_weights_as`; one that gives the same on the probe within rounding as indistinguishable. The
+served adapter can't be nearer than either, so the bitwise comparison of the weights in memory
+decides alone.
 """
 
 import hashlib
@@ -48,7 +49,7 @@ from nip_lm_server.lora.rowwise_lora import LoraAdapter, LoraFiles, is_transpose
 SAME_CHANGE = {"float64": 1e-6, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Relative distance of two adapters' changes that rounding of their matrices explains: some units
 in the last place of each precision."""
-_EXACT = 1e-6  # relative distance of two changes that double precision explains, with room
+_EXACT = 1e-6  # relative distance of two changes that double precision explains, with a margin
 
 MESSAGES = (
     {"role": "user", "content": "Does this function return the sum of a list? def f(xs): ..."},
@@ -58,8 +59,8 @@ _EXTRA_TOKENS = 32
 """A rule of thumb: enough for a mean where the conversation tells nothing, and the pass stays
 short."""
 LONGEST = 256
-"""Most tokens of a probe: a new adapter waits for its pass. A rule of thumb; with much fewer a few
-tokens that rounding moved far would decide the mean."""
+"""Most tokens of a probe: a new adapter waits for its pass. A rule of thumb: with far fewer tokens,
+a few that rounding moved far would decide the mean."""
 
 
 class Scorer(Protocol):
@@ -99,8 +100,8 @@ class ProvedModel(Protocol):
 def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
     """Make a probe for models trained on unknown data: a conversation, then tokens by a hash.
 
-    The latter, because a small vocabulary may know no word of the conversation. A training has
-    better: text that its model has learned (`training.probe_text`).
+    The tokens by a hash follow because a small vocabulary may have no word of the conversation. A
+    training has better text, which its model has learned (`training.probe_text`).
     """
     ids = chat_template.encode(
         tokenizer, chat_template.render(tokenizer, MESSAGES, generation=False)
@@ -117,8 +118,8 @@ def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
 def apply_adapter(model: Any, files: LoraFiles, *, merged: bool = True) -> Iterator[None]:
     """Within, `model` computes each adapted layer with W + scale B A, in float32.
 
-    Not `merged`, it adds the low-rank product in its own precision, as an engine does: how far
-    that is from the other is what rounding alone may change.
+    Not `merged`, it adds the low-rank product in its own precision, as an engine does: the distance
+    between the two comes from rounding alone.
     """
     modules = dict(model.named_modules())
 
@@ -139,7 +140,7 @@ def apply_adapter(model: Any, files: LoraFiles, *, merged: bool = True) -> Itera
 
         return modules[name].register_forward_hook(replace)
 
-    # Hooks, and no copy of the weights: a second model need not fit beside the first.
+    # Hooks instead of a copy of the weights: no second model has to fit into memory.
     handles = [hook(name) for name in files.pairs]
     try:
         yield
@@ -158,35 +159,37 @@ def prove(
 ) -> Proof:
     """Compare `adapter` as served with `files` as saved; `rivals` are the other adapters."""
     tokens = probe_tokens(loaded.tokenizer, loaded.max_model_len)
-    # 1. Score what is served, in one batch with the base and the other adapters.
+    # 1. Score the served adapter, in one batch with the base and the other adapters.
     batch = [adapter, None, *rivals]
-    served, served_base, *served_rivals = scorer.score([tokens] * len(batch), batch)
-    # 2. Score what is saved, and the base, by themselves.
+    served_logprobs, base_logprobs, *rivals_logprobs = scorer.score([tokens] * len(batch), batch)
+    # 2. Score the saved adapter and the base, each by itself.
     (base,) = scorer.score_by_library([tokens], [None])
     with apply_adapter(loaded.model, files):
         (saved,) = scorer.score_by_library([tokens], [None])
     with apply_adapter(loaded.model, files, merged=False):
         (unmerged,) = scorer.score_by_library([tokens], [None])
     # 3. Compare. The base in the batch and by itself, the adapter merged and not: they differ by
-    #    rounding alone.
-    #    Where both agree to the bit, as they may in float32, another batch need not: so never zero.
+    #    rounding alone. In float32 they may agree to the bit, and another batch may not: so the
+    #    rounding is never zero.
     rounding = max(
-        measure_differences(served_base, base)[1], measure_differences(unmerged, saved)[1], 1e-7
+        measure_differences(base_logprobs, base)[1], measure_differences(unmerged, saved)[1], 1e-7
     )
-    compared = {"base": Scores(served_base, base, same_weights=files.unchanged)}
-    for rival, scores in zip(rivals, served_rivals, strict=True):
-        change = _change(adapter, rival)
-        near = change <= SAME_CHANGE[loaded.dtype]
-        compared[rival.name] = Scores(scores, scores, change <= _EXACT, near)
+    rivals_scores = {"base": Scores(base_logprobs, base, same_weights=files.unchanged)}
+    for rival, scores in zip(rivals, rivals_logprobs, strict=True):
+        change = _measure_change(adapter, rival)
+        is_near = change <= SAME_CHANGE[loaded.dtype]
+        rivals_scores[rival.name] = Scores(scores, scores, change <= _EXACT, is_near)
     allowed = LIMITS[loaded.dtype]
-    tolerance = _tolerance(allowed, rounding)
-    matches, figures = judge(served, saved, compared, tolerance, rounding, allowed.cap)
-    base_distance = None if files.unchanged else measure_differences(served_base, saved)[1]
-    # 4. The bits of the weights, and what the training recorded, must be right too.
+    tolerance = _find_tolerance(allowed, rounding)
+    matches, figures = judge(
+        served_logprobs, saved, rivals_scores, tolerance, rounding, allowed.cap
+    )
+    base_distance = None if files.unchanged else measure_differences(base_logprobs, saved)[1]
+    # 4. The bits of the weights and the training's own figures must be right too.
     equal = weights_equal(adapter, files)
-    recorded = _compare_recorded(scorer, loaded, adapter, files.path)
+    probe_detail = _compare_probe_file(scorer, loaded, adapter, files.path)
     return Proof(
-        matches=matches and equal and recorded.get("probe_file_matches", True),
+        matches=matches and equal and probe_detail.get("probe_file_matches", True),
         detail={
             "kind": "logprobs",
             "unchanged": files.unchanged,
@@ -197,7 +200,7 @@ def prove(
             "base_distance_mean": base_distance,
             "probe_tokens": len(tokens),
             **figures,
-            **recorded,
+            **probe_detail,
         },
     )
 
@@ -209,22 +212,24 @@ def prove_base(scorer: Scorer, loaded: ProvedModel, path: Path) -> Proof:
     state = loaded.model.state_dict()
     for name, tensor in _read_saved_tensors(path, loaded, state):
         count += 1
-        # Bits, because a NaN does not equal itself.
-        saved = tensor.to(state[name].dtype)
-        held = state[name].cpu()
-        if saved.shape != held.shape or not torch.equal(_bits(saved), _bits(held)):
+        # By bits: a NaN does not equal itself.
+        on_disk = tensor.to(state[name].dtype)
+        in_memory = state[name].cpu()
+        if on_disk.shape != in_memory.shape or not torch.equal(
+            _view_bits(on_disk), _view_bits(in_memory)
+        ):
             different.append(name)
-    recorded = _compare_recorded(scorer, loaded, None, path)
+    probe_detail = _compare_probe_file(scorer, loaded, None, path)
     equal = not different and count > 0
     return Proof(
-        matches=equal and recorded.get("probe_file_matches", True),
+        matches=equal and probe_detail.get("probe_file_matches", True),
         detail={
             "kind": "weights",
             "weights_equal": equal,
             "tensors": count,
             "different": different[:5],
             "dtype": loaded.dtype,
-            **recorded,
+            **probe_detail,
         },
     )
 
@@ -243,70 +248,74 @@ def _read_saved_tensors(
         files: list[Any] = [safe_open(path / shard, framework="pt") for shard in sorted(shards)]
         by_key = {key: file for file in files for key in file.keys()}  # noqa: SIM118
         # A tied weight is saved once and loaded under several names.
-        covered = {state[key].data_ptr() for key in by_key if key in state}
-        if by_key.keys() <= state.keys() and all(t.data_ptr() in covered for t in state.values()):
+        tied_addresses = {state[key].data_ptr() for key in by_key if key in state}
+        if by_key.keys() <= state.keys() and all(
+            t.data_ptr() in tied_addresses for t in state.values()
+        ):
             for key, file in by_key.items():
                 yield key, file.get_tensor(key)
             return
-    # Everything, since safetensors has an exception class of its own. The proof is not "no" then:
-    # nothing was compared.
+    # Any error: safetensors has an exception class of its own. It is no failed proof, since nothing
+    # was compared.
     except Exception as error:
         raise EngineError(f"the model in {path} can't be read: {error!r}") from error
-    # This architecture has other names on disk than in memory: the library knows which.
+    # This architecture has other names on disk than in memory: the library maps them.
     try:
         model = chat_template.load_model(path, getattr(torch, loaded.dtype))
-    # A RuntimeError where tensors don't fit the configuration.
+    # A RuntimeError comes where tensors don't fit the configuration.
     except (OSError, ValueError, RuntimeError) as error:
         raise EngineError(f"the model in {path} can't be loaded: {error}") from error
-    fresh = model.state_dict()
+    loaded_state = model.state_dict()
     for key in state:
-        yield key, fresh.get(key, torch.empty(0))
+        yield key, loaded_state.get(key, torch.empty(0))
 
 
-def _compare_recorded(
+def _compare_probe_file(
     scorer: Scorer, loaded: ProvedModel, adapter: LoraAdapter | None, path: Path
 ) -> dict[str, Any]:
     """Compare with the log-probabilities computed by the training from its saved weights."""
-    # What was trained elsewhere has none, and is judged by its files alone.
+    # A model trained elsewhere has no probe, and is judged by its files alone.
     if not (path / PROBE).is_file():
         return {}
-    # One that is there and can't be read is another matter: what was recorded is not known.
+    # A probe that can't be read is an error: the training's figures are unknown.
     try:
         probe = read_probe(path)
     except ProbeError as error:
         raise EngineError(str(error)) from error
     tokens = probe.tokens[: loaded.max_model_len]
     probe = probe.at(range(len(tokens) - 1))
-    served, base = scorer.score([tokens, tokens], [adapter, None])
+    logprobs, base_logprobs = scorer.score([tokens, tokens], [adapter, None])
     allowed = choose_limits(probe, loaded.dtype)
-    # A base model that was made here was trained from another, which does not answer.
-    noise = 0.0 if adapter is None else mean_difference(base, probe.base_logprobs, allowed.cap)
-    apart, tolerance = (
-        mean_difference(served, probe.logprobs, allowed.cap),
-        _tolerance(allowed, noise),
+    # A base model that was made here was trained from another one, which is not served.
+    noise = (
+        0.0 if adapter is None else mean_difference(base_logprobs, probe.base_logprobs, allowed.cap)
+    )
+    distance, tolerance = (
+        mean_difference(logprobs, probe.logprobs, allowed.cap),
+        _find_tolerance(allowed, noise),
     )
     return {
-        "probe_file_matches": apart <= tolerance,  # False if it is NaN
-        "probe_file_distance": apart,
-        "probe_file_distance_max": measure_differences(served, probe.logprobs)[0],
+        "probe_file_matches": distance <= tolerance,  # False if it is NaN
+        "probe_file_distance": distance,
+        "probe_file_distance_max": measure_differences(logprobs, probe.logprobs)[0],
         "probe_file_tolerance": tolerance,
     }
 
 
-def _tolerance(allowed: Limits, noise: float) -> float:
+def _find_tolerance(allowed: Limits, noise: float) -> float:
     """The largest distance where two computations of the same weights differ by `noise`."""
     return min(max(allowed.mean, OVER_NOISE * noise), allowed.most)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def _view_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _change(left: LoraAdapter, right: LoraAdapter) -> float:
-    """Relative distance of what two adapters add to the weights: 0 if it is the same."""
+def _measure_change(adapter: LoraAdapter, rival: LoraAdapter) -> float:
+    """Relative distance of two adapters' changes to the weights: 0 if they are the same."""
 
     def inner(first: LoraAdapter, second: LoraAdapter) -> float:
-        # <B A, D C> = sum of (A C^T) * (B^T D): matrices of the ranks' size only.
+        # <B A, D C> = sum of (A C^T) * (B^T D): matrices of the ranks' size alone.
         total = 0.0
         for name in first.matrices.keys() & second.matrices.keys():
             (down, up), (second_down, second_up) = first.matrices[name], second.matrices[name]
@@ -314,18 +323,18 @@ def _change(left: LoraAdapter, right: LoraAdapter) -> float:
             total += float((downs * (up.double() @ second_up.double().T)).sum())
         return total
 
-    squares = inner(left, left), inner(right, right)
+    squares = inner(adapter, adapter), inner(rival, rival)
     # Two adapters that change nothing make the same change.
     if max(squares) == 0.0:
         return 0.0
-    distance = max(0.0, sum(squares) - 2 * inner(left, right))
+    distance = max(0.0, sum(squares) - 2 * inner(adapter, rival))
     return float((distance / max(squares)) ** 0.5)
 
 
 def weights_equal(adapter: LoraAdapter, files: LoraFiles) -> bool:
     """Say whether the matrices in memory are bitwise those of the file in the model's precision."""
     return adapter.matrices.keys() == files.pairs.keys() and all(
-        torch.equal(held.cpu(), saved)
+        torch.equal(in_memory.cpu(), saved)
         for name, halves in adapter.matrices.items()
-        for held, saved in zip(halves, files.matrices(name, halves[0].dtype), strict=True)
+        for in_memory, saved in zip(halves, files.matrices(name, halves[0].dtype), strict=True)
     )

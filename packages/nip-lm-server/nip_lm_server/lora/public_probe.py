@@ -1,10 +1,10 @@
-"""A probe without any training data, for an adapter whose training left none that may be shown.
+"""A probe without training data, for an adapter whose own probe may not be shown or is missing.
 
 compute_public_probe   log-probabilities of an adapter and of its base on a fixed text
-PublicProbes           the same of many adapters over one base, which is loaded once
+PublicProbes           the same for many adapters over one base, which is loaded once
 
-It is what `probes.Probe` reads. A training writes a better one, with text that its model has
-learned; but that text is somebody's data.
+`probes.parse_probe` reads it. A training writes a better one, with text that its model has
+learned; but that text belongs to the data's owner.
 """
 
 from pathlib import Path
@@ -24,14 +24,14 @@ class PublicProbes:
 
         tokenizer = load_tokenizer(base_model)
         self._model = load_model(base_model, "auto").eval()
-        # A model that says nothing of its context is probed by all tokens: they are few.
+        # Where the model gives no context, all tokens are scored: they are few.
         self._tokens = probe_tokens(
             tokenizer, context_length(tokenizer, self._model.config) or 2**31
         )
         self._base_logprobs = _logprobs(self._model, self._tokens)
 
     def compute(self, adapter: Path) -> dict[str, Any]:
-        """Compute the probe of an adapter. Raises what the class raises."""
+        """Compute the probe of an adapter. Raises the errors that the class raises."""
         from nip_lm_server.lora.prove_weights import apply_adapter
         from nip_lm_server.lora.rowwise_lora import read_lora
 

@@ -1,13 +1,13 @@
 """LoRA adapters on a running model, row by row.
 
 read_lora       the files of an adapter -> checked matrices; safetensors only
-LoraFiles       what was read, with its digest
-LoraAdapter     the same on the model's device, scaled, ready to be applied
+LoraFiles       the matrices as read, with their digest
+LoraAdapter     the matrices on the model's device, scaled, ready to be applied
 RowwiseLora     applies to each row of a batch the adapter that the row names
 
 The model's own modules stay as they are: a hook on each adapted linear layer adds
 ``x A^T B^T scale`` to the rows of the adapter. So loading and unloading never touch weights that
-another request uses, and rows of one adapter are worth one matrix product per layer.
+another request uses, and the rows of one adapter cost one matrix product per layer.
 
 Covered: LoRA on linear layers as PEFT saves it, also rank-stabilised, ranks differing by layer (the
 scale of a layer goes by its own rank, as with PEFT's rank_pattern).
@@ -43,7 +43,7 @@ class LoraFiles:
     pairs: dict[str, tuple[torch.Tensor, torch.Tensor]]
     alpha: float
     rank_stabilised: bool
-    digest: str  # SHA-256 of the weights' file and of what scales them
+    digest: str  # SHA-256 of the weights' file and of their scaling
 
     def scale(self, module: str) -> float:
         """The factor on B A of one module."""
@@ -80,11 +80,11 @@ def read_lora(path: Path) -> LoraFiles:
         config = parse_json(config_path.read_text())
         raw = weights.read_bytes()
         tensors = load(raw)
-    # Everything, since safetensors has an exception class of its own, and a file that nobody
-    # vouches for may be broken in any way.
+    # Any error: safetensors has an exception class of its own, and a file of unknown origin may be
+    # broken in any way.
     except Exception as error:
         raise EngineError(f"the adapter in {path} can't be read: {error}") from error
-    # 2. Refuse what would be served otherwise than it was trained.
+    # 2. Refuse an adapter that would be served otherwise than it was trained.
     _check_config(path, config)
     # 3. Pair A and B of each module.
     halves: dict[str, list[torch.Tensor | None]] = {}
@@ -100,7 +100,7 @@ def read_lora(path: Path) -> LoraFiles:
     for module, (down, up) in sorted(halves.items()):
         if down is None or up is None or down.shape[0] != up.shape[1]:
             raise EngineError(f"{weights}: A and B of {module!r} are missing or don't fit")
-        # Nobody can be answered with it, and no proof on some tokens would have to show that.
+        # It can answer no request, and a proof on a few tokens need not show that.
         if not (down.isfinite().all() and up.isfinite().all()):
             raise EngineError(f"{weights}: A or B of {module!r} has a number that is not finite")
         pairs[module] = (down, up)
@@ -119,19 +119,19 @@ def _check_config(path: Path, config: Any) -> None:
         raise EngineError(f"{path / CONFIG_FILE}: expected peft_type LORA, got {kind!r}")
     if not isinstance(config.get("lora_alpha"), int | float):
         raise EngineError(f"{path / CONFIG_FILE}: lora_alpha is missing")
-    # Each would be served without a part of what was trained, and without a word.
-    refused = {
+    # Each would be served without a part of its training, and without an error.
+    limits = {
         "use_dora": bool(config.get("use_dora")),
         "bias": config.get("bias", "none") != "none",
         "lora_bias": bool(config.get("lora_bias")),
         "modules_to_save": bool(config.get("modules_to_save")),
         "alpha_pattern": bool(config.get("alpha_pattern")),
-        # Applied from a place in the prompt on.
+        # Its matrices apply from a place in the prompt on.
         "alora_invocation_tokens": bool(config.get("alora_invocation_tokens")),
-        # Of these the base is not the base any more.
+        # These change the base.
         "init_lora_weights": str(config.get("init_lora_weights")).startswith(_CHANGE_BASE),
     }
-    for name, is_set in refused.items():
+    for name, is_set in limits.items():
         if is_set:
             raise EngineError(
                 f"{path / CONFIG_FILE}: {name}={config[name]!r} can't be served by this engine"
@@ -176,8 +176,8 @@ class RowwiseLora:
                     f"the adapter in {files.path} is for {module_name!r}, which is not a linear "
                     "layer of the base model: it belongs to another base"
                 )
-            # Of another base the names may be the same; only the shapes tell, and then a product
-            # would fail in the middle of a batch.
+            # Another base may have the same names. Shapes that don't fit would make a product fail
+            # in the middle of a batch.
             expected = linear_shape(module)
             if (down.shape[1], up.shape[0]) != expected:
                 raise EngineError(
@@ -190,8 +190,8 @@ class RowwiseLora:
                 halves[0].to(weight.device).contiguous(),
                 halves[1].to(weight.device).contiguous(),
             )
-        # One hook for each layer and all adapters: which rows go through which one is the plan of a
-        # pass.
+        # One hook for each layer and all adapters: the plan of a pass says which rows go through
+        # which adapter.
         for module_name in matrices.keys() - self._hooked:
             self._modules[module_name].register_forward_hook(self._hook(module_name))
             self._hooked.add(module_name)
@@ -213,7 +213,7 @@ class RowwiseLora:
         try:
             yield
         finally:
-            # The hooks stay: a pass outside of this is the base's, whatever failed within.
+            # The hooks stay. A pass outside of this is the base's, after any error within.
             self._plan = []
 
     @property
@@ -222,13 +222,13 @@ class RowwiseLora:
         return bool(self._plan)
 
     def add(self, name: str, inputs: torch.Tensor, output: torch.Tensor) -> None:
-        """Add to a layer's output, in place, what the rows' adapters add."""
+        """Add the products of the rows' adapters to a layer's output, in place."""
         for start, end, adapter in self._plan:
             matrices = adapter.matrices.get(name)
             if matrices is None:  # the layer was hooked for another adapter
                 continue
-            # A layer of experts, say, sees rows by token: adding to slices of them would mix
-            # the adapters of requests without a word.
+            # A layer of experts, for example, sees rows by token: slices of them would mix the
+            # adapters of requests without an error.
             if inputs.shape[0] != self._rows:
                 raise EngineError(
                     f"{name} does not see one row per request, so adapters can't be applied"

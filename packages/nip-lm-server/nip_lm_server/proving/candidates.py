@@ -1,12 +1,12 @@
-"""What may answer under a name, by its files: directories of adapters, and their probes.
+"""The models that may answer under a name: directories of adapters, and their probes.
 
-Candidate          a directory, with its probe as far as it has one
-read_candidate     reads one; what is none is refused by one line
-compute_probes     the probes of those that have none, on this machine's processor
+Candidate          a directory, with its probe if it has one
+read_candidate     read a directory, or refuse one that is no adapter
+compute_probes     compute missing probes, on this machine's processor
 find_candidates    the adapters among the directories in a directory, by name
 
-A directory needs no weights where it has a probe: ``probe.json`` is what is compared. A probe that
-is saved here says of which weights it is, and is refused beside others.
+A directory with a probe needs no weights: answers are compared with ``probe.json``. A probe that is
+saved here has the digest of its weights, and is refused beside other weights.
 """
 
 import json
@@ -33,34 +33,34 @@ class ProbeMissingError(InputError):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A directory that may be what answers under a name."""
+    """A directory of an adapter that may answer under a name."""
 
     path: Path
     probe: Probe | None
     digest: str | None = None
-    """Of its weights and their settings; None: it has a probe alone."""
+    """The digest of its weights and their settings; None: it has a probe only."""
     base: str | None = None
-    """Its base model, as PEFT wrote it down."""
+    """Its base model, by PEFT's file."""
     is_unchanged: bool = False
-    """Whether its training said that it changed nothing."""
+    """Whether its training has reported that it changed nothing."""
     probe_digest: str | None = None
-    """Of the weights that the probe was computed from; None: it doesn't say."""
+    """The digest of the weights that the probe was computed from; None: the probe has none."""
 
     @property
     def label(self) -> str:
-        """The name by which it is spoken of."""
+        """Its name in messages."""
         return str(self.path)
 
     @property
     def note(self) -> str | None:
-        """Say what a proof by it doesn't show."""
+        """The limit of a proof by this probe; None: there is none."""
         if self.digest is None or self.probe is None or self.probe_digest is not None:
             return None
         return f"{PROBE} doesn't say that it is of the weights beside it; --compute goes by these"
 
 
 def read_candidate(path: Path) -> Candidate:
-    """Read a directory. Raises InputError if it is no adapter, or its probe is none."""
+    """Read a directory. Raises InputError if it is no adapter, or its probe can't be read."""
     try:
         return _read_candidate(path)
     except OSError as error:
@@ -68,7 +68,7 @@ def read_candidate(path: Path) -> Candidate:
 
 
 def _cut(path: Path) -> str:
-    """Cut a path to what a message takes."""
+    """Cut a path for a message."""
     return str(path)[:240]
 
 
@@ -89,18 +89,18 @@ def _read_candidate(path: Path) -> Candidate:
     try:
         probe = read_probe(path) if has_probe else None
         if has_probe:
-            stated = parse_json((path / PROBE).read_text()).get(_DIGEST)
-            probe_digest = stated if isinstance(stated, str) else None
+            digest_in_probe = parse_json((path / PROBE).read_text()).get(_DIGEST)
+            probe_digest = digest_in_probe if isinstance(digest_in_probe, str) else None
         if has_config:
-            named = parse_json((path / CONFIG).read_text()).get("base_model_name_or_path")
-            base = named if isinstance(named, str) else None
+            base_name = parse_json((path / CONFIG).read_text()).get("base_model_name_or_path")
+            base = base_name if isinstance(base_name, str) else None
     except (ProbeError, ReadError, OSError, AttributeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: no adapter: {' '.join(str(error).split())}") from None
     return Candidate(path, probe, digest, base, is_unchanged(path), probe_digest)
 
 
 def find_candidates(place: Path) -> dict[str, Candidate]:
-    """Read all adapters in the directories of `place`, by the names of these."""
+    """Read all adapters in the directories of `place`, by the directories' names."""
     try:
         return _find_candidates(place)
     except OSError as error:
@@ -126,18 +126,18 @@ def compute_probes(
     base_model: str | None,
     resolve: Callable[[str], str],
     *,
-    again: bool,
+    computes_again: bool,
     save: bool,
 ) -> Iterator[Candidate]:
-    """Complete candidates by the probes that they lack; all of them anew, if it is to be `again`.
+    """Yield the candidates with their probes: compute those missing; all, with `computes_again`.
 
-    `base_model` is a directory or a name on the Hub, or one that `resolve` knows; None: what each
-    names as its base. With `save` a computed probe is written into the directory. Raises
+    `base_model` is a directory, a name on the Hub, or a name that `resolve` knows; None: the base
+    that each candidate names. With `save` a computed probe is written into the directory. Raises
     InputError, and ModuleNotFoundError where torch is missing.
     """
     loaded: dict[str, Any] = {}
     for candidate in candidates:
-        if candidate.probe is not None and not again:
+        if candidate.probe is not None and not computes_again:
             _check_tied(candidate)
             yield candidate
             continue
@@ -156,7 +156,7 @@ def compute_probes(
             probe = parse_probe(document, candidate.path / PROBE)
         except ModuleNotFoundError:
             raise
-        # safetensors, tokenizers and the Hub have exception classes of their own.
+        # safetensors, tokenizers and the Hub have their own exception classes.
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:240]
             raise ProbeMissingError(
@@ -168,7 +168,7 @@ def compute_probes(
 
 
 def _check_tied(candidate: Candidate) -> None:
-    """Raise InputError if a probe says that it is of other weights than those beside it."""
+    """Raise InputError if a probe has the digest of other weights than the candidate's."""
     if None not in (candidate.digest, candidate.probe_digest) and (
         candidate.digest != candidate.probe_digest
     ):
@@ -180,7 +180,7 @@ def _check_tied(candidate: Candidate) -> None:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    """Write a probe in one step: half of one would refuse the directory from then on."""
+    """Write a probe in one step: a half-written one would get the directory refused."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         part.write_text(json.dumps(document))

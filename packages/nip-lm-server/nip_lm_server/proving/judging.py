@@ -1,11 +1,11 @@
-"""Whose log-probabilities an answer has: those of an adapter's files, its base's, or others'.
+"""Compare the log-probabilities of an answer with an adapter's probe, its base and other models.
 
-guess_dtype    how exactly a server computes, by how far its base is from what the probe has of it
-judge_answer   whether an answer is what a probe says, by the rules of `lora.probes`
-name_answer    whose it is otherwise
+guess_dtype    a server's precision, by the distance of its base from the probe's base
+judge_answer   whether an answer agrees with a probe, by the rules of `lora.probes`
+name_answer    the models that another answer agrees with
 
-How far right weights may be is in `probes.LIMITS`, and how seldom that errs in
-docs/results/proof_noise.json: nothing here allows more.
+`probes.LIMITS` has the largest distance of right weights, and docs/results/proof_noise.json the
+rate of its errors. This module allows no larger one.
 """
 
 import math
@@ -32,23 +32,23 @@ PARENT = "the adapter that its training began with"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What else answers at a server, to one probe's tokens, and how it computes."""
+    """A server's precision, and the answers of its other models to one probe's tokens."""
 
     dtype: str
     quantization: str = "none"
     base_name: str | None = None
     base: ScoredAnswer | None = None
     rivals: Mapping[str, ScoredAnswer] | None = None
-    """Other names, and what they give."""
+    """The answers of other adapters, by name."""
 
     def limits(self, probe: Probe) -> Limits:
-        """Return what two computations of the same weights may differ by."""
+        """Return the limits of the distance between two computations of the same weights."""
         return choose_limits(probe, self.dtype, self.quantization)
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An answer compared with a probe: whether it is what the probe says, and the figures."""
+class Judgement:
+    """An answer compared with a probe: whether they agree, and the figures."""
 
     matches: bool
     places: int
@@ -63,13 +63,13 @@ class Judged:
 
 
 def guess_dtype(probe: Probe, base: ScoredAnswer | None, answers: Sequence[ScoredAnswer]) -> str:
-    """Guess the precision: the finest in which the base could be as far from itself as it is.
+    """Guess the precision: the finest that explains the base's distance from the probe's base.
 
-    Where nothing is known of the base, the finest in which all answers could be the probe's: who is
-    that near is so by any precision.
+    Without an answer of the base, it is the finest in which all answers could be the probe's:
+    answers that near agree in any precision.
     """
     pairs = [] if base is None else [(base, probe.base_logprobs)]
-    if not any(given.telling(saved) for given, saved in pairs):
+    if not any(pair_answer.telling(saved) for pair_answer, saved in pairs):
         pairs = [(answer, probe.logprobs) for answer in answers]
     for dtype, limits in sorted(LIMITS.items(), key=lambda item: item[1].mean):
         if all(_measure(*pair, limits.cap) <= limits.mean for pair in pairs):
@@ -78,7 +78,7 @@ def guess_dtype(probe: Probe, base: ScoredAnswer | None, answers: Sequence[Score
 
 
 def _measure(answer: ScoredAnswer, saved: Sequence[float], cap: float) -> float:
-    """The mean distance at the places that tell something; infinite if there are none."""
+    """The mean distance at the places that count; infinite if there are none."""
     places = answer.telling(saved)
     if not places:
         return math.inf
@@ -86,62 +86,64 @@ def _measure(answer: ScoredAnswer, saved: Sequence[float], cap: float) -> float:
 
 
 def fewest_places(probe: Probe, dtype: str) -> int:
-    """At how many places an answer must tell something, as the proof of a swap asks.
+    """The least number of places that an answer must have, as in the proof of a swap.
 
-    A training with little text leaves a probe of fewer than 32. All of it, then, and never fewer
-    than 12: at one place others are near by chance.
+    A training with little text leaves a probe of fewer than 32 places. Then all of them count, and
+    never fewer than 12: at one place, another model may be near by chance.
     """
-    most = CPU_PLACES if dtype == "float32" else PLACES
-    return min(most, max(CPU_PLACES, len(probe.logprobs)))
+    full_count = CPU_PLACES if dtype == "float32" else PLACES
+    return min(full_count, max(CPU_PLACES, len(probe.logprobs)))
 
 
-def judge_answer(probe: Probe, answer: ScoredAnswer, around: Surroundings) -> Judged:
+def judge_answer(probe: Probe, answer: ScoredAnswer, surroundings: Surroundings) -> Judgement:
     """Compare an answer with a probe, at all places that could contradict it."""
     places = answer.telling(probe.logprobs)
     if not places:
-        return Judged(False, 0, {"indistinguishable": [], "base_names": [], "tolerance": 0.0})
-    served = _pick(answer.fill(probe.logprobs), places)
+        return Judgement(False, 0, {"indistinguishable": [], "base_names": [], "tolerance": 0.0})
+    logprobs = _pick(answer.fill(probe.logprobs), places)
     rivals: dict[str, Scores] = {}
-    base = around.base_name if answer.is_exact and _is_exact(around.base) else None
-    # Bounds say nothing of how far two others are, so they are compared with what is saved alone.
+    base = surroundings.base_name if answer.is_exact and _is_exact(surroundings.base) else None
+    # Bounds don't give the distance of two other models, so such answers are compared with the
+    # probe alone.
     if answer.is_exact:
-        for name, rival in (around.rivals or {}).items():
+        for name, rival in (surroundings.rivals or {}).items():
             if rival.is_exact:
                 rivals[name] = Scores(_pick(rival.fill(probe.logprobs), places))
-    if base is not None and around.base is not None:
-        rivals[base] = Scores(_pick(around.base.fill(probe.base_logprobs), places))
+    if base is not None and surroundings.base is not None:
+        rivals[base] = Scores(_pick(surroundings.base.fill(probe.base_logprobs), places))
     matches, figures = judge_probe(
         probe.at(places),
-        served,
+        logprobs,
         rivals,
         base=base,
-        dtype=around.dtype,
-        quantization=around.quantization,
+        dtype=surroundings.dtype,
+        quantization=surroundings.quantization,
     )
     figures["base_names"] = [base or "(what it was trained from)"]
-    return Judged(matches, len(places), figures)
+    return Judgement(matches, len(places), figures)
 
 
 def name_answer(
-    probe: Probe, answer: ScoredAnswer, around: Surroundings, judged: Judged
+    probe: Probe, answer: ScoredAnswer, surroundings: Surroundings, judgement: Judgement
 ) -> list[str]:
-    """Name whose an answer is that is not the probe's: the base's, the parent's, another name's."""
-    known: dict[str, Sequence[float]] = {BASE: probe.base_logprobs}
+    """Name the models that an answer agrees with: the base, the parent, other names."""
+    known_logprobs: dict[str, Sequence[float]] = {BASE: probe.base_logprobs}
     if probe.parent_logprobs is not None:
-        known[PARENT] = probe.parent_logprobs
-    # As they are served: a quantized base is far from its files, and a rival's files are not here.
-    if around.base is not None and around.base.is_exact and answer.is_exact:
-        known[BASE] = around.base.fill(probe.base_logprobs)
-    for name, rival in (around.rivals or {}).items():
+        known_logprobs[PARENT] = probe.parent_logprobs
+    # The server's own answers are used: a quantized base is far from its files, and a rival's files
+    # are not here.
+    if surroundings.base is not None and surroundings.base.is_exact and answer.is_exact:
+        known_logprobs[BASE] = surroundings.base.fill(probe.base_logprobs)
+    for name, rival in (surroundings.rivals or {}).items():
         if rival.is_exact and answer.is_exact:
-            known[f"the model {name!r}"] = rival.fill(probe.logprobs)
-    limits = around.limits(probe)
-    noise = judged.figures.get("noise_mean", limits.noise)
-    tolerance = judged.figures["tolerance"] or limits.mean
-    fewest = fewest_places(probe, around.dtype)
+            known_logprobs[f"the model {name!r}"] = rival.fill(probe.logprobs)
+    limits = surroundings.limits(probe)
+    noise = judgement.figures.get("noise_mean", limits.noise)
+    tolerance = judgement.figures["tolerance"] or limits.mean
+    fewest = fewest_places(probe, surroundings.dtype)
     return [
         name
-        for name, values in known.items()
+        for name, values in known_logprobs.items()
         if is_apart(values, probe.logprobs, noise, limits.cap)
         and _is_near(answer, values, tolerance, limits.cap, fewest)
     ]

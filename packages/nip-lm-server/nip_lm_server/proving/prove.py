@@ -1,18 +1,18 @@
-"""Which model answers under a name: that of a directory, its base, another one, or several.
+"""Which model answers under a name: a directory's adapter, its base, another model, or several.
 
-NameChecker    of one server: asks, compares, and comes to a verdict
-ProofSettings  what the caller knows of the server
+NameChecker    asks one server, compares its answers, and comes to a verdict
+ProofSettings  facts about the server that the caller knows
 
 Each name is asked several times, each time over a new connection, so that replicas behind one
-address have their turn; vLLM's are asked one by one. Each answer is judged by itself. An adapter
-answers if all of them are what its files say.
+address have their turn; vLLM's replicas are asked one by one. Each answer is judged by itself. An
+adapter answers if every answer agrees with its files.
 """
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nip_lm_server.engines.vllm.adapter_proof import (
     CPU_PLACES,
@@ -25,7 +25,7 @@ from nip_lm_server.lora.probes import Probe
 from nip_lm_server.proving.candidates import Candidate
 from nip_lm_server.proving.judging import (
     BASE,
-    Judged,
+    Judgement,
     Surroundings,
     fewest_places,
     guess_dtype,
@@ -50,8 +50,8 @@ from nip_lm_server.proving.stranger import (
 from nip_lm_server.proving.verdict import Kind, Verdict, list_names
 
 REPEATS = 12
-"""Answers that each name is asked for. Of two replicas that are chosen by chance a given one is
-missed once in 4,096 times, of four once in 32."""
+"""Requests for each name. If each goes to one of two replicas by chance, one of the replicas is
+missed once in 4,096 times; of four replicas, once in 32."""
 _BASES = 4
 _MOST_RANKS = 64
 _NO_RANK = 1_000_000
@@ -59,19 +59,19 @@ _NO_RANK = 1_000_000
 
 @dataclass(frozen=True)
 class ProofSettings:
-    """What the caller knows of a server, and how much is asked of it."""
+    """Facts about a server that the caller knows, and the number of requests for each name."""
 
     base_name: str | None = None
-    """The name of the base model; None: as the server lists it."""
+    """The name of the base model; None: the name that the server lists."""
     dtype: str | None = None
-    """The precision in which it computes; None: guessed."""
+    """The precision in which the server computes; None: guessed."""
     quantization: str = "none"
     repeats: int = REPEATS
 
 
 @dataclass(frozen=True)
 class _Text:
-    """What is asked of a server: tokens of a probe, and at how many places."""
+    """The tokens of a probe, and the number of places to ask for."""
 
     way: str
     tokens: Sequence[int]
@@ -80,13 +80,23 @@ class _Text:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """All that was heard of a name, and how."""
+class _Evidence:
+    """All answers under a name, their judgements, and the way in which they were asked for."""
 
     way: str
     answers: list[ScoredAnswer]
-    judged: list[Judged]
-    around: Surroundings
+    judgements: list[Judgement]
+    surroundings: Surroundings
+
+    @property
+    def agreeing(self) -> int:
+        """The number of answers that match the candidate."""
+        return sum(judgement.matches for judgement in self.judgements)
+
+    @property
+    def places(self) -> int:
+        """The smallest number of places that an answer was compared at."""
+        return min(judgement.places for judgement in self.judgements)
 
 
 class NameChecker:
@@ -107,29 +117,30 @@ class NameChecker:
     ) -> Verdict:
         """Say whether the adapter of `candidate` answers under `name`.
 
-        It is told from each of `among` in any case; `suspects` are looked at if it does not answer.
-        All of them have probes. Raises ProvingError.
+        The answers are always compared with each of `among`, and with `suspects` if the adapter
+        does not answer. All of them have probes. Raises ProvingError.
         """
-        begun = time.monotonic()
+        started_at = time.monotonic()
         if name not in self._names:
             raise InputError(f"the server has no model {name!r}; it has {list_names(self._names)}")
         try:
-            asked = await self._ask(name, candidate)
+            evidence = await self._ask(name, candidate)
         except (NoLogprobsError, RefusedError) as error:
-            why = f"the server gives no log-probabilities of given tokens: {error}"
-            return _cannot_tell(name, why, time.monotonic() - begun)
-        verdict = await self._judge(name, candidate, asked, among, suspects)
+            says = f"can't tell: the server gives no log-probabilities of given tokens: {error}"
+            seconds = round(time.monotonic() - started_at, 3)
+            return Verdict(name, "cannot_tell", says, seconds=seconds)
+        verdict = await self._judge(name, candidate, evidence, among, suspects)
         return _complete(
             verdict,
-            asked,
+            evidence,
             ranks=self._ranks,
-            notes=(*verdict.notes, *_remarks(name, asked)),
-            seconds=time.monotonic() - begun,
+            notes=_remarks(name, evidence),
+            seconds=time.monotonic() - started_at,
         )
 
     # Asking
 
-    async def _ask(self, name: str, candidate: Candidate) -> _Asked:
+    async def _ask(self, name: str, candidate: Candidate) -> _Evidence:
         """Ask for all answers to the candidate's probe."""
         probe, settings = candidate.probe, self._settings
         assert probe is not None  # callers complete it
@@ -141,36 +152,37 @@ class NameChecker:
         way, ranks = self._way, self._ranks
         repeats = max(settings.repeats, 2 * (ranks or 1))
         repeats = min(repeats, TOP_REPEATS) if way == "top" else repeats
-        # 1. Its base, and how exactly the server computes.
+        # 1. Ask its base, which shows the server's precision.
         base_name, base, text = await self._ask_base(name, candidate, way)
-        # 2. The name itself, and nothing between: who takes turns would have each its own replica.
+        # 2. Ask the name itself, without other requests between: where replicas take turns, each
+        #    name would get one replica only.
         answers = await asyncio.gather(
             *(
                 self._score(name, text, number % ranks if ranks else None)
                 for number in range(repeats)
             )
         )
-        # 3. The names beside it.
+        # 3. Ask the other adapters.
         rivals = await self._ask_rivals(name, text) if answers[0].is_exact else {}
         dtype = settings.dtype or guess_dtype(text.probe, base, answers)
-        around = Surroundings(dtype, settings.quantization, base_name, base, rivals)
-        return _Asked(
-            way, answers, [judge_answer(text.probe, one, around) for one in answers], around
-        )
+        surroundings = Surroundings(dtype, settings.quantization, base_name, base, rivals)
+        judgements = [judge_answer(text.probe, answer, surroundings) for answer in answers]
+        return _Evidence(way, answers, judgements, surroundings)
 
     def _cut(self, name: str, tokens: Sequence[int]) -> Sequence[int]:
-        """Cut a probe to what the model's context takes, with one token to be generated."""
+        """Cut a probe to the model's context, and leave room for one generated token."""
         length = self._names[name].max_model_len or self._known_length()
         return tokens if length is None else tokens[: max(2, length - 1)]
 
     def _known_length(self) -> int | None:
-        lengths = [served.max_model_len for served in self._names.values() if served.max_model_len]
+        lengths = [model.max_model_len for model in self._names.values() if model.max_model_len]
         return min(lengths, default=None)
 
     def _shorten(self, name: str, candidate: Candidate, way: str, dtype: str | None) -> _Text:
-        """Cut a probe to what is asked: in float32 a part tells enough, as in the proof of a swap.
+        """Cut a probe to the tokens that are asked for.
 
-        Only where each token is a prompt of its own.
+        In float32 a part is enough, as in the proof of a swap. It is cut only for `token_ids`,
+        where each token is a prompt of its own.
         """
         assert candidate.probe is not None
         is_quick = way == "token_ids" and dtype == "float32"
@@ -185,7 +197,7 @@ class NameChecker:
     async def _ask_base(
         self, name: str, candidate: Candidate, way: str
     ) -> tuple[str | None, ScoredAnswer | None, _Text]:
-        """Ask the base model, and choose the text by the precision that its answer shows."""
+        """Ask the base model, and cut the text for the precision that its answer shows."""
         stated, dtype = self._settings.dtype, self._settings.dtype
         for guess in dict.fromkeys((stated or "float32", stated or "bfloat16")):
             text = self._shorten(name, candidate, way, guess)
@@ -196,11 +208,11 @@ class NameChecker:
         return base_name, base, text
 
     async def _find_base(self, name: str, text: _Text) -> tuple[str | None, ScoredAnswer | None]:
-        """Find the base model and ask it: the stated one, the name's parent, or the likeliest."""
+        """Find and ask the base model: the caller's, the name's parent, or the likeliest one."""
         stated = self._settings.base_name or self._names[name].parent
         if stated is not None and stated != name and stated in self._names:
-            # One that is not asked for by the user may be forbidden, which says nothing against
-            # the name.
+            # The key may be refused for a parent that the user did not name, which says nothing
+            # against the name.
             is_needed = self._settings.base_name is not None
             ask = self._score if is_needed else self._try
             answer = await ask(stated, text)
@@ -212,31 +224,31 @@ class NameChecker:
             )
         bases = [n for n, s in self._names.items() if not s.is_adapter and n != name][:_BASES]
         nearest: tuple[float, str | None, ScoredAnswer | None] = (1.0, None, None)
-        for other in bases:
-            saved, answer = text.probe.base_logprobs, await self._try(other, text)
+        for other_name in bases:
+            saved, answer = text.probe.base_logprobs, await self._try(other_name, text)
             if answer is not None and (places := answer.telling(saved)):
                 filled = answer.fill(saved)
                 distance = sum(abs(filled[p] - saved[p]) for p in places) / len(places)
                 if distance < nearest[0]:
-                    nearest = (distance, other, answer)
+                    nearest = (distance, other_name, answer)
         return nearest[1], nearest[2]
 
     async def _ask_rivals(self, name: str, text: _Text) -> dict[str, ScoredAnswer]:
-        """Ask the adapters that were loaded last, beside this one."""
-        most = CPU_RIVALS if text.places == CPU_PLACES else RIVALS
-        rivals = [n for n, s in self._names.items() if s.is_adapter and n != name][-most:]
+        """Ask the adapters that were loaded last, without this one."""
+        max_rivals = CPU_RIVALS if text.places == CPU_PLACES else RIVALS
+        rivals = [n for n, s in self._names.items() if s.is_adapter and n != name][-max_rivals:]
         answers = await asyncio.gather(*(self._try(rival, text) for rival in rivals))
         return {n: a for n, a in zip(rivals, answers, strict=True) if a is not None}
 
     async def _try(self, name: str, text: _Text) -> ScoredAnswer | None:
-        """Ask another name; None: it does not answer, which is nothing against this one."""
+        """Ask another name. None: it does not answer, which says nothing against this one."""
         try:
             return await self._score(name, text)
         except (RefusedError, KeyRefusedError, NoLogprobsError):
             return None
 
     async def _count_ranks(self, name: str) -> int | None:
-        """Count the replicas that vLLM has behind the address; None: it has one, or isn't asked."""
+        """Count vLLM's replicas behind the address; None: there is one, or they can't be chosen."""
         body = {"model": name, "prompt": [10], "max_tokens": 1}
 
         async def takes(rank: int) -> bool:
@@ -246,7 +258,7 @@ class NameChecker:
                 return False
             return True
 
-        # Who takes any number does not read it.
+        # A server that takes any number does not read it.
         if await takes(_NO_RANK):
             return None
         count = 0
@@ -260,77 +272,76 @@ class NameChecker:
         self,
         name: str,
         candidate: Candidate,
-        asked: _Asked,
+        evidence: _Evidence,
         among: Sequence[Candidate],
         suspects: Sequence[Candidate],
     ) -> Verdict:
-        agreeing = sum(judged.matches for judged in asked.judged)
-        if (why := self._why_not(candidate, asked)) is not None:
-            return Verdict(name, "cannot_tell", f"can't tell: {why}")
-        if agreeing == len(asked.judged):
-            return await self._confirm(name, candidate, asked, among)
-        who = _name_all(candidate, asked)
+        agreeing, count = evidence.agreeing, len(evidence.judgements)
+        if (reason := self._why_not(candidate, evidence)) is not None:
+            return Verdict(name, "cannot_tell", f"can't tell: {reason}")
+        if agreeing == count:
+            return await self._confirm(name, candidate, evidence, among)
+        models = _name_all(candidate, evidence)
         elsewhere = [c for c in (*among, *suspects) if c.path != candidate.path]
-        directories = await self._find_directories(name, asked, elsewhere)
-        named = tuple(dict.fromkeys([*who, *directories]))
-        listed = " or ".join(named) or "something that none of these files explains"
+        directories = await self._find_directories(name, evidence, elsewhere)
+        all_models = tuple(dict.fromkeys([*models, *directories]))
+        listed = " or ".join(all_models) or "something that none of these files explains"
         if agreeing:
             says = (
-                f"replicas disagree: {agreeing} of {len(asked.judged)} answers are the adapter of "
-                f"{candidate.label}, {len(asked.judged) - agreeing} are {listed}"
+                f"replicas disagree: {agreeing} of {count} answers are the adapter of "
+                f"{candidate.label}, {count - agreeing} are {listed}"
             )
-            return Verdict(name, "mixed", says, named)
-        kind: Kind = "base" if named == (BASE,) else "another" if named else "unknown"
+            return Verdict(name, "mixed", says, all_models)
+        kind: Kind = "base" if all_models == (BASE,) else "another" if all_models else "unknown"
         says = f"not the adapter of {candidate.label}: what answers is {listed}"
-        return Verdict(name, kind, says, named)
+        return Verdict(name, kind, says, all_models)
 
-    def _why_not(self, candidate: Candidate, asked: _Asked) -> str | None:
-        """Say why nothing can be judged; None: it can."""
-        probe, dtype = candidate.probe, asked.around.dtype
+    def _why_not(self, candidate: Candidate, evidence: _Evidence) -> str | None:
+        """Say why the answers can't be judged; None: they can."""
+        probe, dtype = candidate.probe, evidence.surroundings.dtype
         assert probe is not None
-        few, fewest = min(judged.places for judged in asked.judged), fewest_places(probe, dtype)
+        few, fewest = evidence.places, fewest_places(probe, dtype)
         if few < fewest:
             only = (
                 "it gives only the likeliest tokens, and these are others"
-                if asked.way == "top" and len(asked.answers[0].logprobs) >= fewest
+                if evidence.way == "top" and len(evidence.answers[0].logprobs) >= fewest
                 else f"the probe has {len(probe.logprobs)}, and the model's context takes "
-                f"{len(asked.answers[0].logprobs)} of them"
+                f"{len(evidence.answers[0].logprobs)} of them"
             )
             return (
                 f"the server's answers say something of {few} tokens of the probe, {fewest} are "
                 f"needed; {only}"
             )
-        distance = asked.judged[0].figures.get("base_distance")
-        most = asked.around.limits(probe).most
-        if distance is not None and distance > most:
+        distance = evidence.judgements[0].figures.get("base_distance")
+        max_distance = evidence.surroundings.limits(probe).most
+        if distance is not None and distance > max_distance:
             return (
-                f"the base model {asked.around.base_name!r} is {distance:.3g} nats from what the "
-                f"probe of {candidate.label} has of it, at most {most:g} are rounding: another "
-                "base model, or one that is quantized (--quantization)"
+                f"the base model {evidence.surroundings.base_name!r} is {distance:.3g} nats from "
+                f"what the probe of {candidate.label} has of it, at most {max_distance:g} are "
+                "rounding: another base model, or one that is quantized (--quantization)"
             )
-        if any(judged.matches and not judged.is_base_told_apart for judged in asked.judged):
-            changed = "its training changed nothing" if candidate.is_unchanged else "too little"
+        if any(one.matches and not one.is_base_told_apart for one in evidence.judgements):
+            cause = "its training changed nothing" if candidate.is_unchanged else "too little"
             return (
-                f"{candidate.label} and its base can't be told apart by the probe ({changed}, for "
+                f"{candidate.label} and its base can't be told apart by the probe ({cause}, for "
                 f"{dtype})"
             )
         return None
 
     async def _confirm(
-        self, name: str, candidate: Candidate, asked: _Asked, among: Sequence[Candidate]
+        self, name: str, candidate: Candidate, evidence: _Evidence, among: Sequence[Candidate]
     ) -> Verdict:
-        """Look for what else all these answers could be, and for an old cache."""
+        """Compare the answers with the directories `among`, and look for a stale cache."""
         different = [
-            other
-            for other in among
-            if other.path != candidate.path
-            and (other.digest is None or other.digest != candidate.digest)
+            c
+            for c in among
+            if c.path != candidate.path and (c.digest is None or c.digest != candidate.digest)
         ]
-        also = await self._find_directories(name, asked, different)
+        also = await self._find_directories(name, evidence, different)
         if also:
             says = f"can't tell: {candidate.label} or {' or '.join(also)}, their probes both agree"
             return Verdict(name, "cannot_tell", says, tuple(also))
-        checks = await self._check_caches(name, candidate, asked)
+        checks = await self._check_caches(name, candidate, evidence)
         stale = next((check for check in checks if check.is_stale), None)
         if stale is not None:
             says = (
@@ -339,24 +350,24 @@ class NameChecker:
                 "it, or load the adapter from a path of its own"
             )
             return Verdict(name, "stale_cache", says)
-        distance = max(judged.figures["distance"] for judged in asked.judged)
+        distance = max(judgement.figures["distance"] for judgement in evidence.judgements)
         says = (
-            f"the adapter of {candidate.label} answers: {len(asked.answers)} of "
-            f"{len(asked.answers)} answers, at most {distance:.2g} nats from its files"
+            f"the adapter of {candidate.label} answers: {len(evidence.answers)} of "
+            f"{len(evidence.answers)} answers, at most {distance:.2g} nats from its files"
         )
-        unseen = [check.why for check in checks if check.is_stale is None]
+        unseen = [check.reason for check in checks if check.is_stale is None]
         notes = [f"a stale prefix cache would not be seen: {unseen[0]}"] if unseen else []
         return Verdict(name, "adapter", says, notes=tuple(notes))
 
     async def _check_caches(
-        self, name: str, candidate: Candidate, asked: _Asked
+        self, name: str, candidate: Candidate, evidence: _Evidence
     ) -> list[CacheCheck]:
-        """Check the prefix cache, of each replica that can be asked by itself."""
-        # Only who knows vLLM's other parameters is known to read a salt.
-        if asked.way != "token_ids":
-            return [CacheCheck(None, why="the server can't be asked without its cache")]
+        """Check the prefix cache of each replica that can be asked by itself."""
+        # Only a server with vLLM's other parameters is known to read a salt.
+        if evidence.way != "token_ids":
+            return [CacheCheck(None, reason="the server can't be asked without its cache")]
         assert candidate.probe is not None
-        limits = asked.around.limits(candidate.probe)
+        limits = evidence.surroundings.limits(candidate.probe)
         context = self._names[name].max_model_len or self._known_length()
         ranks: list[int | None] = [*range(self._ranks)] if self._ranks else [None]
         return [
@@ -364,85 +375,76 @@ class NameChecker:
         ]
 
     async def _find_directories(
-        self, name: str, asked: _Asked, candidates: Sequence[Candidate]
+        self, name: str, evidence: _Evidence, candidates: Sequence[Candidate]
     ) -> list[str]:
-        """Find the directories whose probe the name answers as their files say."""
+        """List the directories with a probe that the name's answers agree with."""
+        # The base was asked for another text, so the noise comes from the precision alone.
+        surroundings = replace(evidence.surroundings, base_name=None, base=None, rivals=None)
+        # One of several replicas may have such an adapter.
+        is_mixed = evidence.agreeing not in (0, len(evidence.judgements))
+        repeats = self._settings.repeats if is_mixed else 1
 
-        async def answers_as(other: Candidate) -> bool:
-            text = self._shorten(name, other, asked.way, asked.around.dtype)
-            # Of several replicas one may be it.
-            for _ in range(1 if self._is_alone(asked) else self._settings.repeats):
+        async def answers_as(directory: Candidate) -> bool:
+            text = self._shorten(name, directory, evidence.way, surroundings.dtype)
+            for _ in range(repeats):
                 answer = await self._try(name, text)
                 if answer is None:
                     return False
-                # Its noise is that of its precision: the base was asked for another text.
-                around = Surroundings(asked.around.dtype, asked.around.quantization)
-                judged = judge_answer(text.probe, answer, around)
-                assert other.probe is not None
-                fewest = fewest_places(other.probe, around.dtype)
-                if judged.matches and judged.is_base_told_apart and judged.places >= fewest:
+                judgement = judge_answer(text.probe, answer, surroundings)
+                assert directory.probe is not None
+                is_enough = judgement.places >= fewest_places(directory.probe, surroundings.dtype)
+                if is_enough and judgement.matches and judgement.is_base_told_apart:
                     return True
             return False
 
         are_it = await asyncio.gather(*map(answers_as, candidates))
         return [
-            f"the adapter of {other.label}"
-            for other, is_it in zip(candidates, are_it, strict=True)
+            f"the adapter of {directory.label}"
+            for directory, is_it in zip(candidates, are_it, strict=True)
             if is_it
         ]
 
-    def _is_alone(self, asked: _Asked) -> bool:
-        """Say whether all answers were judged alike."""
-        return len({judged.matches for judged in asked.judged}) == 1
 
-
-def _name_all(candidate: Candidate, asked: _Asked) -> list[str]:
-    """Name whose the answers are that are not the candidate's, the most frequent first."""
+def _name_all(candidate: Candidate, evidence: _Evidence) -> list[str]:
+    """Name the models behind the answers that are not the candidate's, the most frequent first."""
     assert candidate.probe is not None
-    probe = candidate.probe.at(range(len(asked.answers[0].logprobs)))
-    counted: Counter[str] = Counter()
-    for answer, judged in zip(asked.answers, asked.judged, strict=True):
-        if not judged.matches:
-            counted.update(name_answer(probe, answer, asked.around, judged))
-    return [name for name, _ in counted.most_common()]
+    probe = candidate.probe.at(range(len(evidence.answers[0].logprobs)))
+    counts: Counter[str] = Counter()
+    for answer, judgement in zip(evidence.answers, evidence.judgements, strict=True):
+        if not judgement.matches:
+            counts.update(name_answer(probe, answer, evidence.surroundings, judgement))
+    return [name for name, _ in counts.most_common()]
 
 
-def _remarks(name: str, asked: _Asked) -> list[str]:
-    """Say what the answers say of themselves, and what their way can't show."""
+def _remarks(name: str, evidence: _Evidence) -> list[str]:
+    """Write the notes: the name that answers have for themselves, and the limits of their way."""
     remarks = []
-    called = {answer.calls_itself for answer in asked.answers} - {None, name}
-    if called:
-        remarks.append(f"asked for {name!r}, it calls itself {', '.join(sorted(map(str, called)))}")
-    if asked.way == "top":
-        places = min(judged.places for judged in asked.judged)
+    own_names = {answer.calls_itself for answer in evidence.answers} - {None, name}
+    if own_names:
+        listed = ", ".join(sorted(map(str, own_names)))
+        remarks.append(f"asked for {name!r}, it calls itself {listed}")
+    if evidence.way == "top":
         remarks.append(
-            f"the server gives only the likeliest tokens: compared at {places} of "
-            f"{len(asked.answers[0].logprobs)} tokens of the probe"
+            f"the server gives only the likeliest tokens: compared at {evidence.places} of "
+            f"{len(evidence.answers[0].logprobs)} tokens of the probe"
         )
-    if asked.around.base is None:
+    if evidence.surroundings.base is None:
         remarks.append("no base model could be asked: how exactly the server computes is assumed")
     return remarks
 
 
 def _complete(
-    verdict: Verdict, asked: _Asked, *, ranks: int | None, notes: tuple[str, ...], seconds: float
+    verdict: Verdict, evidence: _Evidence, *, ranks: int | None, notes: list[str], seconds: float
 ) -> Verdict:
-    worst = max(asked.judged, key=lambda judged: judged.figures.get("distance", 0.0))
+    worst = max(evidence.judgements, key=lambda judgement: judgement.figures.get("distance", 0.0))
     figures = {key: value for key, value in worst.figures.items() if key != "base_names"}
-    return Verdict(
-        name=verdict.name,
-        kind=verdict.kind,
-        says=verdict.says,
-        who=verdict.who,
-        answers=len(asked.answers),
-        agreeing=sum(judged.matches for judged in asked.judged),
-        way=asked.way,
+    return replace(
+        verdict,
+        answers=len(evidence.answers),
+        agreeing=evidence.agreeing,
+        way=evidence.way,
         ranks=ranks,
-        notes=notes,
-        figures={**figures, "places": worst.places, "base_name": asked.around.base_name},
+        notes=(*verdict.notes, *notes),
+        figures={**figures, "places": worst.places, "base_name": evidence.surroundings.base_name},
         seconds=round(seconds, 3),
     )
-
-
-def _cannot_tell(name: str, why: str, seconds: float) -> Verdict:
-    return Verdict(name, "cannot_tell", f"can't tell: {why}", seconds=round(seconds, 3))

@@ -1,6 +1,6 @@
 """The way to a server that is proved: directly, or through the proxy that the environment names.
 
-find_proxy   the proxy for an address; None: it is asked directly, as everything on this machine is
+find_proxy   the proxy for an address; None for a direct way, as to this machine itself
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from nip_lm_server.proving.stranger import InputError
 def find_proxy(url: str, environment: Mapping[str, str]) -> str | None:
     """Find the proxy by http_proxy, https_proxy, all_proxy and NO_PROXY, in capitals or not.
 
-    Raises InputError for one of a kind that can't be used here; it is not shown, as a proxy may
-    have a password.
+    Raises InputError for a proxy of a kind that can't be used here. The message doesn't have its
+    address, which may have a password.
     """
     address = urlsplit(url)
     host = address.hostname or ""
@@ -37,7 +37,7 @@ def find_proxy(url: str, environment: Mapping[str, str]) -> str | None:
 
 def _read_proxy(kind: str, environment: Mapping[str, str]) -> str:
     lower, upper = environment.get(kind), environment.get(kind.upper(), "")
-    # `nip` hides what other clients would fail at behind an empty variable in lower case.
+    # `nip` hides a proxy that other clients would fail at behind an empty variable in lower case.
     hides = lower == "" and not _is_usable(_with_scheme(upper))
     value = (upper if lower is None or hides else lower).strip()
     return _with_scheme(value) if value else ""

@@ -1,22 +1,22 @@
-"""What a server says of given tokens, in whichever way it can be asked.
+"""A server's log-probabilities of given tokens, in one of three ways.
 
 ScoredAnswer log-probabilities of tokens: exact ones, and bounds of others
 find_way     the first way that a server has
 score        one answer, by one request
 
 token_ids   of vLLM: the next token after each of some beginnings of the text, with the
-            log-probabilities of tokens that are named (`logprob_token_ids`); with a salt, so
-            that nothing in a cache answers
+            log-probabilities of tokens that the request lists (`logprob_token_ids`); with a salt,
+            so that no cache answers
 echo        of OpenAI's first protocol, with `logprobs`: all tokens of a prompt
-top         the next token after each of some beginnings. Where it is the token in question, or that
-            is among the few best, its log-probability is known. Elsewhere it has less than the
-            least of those, which contradicts whoever says that it has more
+top         the next token after each of some beginnings. Where the server generates the token in
+            question, or has it among the few best, its log-probability is exact. Elsewhere the
+            least of the best is a bound: a probe with a higher one is contradicted
 
-One request for all of it, so that one replica gives the whole answer.
+All of it is one request, so that one replica gives the whole answer.
 
-Not asked for are vLLM's own log-probabilities of prompts, by `prompt_logprobs` or by `echo`: with
-adapters and several requests in a batch, vLLM 0.32 on a CPU ends with an error of shapes, and with
-it the server.
+vLLM's own log-probabilities of prompts (`prompt_logprobs` or `echo`) are not used: with adapters
+and several requests in a batch, vLLM 0.32 on a CPU ends with an error of shapes, and the server
+with it.
 """
 
 import math
@@ -29,13 +29,13 @@ from nip_lm_server.engines.vllm.adapter_proof import PLACES
 from nip_lm_server.proving.stranger import RefusedError, Stranger
 
 BEST = 5
-"""So many alternatives OpenAI's completions give at most."""
+"""Most alternatives of OpenAI's completions."""
 TOP_PLACES = 64
-"""At so many places of a text `top` asks. A rule of thumb: each is a prompt to be read."""
+"""Most places of a text for `top`. A rule of thumb: each is a prompt for the server."""
 TOP_REPEATS = 4
-"""So many answers `top` is asked for at most, for the same reason."""
+"""Most requests for a name by `top`, for the same reason."""
 _NAMED = "token_id:"
-_ROUNDING = 1e-3  # above 0, of a sum that was rounded
+_ROUNDING = 1e-3  # a rounded sum may be this much above 0
 
 
 class NoLogprobsError(Exception):
@@ -44,15 +44,15 @@ class NoLogprobsError(Exception):
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """What a server gave for tokens; place p is for token p + 1, given all before it."""
+    """A server's log-probabilities: place p has token p + 1, given all tokens before it."""
 
     logprobs: tuple[float | None, ...]
     bounds: tuple[float | None, ...]
-    """Where the log-probability is not known: it is at most this; None: nothing is known."""
+    """An upper bound, where the log-probability is not known; None: there is no bound."""
     calls_itself: str | None = None
 
     def fill(self, reference: Sequence[float]) -> list[float]:
-        """Complete what is not known by what is nearest to `reference` within the bounds."""
+        """Fill each missing value with the nearest one to `reference` within its bound."""
         return [
             exact if exact is not None else expected if bound is None else min(expected, bound)
             for exact, bound, expected in zip(self.logprobs, self.bounds, reference, strict=True)
@@ -68,7 +68,7 @@ class ScoredAnswer:
 
     @property
     def is_exact(self) -> bool:
-        """Say whether all that was asked for is known."""
+        """Say whether the answer has no bounds instead of values."""
         return all(bound is None for bound in self.bounds)
 
 
@@ -77,7 +77,7 @@ class _NotGivenError(Exception):
 
 
 class _UnreadableError(ValueError):
-    """A part of an answer is not what it should be; the message has none of its words."""
+    """A part of an answer is malformed; the message has none of its words."""
 
 
 Way = Callable[[Stranger, str, Sequence[int], int | None, int], Awaitable[ScoredAnswer]]
@@ -106,14 +106,14 @@ async def score(
     model: str,
     tokens: Sequence[int],
     rank: int | None = None,
-    most: int = PLACES,
+    most_places: int = PLACES,
 ) -> ScoredAnswer:
-    """Ask once for log-probabilities of tokens, by `token_ids` of `most` at most.
+    """Ask once for log-probabilities of tokens; `token_ids` asks at `most_places` at most.
 
-    Raises RefusedError, or NoLogprobsError if there are none in the answer.
+    Raises RefusedError, or NoLogprobsError if the answer has none.
     """
     try:
-        return await WAYS[way](server, model, tokens, rank, most)
+        return await WAYS[way](server, model, tokens, rank, most_places)
     except _NotGivenError as error:
         raise NoLogprobsError(f"{way}: {error}") from None
 
@@ -123,9 +123,9 @@ def _is_known(exact: float | None, bound: float | None) -> bool:
 
 
 async def _by_token_ids(
-    server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most: int
+    server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most_places: int
 ) -> ScoredAnswer:
-    places = choose_places(len(tokens) - 1, most)
+    places = choose_places(len(tokens) - 1, most_places)
     return await _ask_token_ids(server, model, tokens, places, rank, secrets.token_hex(8))
 
 
@@ -137,7 +137,7 @@ async def score_at(
     rank: int | None,
     salt: str | None,
 ) -> list[float]:
-    """Ask by `token_ids` at some places, without a salt too. Raises what `score` raises."""
+    """Ask by `token_ids` at some places, with or without a salt. Raises as `score` does."""
     try:
         answer = await _ask_token_ids(server, model, tokens, places, rank, salt)
     except _NotGivenError as error:
@@ -168,13 +168,13 @@ async def _ask_token_ids(
     logprobs: list[float | None] = [None] * (len(tokens) - 1)
     with _Reading():
         for place, choice in zip(places, _sort(answer["choices"]), strict=True):
-            (named,) = choice["logprobs"]["top_logprobs"]
-            logprobs[place] = _finite(named[f"{_NAMED}{tokens[place + 1]}"])
+            (by_token,) = choice["logprobs"]["top_logprobs"]
+            logprobs[place] = _finite(by_token[f"{_NAMED}{tokens[place + 1]}"])
     return ScoredAnswer(tuple(logprobs), (None,) * len(logprobs), _own_name(answer))
 
 
 async def _by_echo(
-    server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most: int
+    server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most_places: int
 ) -> ScoredAnswer:
     body = {
         "model": model,
@@ -188,7 +188,7 @@ async def _by_echo(
     with _Reading():
         (choice,) = answer["choices"]
         values = (choice.get("logprobs") or {}).get("token_logprobs")
-        # Some leave out what they don't know, and give the token that was generated alone.
+        # Some servers leave the prompt out, and give the generated token alone.
         if not values or len(values) < len(tokens):
             raise _NotGivenError("the answer has none of the prompt")
         # Such a server has put tokens of its own before the prompt.
@@ -198,9 +198,9 @@ async def _by_echo(
 
 
 async def _by_top(
-    server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most: int
+    server: Stranger, model: str, tokens: Sequence[int], rank: int | None, most_places: int
 ) -> ScoredAnswer:
-    """See this module. Ids of tokens are asked for in the two ways that servers have."""
+    """Ask for the likeliest tokens, with their ids in the two ways that servers have."""
     places = choose_places(len(tokens) - 1, TOP_PLACES)
     body = {
         "model": model,
@@ -224,30 +224,30 @@ async def _by_top(
     return ScoredAnswer(tuple(logprobs), tuple(bounds), _own_name(answer))
 
 
-def choose_places(count: int, most: int) -> list[int]:
-    """Choose at most so many places among `count`: spread evenly, the last among them."""
-    compared = min(count, most)
+def choose_places(count: int, most_places: int) -> list[int]:
+    """Spread at most `most_places` places evenly among `count`; the last one is among them."""
+    compared = min(count, most_places)
     return [(number + 1) * count // compared - 1 for number in range(compared)]
 
 
 def _read_top(choice: Any, token: int) -> tuple[float | None, float | None]:
-    """Return (the token's log-probability, or what it is at most)."""
+    """Return (the token's log-probability or None, its upper bound or None)."""
     lists = choice.get("logprobs")
     if not lists or not lists.get("token_logprobs"):
         raise _NotGivenError("the answer has none")
-    chosen = _finite(lists["token_logprobs"][0])
-    named = str(lists["tokens"][0])
+    logprob = _finite(lists["token_logprobs"][0])
+    token_name = str(lists["tokens"][0])
     ids = choice.get("token_ids")
-    if named.startswith(_NAMED):
-        chosen_id = int(named.removeprefix(_NAMED))
+    if token_name.startswith(_NAMED):
+        chosen_id = int(token_name.removeprefix(_NAMED))
     elif ids:
         chosen_id = int(ids[0])
     else:
         raise _NotGivenError("tokens are named by their texts, and a text may be of several")
     if chosen_id == token:
-        return chosen, None
-    # The rest of the probability is for all others together.
-    unchosen = math.log(max(-math.expm1(min(chosen, 0.0)), 1e-30))
+        return logprob, None
+    # All other tokens together have the rest of the probability.
+    rest_logprob = math.log(max(-math.expm1(min(logprob, 0.0)), 1e-30))
     best = (lists.get("top_logprobs") or [None])[0] or {}
     by_id = {
         int(name.removeprefix(_NAMED)): _finite(value)
@@ -256,12 +256,12 @@ def _read_top(choice: Any, token: int) -> tuple[float | None, float | None]:
     }
     if token in by_id:
         return by_id[token], None
-    least = min(by_id.values()) if by_id else chosen
-    return None, min(unchosen, least)
+    lowest = min(by_id.values()) if by_id else logprob
+    return None, min(rest_logprob, lowest)
 
 
 class _Reading:
-    """Within, an answer that is not built as it should be is one without log-probabilities."""
+    """Turns the errors of a malformed answer into _NotGivenError."""
 
     def __enter__(self) -> None:
         return None
@@ -270,13 +270,13 @@ class _Reading:
         if isinstance(error, _UnreadableError):
             raise _NotGivenError(str(error)) from None
         wrong = KeyError | TypeError | ValueError | IndexError | AttributeError | OverflowError
-        # Not its words: they may have all that the server said, however long.
+        # The message is left out: it may have all of the server's words, however many.
         if isinstance(error, wrong):
             raise _NotGivenError(f"the answer can't be read ({type(error).__name__})") from None
 
 
 def _sort(choices: list[Any]) -> list[Any]:
-    """Sort choices by their `index`, by which a server says which prompt each is for."""
+    """Sort choices by their `index`, the number of the prompt that each belongs to."""
     if not any("index" in choice for choice in choices):
         return choices
     by_index = {choice["index"]: choice for choice in choices}
@@ -295,7 +295,7 @@ def _own_name(answer: Any) -> str | None:
 
 
 def _finite(value: Any) -> float:
-    """Read a log-probability. With a NaN every comparison would fail in silence."""
+    """Read a log-probability. A NaN is refused: every comparison with it would be false."""
     number = float(value)
     if math.isnan(number) or number > _ROUNDING:
         raise _UnreadableError("a log-probability is no number of at most 0")
@@ -307,4 +307,4 @@ WAYS: dict[str, Way] = {
     "echo": _by_echo,
     "top": _by_top,
 }
-"""In the order in which they are tried: from the one that tells most."""
+"""Tried in this order: the first has the most exact values."""

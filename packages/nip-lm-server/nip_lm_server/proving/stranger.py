@@ -1,13 +1,12 @@
-"""A server that speaks OpenAI's protocol, of which nothing else is known.
+"""A server that speaks OpenAI's protocol, and is unknown otherwise.
 
 Stranger     asks it, over a new connection each time
 ServedName   a model that it lists
-without_key  a text of its, before it is shown
+without_key  the server's words without the key, to be shown
 
-Whoever balances the load between replicas may do it by connection: one that is kept would always
-lead to the same; and so would a cookie, so none is kept. A redirect is not followed, as it would
-take the key elsewhere. The key is taken out of what the server says before that is cut: half of it
-would be found by nobody.
+A load balancer may choose a replica by connection or by cookie: if either were kept, every request
+would go to the same one. No redirect is followed, because it would take the key elsewhere. The key
+is taken out of the server's words before these are cut: half a key would not be found.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ import aiohttp
 from nip_base.formats.bounds import ReadError, parse_json
 
 RANK_HEADER = "X-data-parallel-rank"
-"""By it a client of vLLM chooses one of the replicas behind an address."""
+"""A client of vLLM chooses one of the replicas behind an address by this header."""
 _MOST_BYTES = 64 * 1024 * 1024
 _MOST_WORDS = 240
 _AT_ONCE = 8
@@ -34,11 +33,11 @@ class ProvingError(Exception):
 
 
 class NoAnswerError(ProvingError):
-    """Nobody answers at the address, or what is there fails: again it may be otherwise."""
+    """No server answers at the address, or it fails: a later try may succeed."""
 
 
 class InputError(ProvingError):
-    """An address, a key, a name or a directory is wrong: again it would be the same."""
+    """An address, a key, a name or a directory is wrong: a later try would fail, too."""
 
 
 class KeyRefusedError(InputError):
@@ -46,7 +45,7 @@ class KeyRefusedError(InputError):
 
 
 class RefusedError(Exception):
-    """The server refuses a request, as it may; the message is its own."""
+    """The server refuses a request, as it may; the message has the server's words."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -57,18 +56,18 @@ def without_key(words: str, key: str) -> str:
     """Replace a key in a text by ``***``."""
     if not key:
         return words
-    # A short key may be part of a harmless word, and counts as a whole word only.
-    around = ("", "") if len(key) >= _SHORT else (r"(?<![\w-])", r"(?![\w-])")
-    return re.sub(re.escape(key).join(around), "***", words)
+    # A short key may be part of a harmless word, so it is replaced as a whole word only.
+    ends = ("", "") if len(key) >= _SHORT else (r"(?<![\w-])", r"(?![\w-])")
+    return re.sub(re.escape(key).join(ends), "***", words)
 
 
 @dataclass(frozen=True)
 class ServedName:
-    """A model as ``/v1/models`` lists it; None is what the server doesn't say."""
+    """A model in the list of ``/v1/models``; None: the server doesn't say."""
 
     name: str
     parent: str | None = None
-    """The name of its base model. vLLM gives one to adapters alone."""
+    """The name of its base model. vLLM has one for adapters only."""
     root: str | None = None
     """The directory from which it was loaded, on the server's machine."""
     max_model_len: int | None = None
@@ -86,7 +85,7 @@ class Stranger:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._proxy, self._timeout_s = proxy, timeout_s
         self._session: aiohttp.ClientSession | None = None
-        # Outside of the timed request: who waits here is no slow server.
+        # Requests wait for it before their time begins: the wait is not the server's.
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self.is_vllm = False
         """Whether its list of models says so."""
@@ -110,7 +109,7 @@ class Stranger:
             await self._session.close()
 
     async def list_models(self) -> dict[str, ServedName]:
-        """List what is served, by name. Raises ProvingError if this is no such server."""
+        """List the served models by name. Raises ProvingError if this is no such server."""
         try:
             answer = await self.ask("/v1/models")
         except RefusedError as error:
@@ -128,12 +127,12 @@ class Stranger:
             )
         self.is_vllm = any(isinstance(row, dict) and row.get("owned_by") == "vllm" for row in rows)
         listed = [_read_name(row) for row in rows if isinstance(row, dict)]
-        return {served.name: served for served in listed if served.name}
+        return {model.name: model for model in listed if model.name}
 
     async def complete(self, body: dict[str, Any], rank: int | None = None) -> Any:
-        """Ask for a completion; of one replica, if its `rank` is given.
+        """Ask for a completion; with a `rank`, ask that replica.
 
-        Raises what `ask` does, and KeyRefusedError.
+        Raises the errors of `ask`, and KeyRefusedError.
         """
         try:
             return await self.ask("/v1/completions", body, rank)
@@ -152,7 +151,8 @@ class Stranger:
     async def ask(self, path: str, body: Any = None, rank: int | None = None) -> Any:
         """Ask, and read the JSON of the answer.
 
-        Raises RefusedError for a status of 4xx or what is no JSON, NoAnswerError for all else.
+        Raises RefusedError for a status of 4xx or an answer that is no JSON, NoAnswerError for
+        every other failure.
         """
         assert self._session is not None  # it is entered
         method = "GET" if body is None else "POST"
@@ -179,14 +179,15 @@ class Stranger:
         value = await asyncio.to_thread(_read_json, raw)
         if status == 200 and value is not None:
             return value
-        why = self.shorten(_why(raw, value)) or "no reason given"
-        message = f"{status}: {why}" if status >= 300 else "the answer is no JSON"
+        reason_given = self.shorten(_find_words(raw, value)) or "no reason given"
+        message = f"{status}: {reason_given}" if status >= 300 else "the answer is no JSON"
         if status == 429:
             raise NoAnswerError(f"the server takes no more for now at {path}: {message}")
-        # What a replica does not know is often a 500; whoever asks it decides what that means.
+        # With a `rank`, a 500 often means something that the replica doesn't know: the caller
+        # decides.
         if status >= 500 and rank is None:
             raise NoAnswerError(f"the server fails at {path}: {message}")
-        raise RefusedError(status, why if status >= 300 else message)
+        raise RefusedError(status, reason_given if status >= 300 else message)
 
 
 async def _read_most(answer: aiohttp.ClientResponse) -> bytes:
@@ -200,15 +201,15 @@ async def _read_most(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def _read_json(raw: bytes) -> Any:
-    """Read JSON; None: it is none."""
+    """Read JSON; None: the bytes are no JSON."""
     try:
         return parse_json(raw.decode())
     except (ReadError, ValueError):
         return None
 
 
-def _why(raw: bytes, value: Any) -> str:
-    """Find the words of a refusal, as OpenAI's protocol has them or as they came."""
+def _find_words(raw: bytes, value: Any) -> str:
+    """Find the words of a refusal: the message of OpenAI's protocol, or else the whole answer."""
     error = value.get("error", value) if isinstance(value, dict) else value
     message = error.get("message", error) if isinstance(error, dict) else error
     return str(message) if message is not None else raw.decode(errors="replace")

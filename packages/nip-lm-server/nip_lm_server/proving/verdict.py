@@ -1,8 +1,8 @@
-"""What a proof came to, and how it ends a command.
+"""The result of a proof, and the exit status of its command.
 
-Kind         what answers
-Verdict      of one name, with a sentence, notes and figures
-exit_status  of several names, for a program that goes by it
+Kind         the kinds of results
+Verdict      the result for one name, with a sentence, notes and figures
+exit_status  the exit status for several names
 """
 
 from collections.abc import Iterable
@@ -13,39 +13,39 @@ Kind = Literal[
     "adapter",  # the adapter of the directory, by all answers
     "base",  # the base model
     "another",  # another adapter, which is named
-    "unknown",  # neither the adapter nor anything that is known
+    "unknown",  # neither the adapter nor another known model
     "mixed",  # replicas disagree
-    "stale_cache",  # the adapter is loaded, and answers from what another left in a cache
+    "stale_cache",  # the adapter is loaded, but answers from a cache that other weights have filled
     "not_served",  # the server has no such name
-    "cannot_tell",  # nothing can be said, and the sentence says why
+    "cannot_tell",  # there is no result, and the sentence says why
 ]
 PROVED, WRONG, UNTOLD = 0, 8, 9
-"""Exit statuses: every name is what its files say; one is something else; one can't be told."""
+"""Exit statuses: every name agrees with its files; one is another model; one can't be told."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What answers under a name."""
+    """The result of a proof for one name."""
 
     name: str
     kind: Kind
     says: str
     """A sentence for people."""
     who: tuple[str, ...] = ()
-    """What else it may be, where it is not the adapter alone."""
+    """The models that it may be, where it is not the adapter alone."""
     answers: int = 0
     agreeing: int = 0
-    """Answers that are what the adapter's files say."""
+    """Answers that agree with the adapter's files."""
     way: str | None = None
     ranks: int | None = None
-    """Replicas that the server let itself be asked for one by one; None: it did not."""
+    """Replicas that could be asked one by one; None: the server can't do that."""
     notes: tuple[str, ...] = ()
     figures: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
 
 def exit_status(verdicts: Iterable[Verdict]) -> int:
-    """The exit status of all of them: what is wrong counts before what can't be told."""
+    """The exit status of all verdicts: a wrong name counts more than one that can't be told."""
     kinds = {verdict.kind for verdict in verdicts}
     if kinds - {"adapter", "cannot_tell"}:
         return WRONG
@@ -53,7 +53,7 @@ def exit_status(verdicts: Iterable[Verdict]) -> int:
 
 
 def list_names(names: Iterable[str]) -> str:
-    """List names for a message, the first of many."""
+    """List names for a message: eight at most, and the number of the rest."""
     listed = list(names)
     more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
     return (", ".join(map(repr, listed[:8])) or "none") + more

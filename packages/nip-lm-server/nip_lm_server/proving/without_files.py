@@ -1,6 +1,6 @@
-"""A name of which there are no files here: whether it gives what its base model gives.
+"""Compare a name without files on this machine with its base model.
 
-It can show that the base answers under an adapter's name, and nothing else: another adapter differs
+The comparison can only show that the base answers under an adapter's name: another adapter differs
 from the base, too.
 """
 
@@ -28,8 +28,8 @@ async def compare_with_base(
     repeats: int,
 ) -> Verdict:
     """Compare a name with its base model, on a text of this program. Raises ProvingError."""
-    begun = time.monotonic()
-    # Another name that the server lists may be anything.
+    started_at = time.monotonic()
+    # No other name is tried: it may be any model.
     base = base_name or names[name].parent
     if base is None or base not in names or base == name:
         raise InputError(
@@ -55,16 +55,17 @@ async def compare_with_base(
     distances = [_distance(answer, first) for answer in of_name]
     alike = sum(distance <= allowed for distance in distances)
     kind: Kind
-    who: tuple[str, ...]
+    models: tuple[str, ...]
     if alike == len(distances):
-        kind, who = "base", (BASE,)
+        kind, models = "base", (BASE,)
         says = f"what answers is the base model {base!r}, or an adapter that changes nothing"
-    # Noise of a low precision depends on what else is in a batch: nearer than that is no other.
+    # The noise of a low precision depends on the other requests of a batch: an answer within it is
+    # no other model.
     elif alike and all(d <= allowed or d > LIMITS["bfloat16"].most for d in distances):
-        kind, who = "mixed", (BASE,)
+        kind, models = "mixed", (BASE,)
         says = f"replicas disagree: {alike} of {repeats} answers are those of the base {base!r}"
     else:
-        kind, who = "cannot_tell", ()
+        kind, models = "cannot_tell", ()
         is_far = min(distances) > LIMITS["bfloat16"].most
         says = (
             f"can't tell: what answers is {min(distances):.2g} to {max(distances):.2g} nats from "
@@ -72,22 +73,26 @@ async def compare_with_base(
             + ("" if is_far else ", and that much may be noise or another model")
             + "; no directory says which adapter it should be"
         )
-    seconds = round(time.monotonic() - begun, 3)
+    seconds = round(time.monotonic() - started_at, 3)
     figures = {"distance_from_base": min(distances), "base_name": base}
-    return Verdict(name, kind, says, who, len(distances), 0, way, figures=figures, seconds=seconds)
+    return Verdict(
+        name, kind, says, models, len(distances), 0, way, figures=figures, seconds=seconds
+    )
 
 
 def _count_known(answer: ScoredAnswer) -> int:
     return sum(value is not None for value in answer.logprobs)
 
 
-def _distance(left: ScoredAnswer, right: ScoredAnswer) -> float:
-    """The mean distance at the places that both know."""
+def _distance(first: ScoredAnswer, second: ScoredAnswer) -> float:
+    """The mean distance at the places that both answers have."""
     pairs = [
-        (one, other)
-        for one, other in zip(left.logprobs, right.logprobs, strict=True)
-        if one is not None and other is not None
+        (first_value, second_value)
+        for first_value, second_value in zip(first.logprobs, second.logprobs, strict=True)
+        if first_value is not None and second_value is not None
     ]
     if not pairs:
         return _CAP
-    return mean_difference([one for one, _ in pairs], [other for _, other in pairs], _CAP)
+    return mean_difference(
+        [first_value for first_value, _ in pairs], [second_value for _, second_value in pairs], _CAP
+    )

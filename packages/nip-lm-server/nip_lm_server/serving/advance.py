@@ -1,7 +1,7 @@
-"""Whether engines advance: their counters of work, and since when these have stood still.
+"""The progress of engines: their counters of work, and the time since the last change.
 
-Advance       an engine's work so far, and for how long there was no more of it
-AdvanceWatch  looks at the engines of a server when somebody asks
+Advance       an engine's work so far, and the seconds without more of it
+AdvanceWatch  looks at the engines of a server when a caller asks
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Advance:
 
 
 @dataclass
-class _Seen:
+class _Look:
     epoch: int
     work: WorkDone | None
     looked_s: float
@@ -36,26 +36,26 @@ class AdvanceWatch:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._seen: dict[int, _Seen] = {}
+        self._looks: dict[int, _Look] = {}
         self._looking = asyncio.Lock()
 
     async def look(self, engine: Engine) -> Advance | None:
-        """Return how far the engine is; None where it can't tell.
+        """Return the engine's progress; None where it can't tell.
 
         An engine that has nothing to do does not advance either: `silent_s` counts from the first
         look, and means something only while the engine has a request.
         """
         async with self._looking:
-            seen, now_s = self._seen.get(id(engine)), self._clock()
+            look, now_s = self._looks.get(id(engine)), self._clock()
             # Another start of it counts from zero.
-            if seen is None or seen.epoch != engine.epoch:
+            if look is None or look.epoch != engine.epoch:
                 work = await engine.measure_work()
-                seen = self._seen[id(engine)] = _Seen(engine.epoch, work, now_s, now_s)
-            elif now_s - seen.looked_s >= LOOK_S:
+                look = self._looks[id(engine)] = _Look(engine.epoch, work, now_s, now_s)
+            elif now_s - look.looked_s >= LOOK_S:
                 work = await engine.measure_work()
-                if work != seen.work:
-                    seen.work, seen.advanced_s = work, now_s
-                seen.looked_s = now_s
-        if seen.work is None:
+                if work != look.work:
+                    look.work, look.advanced_s = work, now_s
+                look.looked_s = now_s
+        if look.work is None:
             return None
-        return Advance(seen.work, now_s - seen.advanced_s)
+        return Advance(look.work, now_s - look.advanced_s)

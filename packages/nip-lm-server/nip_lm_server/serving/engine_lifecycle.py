@@ -1,13 +1,13 @@
 """Keeps one engine as it is wanted: running, asleep or stopped; and brings it back when it dies.
 
-EngineLifecycle.set_wanted   what a user asks for: start, sleep, wake, stop
+EngineLifecycle.set_wanted   a user's wishes: start, sleep, wake, stop
 EngineLifecycle.lend         within, the engine leaves its device to a training
 EngineLifecycle.keep_at_work      within, it is at work: it leaves once that has ended
 EngineLifecycle.is_ready     whether it answers; describe_absence says why not
 
 An engine that ends by itself is started again, after a pause that doubles up to MAX_PAUSE_S.
-Each start is a new epoch, and whatever brings the engine back, `_restore` loads and proves its
-adapters before they answer again. All methods are called on the server's event loop.
+Each start is a new epoch. However the engine comes back, `_restore` loads and proves its adapters
+before they answer again. All methods are called on the server's event loop.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ QUIET_S = 300.0
 that dies of its first long request each time would be started without end, one start after the
 other."""
 DRAIN_S = 60.0
-"""Time that what an engine answers has to end before the engine leaves its device. By a rule of
+"""Time that an engine's running answers have to end before it leaves its device. By a rule of
 thumb: with much less, long answers would be broken off each time; with much more, a single one
 would keep a training and its whole device waiting."""
 DRAIN_POLL_S = 0.02
-"""How often it is looked whether all is answered: a comparison, small beside any answer."""
+"""Seconds between two looks whether all is answered: a comparison, small beside any answer."""
 LOOK_S = 1.0
-"""How often it is looked whether an engine that is waited for is lent; so exact is the wait."""
+"""Seconds between two looks whether an awaited engine is lent; so exact is the wait."""
 
 Wanted = Literal["running", "sleeping", "stopped"]
 
@@ -45,7 +45,7 @@ _log = logging.getLogger("nip.lm_server.engine")
 
 
 class EngineLifecycle(ABC):
-    """One engine and its life. A subclass says what comes with its ups and downs."""
+    """One engine and its life. A subclass restores its adapters, and keeps its books."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
@@ -101,10 +101,10 @@ class EngineLifecycle(ABC):
     async def set_wanted(self, state: Wanted, *, drain: bool = False) -> None:
         """Bring the engine to this state; while its device is lent, afterwards.
 
-        With `drain`, what it answers may end before it stops, for up to DRAIN_S. Raises EngineError
+        With `drain`, running answers may end before it stops, for up to DRAIN_S. Raises EngineError
         if it can't be done: for "running", attempts go on nevertheless.
         """
-        # Not stopped in its place: whoever asks for sleep counts on a short wake.
+        # Not stopped in its place: a user who asks for sleep counts on a short wake.
         if state == "sleeping" and not self.engine.capabilities.sleep:
             raise EngineError(f"the engine {self.engine.name} can't sleep here: stop it instead")
         self.wanted = state
@@ -123,8 +123,8 @@ class EngineLifecycle(ABC):
     async def lend(self) -> AsyncIterator[None]:
         """Within, the engine sleeps, or is stopped if it can't; afterwards it is as wanted again.
 
-        It leaves once what it answers has ended, or after DRAIN_S; what is new is refused. If
-        bringing it back fails, attempts go on and the work inside is not affected.
+        It leaves once its running answers have ended, or after DRAIN_S; new requests are refused.
+        If bringing it back fails, attempts go on and the work inside is not affected.
         """
         # Counted: the next training has the device before this one has given it back.
         self._lent += 1
@@ -133,8 +133,8 @@ class EngineLifecycle(ABC):
             yield
         finally:
             self._lent -= 1
-            # Before the await: with weights that go back onto a card it takes seconds, and all that
-            # is asked meanwhile is told why it has to wait.
+            # Before the await: with weights that go back onto a card it takes seconds, and requests
+            # of this time are told why they have to wait.
             self._coming_back += 1
             # Even when the work inside was cancelled, the engine has to come back.
             await asyncio.shield(asyncio.ensure_future(self._settle_or_retry()))
@@ -150,8 +150,8 @@ class EngineLifecycle(ABC):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ready.wait(), min(timeout_s - waited_s, LOOK_S))
                 return
-            # A training may have the device for days, which is no fault of the engine. As it was
-            # when this wait began, so each coming and going of one counts to within LOOK_S.
+            # A training may have the device for days, which is no fault of the engine. The state
+            # before this wait counts: each start or end of a training costs LOOK_S of exactness.
             waited_s += 0.0 if is_lent else time.monotonic() - begun_s
         raise EngineError(
             f"the engine of {self.engine.base_model!r} is {self.engine.state}, not running, after "
@@ -170,8 +170,8 @@ class EngineLifecycle(ABC):
     # Moving
 
     def _choose_target(self) -> Wanted:
-        """Choose what it is to be now: a lent one leaves its device, asleep if it can, which is
-        sooner over than a start.
+        """Choose its next state: a lent one leaves its device, asleep if it can, since a wake is
+        shorter than a start.
         """
         if self.wanted == "stopped" or not self._lent:
             return self.wanted
@@ -190,7 +190,7 @@ class EngineLifecycle(ABC):
                 self._watcher = asyncio.create_task(self._bring_back_when_dead(), name=name)
 
     async def _settle_or_retry(self) -> None:
-        """Settle; what fails is left to the watcher, as whoever lent the engine has ended."""
+        """Settle; a failure is left to the watcher, as the training that had the device is over."""
         try:
             await self._settle()
         except EngineError as error:
@@ -203,8 +203,8 @@ class EngineLifecycle(ABC):
         if target == "running":
             await self._bring_up()
             return
-        # A stop that somebody asks for is at once. To sleep, or to lend its device, an engine first
-        # ends what it answers.
+        # A stop on request is at once. To sleep, or to lend its device, an engine first ends its
+        # running answers.
         if engine.state == "running" and (drain or target == "sleeping" or self._lent):
             await self._drain()
         await self._take_down()
@@ -220,7 +220,7 @@ class EngineLifecycle(ABC):
 
     async def _bring_up(self) -> None:
         engine = self.engine
-        # Proved already; a wish repeated must not stop its answers.
+        # Proved already; a repeated wish must not stop its answers.
         if self.is_ready:
             return
         # 1. Wake it, if it only sleeps.
@@ -235,15 +235,15 @@ class EngineLifecycle(ABC):
                 await engine.stop()
         # 2. Else start it, as a new epoch.
         if engine.state != "running":
-            await engine.stop()  # what one that has died left
+            await engine.stop()  # the rest of one that has died
             await engine.start()
             self._epoch_began()
-        # 3. Prove what it serves; only then it is ready.
+        # 3. Prove its models; only then it is ready.
         await self._restore(woken)
         self._ready.set()
 
     async def _drain(self) -> None:
-        """Refuse what is new and let end what runs, for up to DRAIN_S."""
+        """Refuse new requests and let the running ones end, for up to DRAIN_S."""
         self._ready.clear()
         deadline_s = time.monotonic() + DRAIN_S
         while self._at_work and time.monotonic() < deadline_s:  # noqa: ASYNC110 (no event is set)
@@ -291,7 +291,7 @@ class EngineLifecycle(ABC):
                 async with self._lock:
                     await self._move()
             # Of any kind: with this task the engine would be down for good. Its device is free for
-            # the next attempt, which meets whatever goes wrong in stopping.
+            # the next attempt, which meets any trouble of stopping it.
             except Exception as error:
                 self.last_death = str(error)
                 _log.error("can't start the engine of %s: %s", self.engine.base_model, error)

@@ -1,9 +1,9 @@
 """An adapter from elsewhere, laid out as a model of a server's state.
 
-lay_out_adapter   its files and a manifest, in a folder that `import_models` takes it over from
+lay_out_adapter   copies its files, with a manifest, into a folder for `import_models`
 
-Nothing is run and nothing is loaded: what can't be served is refused when it is to be served. Its
-name says where it comes from, and is the same wherever it is laid out from equal files.
+Nothing is run and nothing is loaded: an adapter that can't be served is refused when it is to be
+served. Its name says where it comes from, and is the same wherever it is laid out from equal files.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from nip_lm_server.lora.probes import PROBE, ProbeError, read_probe
 from nip_lm_server.state.directory import MODELS
 from nip_lm_server.state.models import AdapterError, adapter_digest, adapter_name
 
-# All that serving needs: whatever else a publisher has put there is not taken over.
+# All that serving needs: a publisher's other files are not taken over.
 _FILES = ("adapter_config.json", "adapter_model.safetensors", PROBE)
 
 
@@ -65,8 +65,8 @@ def lay_out_adapter(
     """Copy the adapter in `source` to ``folder/models``, as a model over `base_model`.
 
     `key` says where it comes from, once and for all; `suffix` the same for people. `facts` may have
-    what somebody says of its training: method, settings, seed; what makes no sense is left out.
-    Raises AdapterError if it is no LoRA adapter.
+    its publisher's words on the training: method, settings, seed; nonsense is left out. Raises
+    AdapterError if it is no LoRA adapter.
     """
     try:
         adapter = read_adapter(source)
@@ -75,9 +75,9 @@ def lay_out_adapter(
         if has_probe:
             read_probe(source)
     except (EngineError, ProbeError) as error:
-        # It is said of the adapter, before anything is copied: no engine has it yet.
+        # An error of the adapter, before anything is copied: no engine has it yet.
         raise AdapterError(str(error)) from None
-    # 1. What makes it what it is.
+    # 1. Its files, their digest, and its name.
     present = [name for name in _FILES if (source / name).is_file()]
     files: dict[str, FileEntry] = {
         name: {"sha256": hash_file(source / name), "bytes": (source / name).stat().st_size}
@@ -86,7 +86,7 @@ def lay_out_adapter(
     content = content_digest(files)
     digest = adapter_digest(key, content)
     name = adapter_name(base_model, suffix, digest)
-    # 2. As a training here would have left it.
+    # 2. The folder, as a training here would have left it.
     (folder / MODELS).mkdir(parents=True, exist_ok=True)
     part = folder / MODELS / f".{digest}.part"
     part.mkdir()
@@ -118,7 +118,7 @@ def _describe_training(source: Path, facts: Mapping[str, Any]) -> _Training:
     try:
         settings = EffectiveSettings.model_validate(facts.get("settings"))
     except ValidationError:
-        # They are for people and for jobs that go on from it; what is served are the weights.
+        # The settings are for people and for later jobs; serving needs the weights alone.
         settings = _read_settings(source)
     # The seed fits into a column of SQLite.
     return {
@@ -130,7 +130,7 @@ def _describe_training(source: Path, facts: Mapping[str, Any]) -> _Training:
 
 
 def _read_settings(source: Path) -> EffectiveSettings:
-    """Read the settings told by the adapter itself, and take the least for the others."""
+    """Read the settings in the adapter itself, and take the lowest values for the others."""
     try:
         config = parse_json((source / "adapter_config.json").read_text(encoding="utf-8"))
         targets = config.get("target_modules")

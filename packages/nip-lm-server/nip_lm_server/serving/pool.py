@@ -1,20 +1,19 @@
-"""The engines of a server: who answers for a model, and where a model is trained.
+"""The engines of a server: the models for which they answer, and the places of trainings.
 
-EnginePool.using                 the engine that answers for a model, for as long as it does
+EnginePool.using                 the engine that answers for a model, held for a request
 EnginePool.engine_for            the same for a moment, and only if the model is loaded
 EnginePool.publish, withdraw     make a committed model answer, with proof; and the reverse
 EnginePool.publish_guest         the same for an adapter that `guests` keeps, and not the table
-EnginePool.training_place        with what and where a base model is fine-tuned
+EnginePool.training_place        the trainer and the device of a base model
 EnginePool.training_on_device    within, an engine that shares the device leaves it
 
 A server has one *slot* for each engine of its configuration. A slot serves its configured base
 model; a base model that was made here (full training, a merged stack) takes the slot over, since
-two do not fit on one device, unless the slot may serve several (`bases_at_once`). What answered
-before is still there: it is started again when it is asked for, in the place of the new one, and
-so on. What was begun is answered before, and a request waits for its engine's start as it does for
-an adapter.
+two do not fit on one device, unless the slot may serve several (`bases_at_once`). The earlier one
+is still there: a request for it starts it again in the place of the new one, and so on. Running
+answers end first, and a request waits for its engine's start as it does for an adapter.
 
-An adapter that is not loaded is loaded and proved when it is asked for; the request waits for that.
+A request for an adapter that is not loaded waits until it is loaded and proved.
 """
 
 import asyncio
@@ -39,11 +38,11 @@ from nip_lm_server.state.models import AdapterError, ModelStore
 
 READY_TIMEOUT_S = 600.0
 """Longest wait of a finished training for an engine to load its adapter, not counting the time for
-which a training has the device. By a rule of thumb: a large model takes minutes to start, of which
-a job that trained for hours must not fail; with much more, one whose engine is broken would look as
-if it went on."""
+which a training has the device. By a rule of thumb: a large model takes minutes to start, and a job
+that trained for hours must not fail for that; with much more, a job with a broken engine would look
+as if it went on."""
 RETRY_AFTER_S = 5
-"""Asking so often costs next to nothing, and little is missed of an engine that is back."""
+"""A request so often costs next to nothing, and notices the return of an engine soon."""
 
 _log = logging.getLogger("nip.lm_server.engine")
 
@@ -58,10 +57,10 @@ class EnginePool:
         self.guests: Guests | None = None
         for slot in self._slots:
             self._add_base(slot, slot.base_model, slot.spec.model)
-        # Oldest first, so that a base model stands there before those that were made of it.
+        # Oldest first, so that a base model is entered before the models made of it.
         for row in models.list_rows():
             parent = self._find(row.base_model) if row.kind == "base" else None
-            # One that was made of a base model of another configuration waits for that one.
+            # A model over a base model of another configuration waits for that configuration.
             if parent is not None:
                 self._add_base(parent.slot, row.name, str(models.path(row.digest)))
 
@@ -98,18 +97,18 @@ class EnginePool:
     async def using(self, model: str) -> AsyncIterator[Engine]:
         """Hold the engine of `model`: within, its adapter stays loaded.
 
-        Waits for an adapter that has to be loaded, and for a base model whose place another one
-        has. Raises ApiError 404 if there is no such model, 503 (with Retry-After where waiting
+        Waits for an adapter that has to be loaded, and for a base model that has to get its place
+        back. Raises ApiError 404 if there is no such model, 503 (with Retry-After where waiting
         helps) if it can't answer at the moment.
         """
-        self._in_use[model] += 1  # from here on, so that nobody unloads what is being loaded
+        self._in_use[model] += 1  # from here on, so that no other request unloads it meanwhile
         try:
             with contextlib.ExitStack() as waiting:
                 if not self.is_served(model):
                     await self._bring(model, waiting)
                 serving = self._find_serving(model)
-                # Expected until it is at work, without a gap: in one, another request could have a
-                # base model that came back for us make room again.
+                # Expected until it is at work, without a gap: in a gap, another request could
+                # displace the base model that came back for this one.
                 with serving.keep_at_work():
                     waiting.close()
                     yield serving.engine
@@ -137,7 +136,7 @@ class EnginePool:
         return tuple(base.name for base in self.bases())
 
     def names(self) -> tuple[str, ...]:
-        """Names that requests may have: of base models, then of what was made, newest first."""
+        """Names that requests may have: of base models, then of trained models, newest first."""
         rows, bases = reversed(self._models.list_rows()), self.base_models()
         return (*bases, *(row.name for row in rows if row.base_model in bases))
 
@@ -159,14 +158,13 @@ class EnginePool:
         # kill. In a thread, since requests are answered meanwhile.
         manifest = await self._models.verify_aside(digest)
         base = self.base(manifest.base_model)
-        # One at a time in a slot: a new base model takes the engine away into which an adapter
-        # would be loaded.
+        # One at a time in a slot: a new base model takes away the engine that loads an adapter.
         async with base.slot.publishing:
             try:
                 if manifest.kind == "base":
                     return await self._publish_base(name, digest, base.slot)
-                # A job succeeds with a proof, and only a running engine gives one. So one that made
-                # room meanwhile is started, and one that a person has stopped or put to sleep, too:
+                # A job succeeds with a proof, and only a running engine gives one. So an engine is
+                # started that made room meanwhile, or that a person has stopped or put to sleep:
                 # hours of training are worth more than its rest.
                 if base.wanted != "running":
                     await self._activate(base)
@@ -177,7 +175,7 @@ class EnginePool:
                 raise AdapterError(f"the engine can't load {name}: {error}") from error
 
     async def _publish_base(self, name: str, digest: str, slot: Slot) -> Proof:
-        before = slot.list_active()
+        earlier_bases = slot.list_active()
         # Published once more, it has its place already.
         if name not in slot.bases:
             self._add_base(slot, name, str(self._models.path(digest)))
@@ -185,9 +183,9 @@ class EnginePool:
             await self._activate(slot.bases[name])
             return await slot.bases[name].prove(digest)
         except BaseException:
-            # Cancellation included: what had this place before has it again.
+            # Cancellation included: the earlier base models have this place again.
             await slot.bases.pop(name).close()
-            for base in before:
+            for base in earlier_bases:
                 # Not this one, which may have been among them.
                 if base.name in slot.bases:
                     await self._activate(base)
@@ -236,12 +234,12 @@ class EnginePool:
     # Training
 
     def training_place(self, base_model: str) -> TrainingPlace:
-        """With what and where `base_model` is fine-tuned.
+        """The trainer, the device and the limits for the fine-tuning of `base_model`.
 
         Raises KeyError, or ApiError 503 if its engine never ran.
         """
         base = self.base(base_model)
-        # How long an example may be only its engine can tell, once it has run.
+        # Only its engine knows the length of the longest example, once it has run.
         if base.max_model_len is None:
             raise self._explain_silence(base_model)
         return TrainingPlace(
@@ -258,11 +256,11 @@ class EnginePool:
     async def training_on_device(self, base_model: str) -> AsyncIterator[bool]:
         """Within, the engines sharing the device of this training sleep or are stopped.
 
-        Yields whether there are any. Afterwards they are back with their adapters, whatever
-        happened inside, unless another training has the device by then.
+        Yields whether there are any. Afterwards they are back with their adapters, even after an
+        error inside, unless another training has the device by then.
         """
         device = self.base(base_model).slot.training_device
-        # One that somebody has stopped or put to sleep is away already, and is not brought back
+        # One that a user has stopped or put to sleep is away already, and is not brought back
         # afterwards.
         sharing = [
             base
@@ -275,14 +273,14 @@ class EnginePool:
             yield bool(sharing)
 
     async def wait_until_back(self, base_model: str) -> None:
-        """Wait for an engine lent to another training. `publish` says what is wrong with it.
+        """Wait for an engine lent to another training. `publish` reports its problems.
 
         Called before `publish`, which keeps its slot to itself while it waits: a wait of hours for
         a training would keep every other model of the slot from being published.
         """
         base = self.base(base_model)
-        # Only for one that a training has: no other wait is that long. What is wrong with it
-        # `publish` meets next, with a limit of its own, and says better.
+        # Only for an engine lent to a training: no other wait is that long. `publish` meets its
+        # problems next, with a limit of its own, and reports them better.
         if base.is_lent:
             with contextlib.suppress(EngineError):
                 await base.wait_until_ready(READY_TIMEOUT_S)
@@ -296,12 +294,11 @@ class EnginePool:
         # An adapter answers where its base model does.
         if base is None and (row is not None or guest is not None):
             base = self._find(row.base_model if row is not None else guest or "")
-        # There is no such model, which whoever looks for its engine next says.
+        # There is no such model: the next look for its engine says so.
         if base is None:
             return
-        # 1. Its base model, whose place another one has. One with a problem on record is left
-        #    alone: the one that answers would stop for it, most likely in vain. A person can start
-        #    it.
+        # 1. Its base model, if another one has its place. One with a problem on record is left
+        #    alone: the answering one would stop for it, most likely in vain. A person can start it.
         base_row = self._models.get_row(base.name)
         is_well = base_row is None or base_row.problem is None
         if base.is_displaced and is_well and not base.failed_lately(base.name):
@@ -310,12 +307,11 @@ class EnginePool:
             if base.returning is None or base.returning.done():
                 name = f"bring {base.name} back"
                 base.returning = asyncio.create_task(self._bring_back(base), name=name)
-            # `wait` leaves the task running when this request gives up: others wait for the same
-            # one.
+            # `wait` leaves the task running when this request gives up: others wait for it, too.
             await asyncio.wait({base.returning}, timeout=LOAD_TIMEOUT_S)
         # 2. An adapter that its engine has not loaded, as after a restart. Not while its base model
         #    starts: that takes minutes, and a request that is told to come back costs its client
-        #    less than one that hangs. One that answers is left as it is.
+        #    less than one that hangs. An answering one is left as it is.
         is_adapter = row is not None and row.kind != "base"
         if row is not None and is_adapter and base.is_ready and self._find_answering(model) is None:
             await base.load_on_demand(model, row.digest)
@@ -330,7 +326,7 @@ class EnginePool:
             # While this waited for its turn it was brought back, or a training took the device.
             if not base.is_displaced or base.slot.is_lent:
                 return
-            before = base.slot.list_active()
+            earlier_bases = base.slot.list_active()
             try:
                 await self._activate(base)
             except EngineError as error:
@@ -339,11 +335,11 @@ class EnginePool:
                 base.note_failure(base.name)
                 self._models.note_problem(base.name, str(error))
                 await base.set_wanted("stopped")
-                for other in before:
-                    await self._activate(other)
+                for earlier_base in earlier_bases:
+                    await self._activate(earlier_base)
 
     async def _load_guest(self, name: str, base: ServedBase) -> None:
-        """Load and prove an adapter of the guests', whose files are compared first."""
+        """Compare the files of a guest's adapter, then load and prove it."""
         assert self.guests is not None
         try:
             await base.load_from(name, await self.guests.verify(name))
@@ -363,22 +359,22 @@ class EnginePool:
     async def _activate(self, base: ServedBase) -> None:
         """Start a base model in its slot, and stop others until there is room."""
         slot = base.slot
-        # 1. The one that was asked for longest ago goes first, since the others are likelier to be
+        # 1. The one with the oldest last request goes first, since the others are likelier to be
         #    asked for again; the configured one last, to which the slot falls back.
-        beside = [other for other in slot.list_active() if other is not base]
-        beside.sort(key=lambda other: (other.name == slot.base_model, other.asked_s))
-        for other in beside[: max(0, len(beside) + 1 - slot.spec.bases_at_once)]:
-            await other.make_room()
+        rivals = [rival for rival in slot.list_active() if rival is not base]
+        rivals.sort(key=lambda rival: (rival.name == slot.base_model, rival.last_request_s))
+        for rival in rivals[: max(0, len(rivals) + 1 - slot.spec.bases_at_once)]:
+            await rival.make_room()
         try:
-            # 2. Start it; it now tells how long its context is.
+            # 2. Start it; it now tells the length of its context.
             base.stopped_on_request = False
             await base.set_wanted("running")
-            # On record too: jobs are taken by it while the engine is away.
+            # On record too: jobs need it while the engine is away.
             base.max_model_len = base.engine.max_model_len
             self._database.set_meta(f"max_model_len {base.name}", base.max_model_len or 0)
         finally:
-            # 3. Write down what is active, for the next start of the server. What failed to start
-            #    is among it, since attempts to start it go on.
+            # 3. Write down the active base models, for the next start of the server. One that
+            #    failed to start is among them, since attempts to start it go on.
             self._database.execute(
                 "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)",
                 f"active {slot.base_model}",
@@ -401,7 +397,7 @@ class EnginePool:
             if base is None:
                 return model_not_found(model, self.names())
         if not base.is_ready:
-            # One that made room comes back when it is asked for, but not into a training.
+            # One that made room comes back at its next request, but not during a training.
             returns = base.returning is not None and not base.returning.done()
             is_lent = base.is_away_for_training or (base.is_displaced and base.slot.is_lent)
             helps = base.wanted == "running" or returns or is_lent
@@ -412,7 +408,7 @@ class EnginePool:
                 param="model",
                 headers={"Retry-After": str(RETRY_AFTER_S)} if helps else None,
             )
-        # Nothing is wrong with it as far as is known, so asking again helps.
+        # It has no problem on record, so asking again helps.
         if row is not None and row.problem is None:
             return ApiError(
                 503,
@@ -422,7 +418,7 @@ class EnginePool:
                 # A loading adapter takes seconds; an engine that trains or starts takes longer.
                 headers={"Retry-After": "1"},
             )
-        problem = row.problem if row is not None else base.failure_of(model) or "it is not loaded"
+        problem = row.problem if row is not None else base.get_failure(model) or "it is not loaded"
         return ApiError(
             503,
             f"The model {model!r} exists but is not served: {problem}",
@@ -437,12 +433,12 @@ class EnginePool:
         """Return the answering base of `model`, and note the request. Raises ApiError as `using`
         does.
 
-        Not one that is about to sleep: it only ends what it has begun.
+        Not one that is about to sleep: it only ends its running answers.
         """
         base = self._find_answering(model)
         if base is None or not base.is_ready:
             raise self._explain_silence(model)
-        base.note_asked(model)
+        base.note_request(model)
         return base
 
     def _find_answering(self, model: str) -> ServedBase | None:

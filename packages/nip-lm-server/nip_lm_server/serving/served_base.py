@@ -4,7 +4,7 @@ Slot         one engine of the configuration, with all base models that it has e
 ServedBase   a base model: the life of its engine, its proof, its adapters
 
 Nothing answers that was not proved since the engine came up. Adapters beyond `loaded_adapters` are
-unloaded, the one that was asked for longest ago first, but none that is in use.
+unloaded, the one with the oldest last request first, but none that is in use.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ seconds, and with much less its requests would be refused in vain; with much mor
 patience may end first, and it learns no reason."""
 RESTORED_AFTER_SLEEP = 4
 """So many adapters are proved before an engine that slept answers again. Every request waits for
-that; those asked for last are likely to be asked for next, and the others are proved when they
-are."""
+that. The adapters of the last requests are likely those of the next ones; the others are proved at
+their next request."""
 RETRY_PROBLEM_S = 30.0
-"""An adapter that could not be loaded is tried again after this, when it is asked for. Each try
-reads all its files, which every request would start; what was wrong, such as a full card, passes
+"""An adapter that could not be loaded is tried again after this, at its next request. Each try
+reads all its files, which every request would start; a cause, such as a full card, passes
 slowly."""
 
 MakeEngine = Callable[[str, str], Engine]
@@ -76,7 +76,7 @@ class Slot:
 
 
 class ServedBase(EngineLifecycle):
-    """A base model of a slot. `path` is what its engine loads.
+    """A base model of a slot. Its engine loads `path`.
 
     `in_use` counts the requests for each model; `max_model_len` is known once the engine has run,
     in an earlier life too.
@@ -97,15 +97,15 @@ class ServedBase(EngineLifecycle):
         self.engine.epoch = database.get_meta(f"engine_epoch {name}", epoch)
         self.slot, self.name, self.path = slot, name, path
         self.max_model_len = database.get_meta(f"max_model_len {name}") or None
-        self.asked_s = 0.0  # when it was last asked for, on the monotonic clock
+        self.last_request_s = 0.0  # the time of its last request, on the monotonic clock
         self.stopped_on_request = False  # and not for another one, which had to have its place
-        self.returning: asyncio.Task[None] | None = None  # brings it back, as it was asked for
+        self.returning: asyncio.Task[None] | None = None  # brings it back for a request
         self._expecting = 0  # requests that wait for that
         self._database, self._models, self._in_use = database, models, in_use
         self._proved = False  # the base model itself
-        self._adapters: OrderedDict[str, None] = OrderedDict()  # that answer, asked for last last
-        self._asked_last: frozenset[str] = frozenset()  # before the engine went down
-        self._unproved: dict[str, None] = {}  # loaded before a sleep, not asked for since
+        self._adapters: OrderedDict[str, None] = OrderedDict()  # that answer, newest request last
+        self._last_used: frozenset[str] = frozenset()  # before the engine went down
+        self._unproved: dict[str, None] = {}  # loaded before a sleep, without a request since
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, str] = {}
         self._failed_s: dict[str, float] = {}  # when loading last failed, on the monotonic clock
@@ -114,20 +114,20 @@ class ServedBase(EngineLifecycle):
         """Say whether `model` is this base, or an adapter of it, and was proved."""
         return model in self._adapters or (model == self.name and self._proved)
 
-    def note_asked(self, model: str) -> None:
+    def note_request(self, model: str) -> None:
         """Remember the time of this request for the model."""
-        self.asked_s = time.monotonic()
+        self.last_request_s = time.monotonic()
         if model in self._adapters:
             self._adapters.move_to_end(model)
 
     @property
     def is_displaced(self) -> bool:
-        """Say whether another base model has its place: it comes back when it is asked for."""
+        """Say whether another base model has its place: its next request brings it back."""
         return self.wanted == "stopped" and not self.stopped_on_request
 
     @contextlib.contextmanager
     def expect_return(self) -> Iterator[None]:
-        """Within, somebody waits for its return, and is answered before it makes room again."""
+        """Within, a request waits for its return, and is answered before it makes room again."""
         self._expecting += 1
         try:
             yield
@@ -135,9 +135,9 @@ class ServedBase(EngineLifecycle):
             self._expecting -= 1
 
     async def make_room(self) -> None:
-        """Stop for another base model, after what was begun and what waits has been answered."""
+        """Stop for another base model, after running and waiting requests have been answered."""
         deadline_s = time.monotonic() + DRAIN_S
-        # Without this, two base models that are asked for in turn would displace each other before
+        # Without this, two base models with requests in turn would displace each other before
         # either had answered.
         while self._expecting and time.monotonic() < deadline_s:  # noqa: ASYNC110 (no event is set)
             await asyncio.sleep(DRAIN_POLL_S)
@@ -149,12 +149,12 @@ class ServedBase(EngineLifecycle):
         return time.monotonic() - self._failed_s.get(name, -RETRY_PROBLEM_S) < RETRY_PROBLEM_S
 
     def note_failure(self, name: str, problem: str = "") -> None:
-        """Remember the time of this failed loading, and what was wrong."""
+        """Remember the time of this failed loading, and its problem."""
         self._failed_s[name] = time.monotonic()
         self._failures[name] = problem
 
-    def failure_of(self, name: str) -> str:
-        """Tell what was wrong when a loading failed; "" where it did not."""
+    def get_failure(self, name: str) -> str:
+        """Return the problem of a failed loading; "" where it did not fail."""
         return self._failures.get(name, "")
 
     def describe_absence(self) -> str:
@@ -164,7 +164,7 @@ class ServedBase(EngineLifecycle):
         return super().describe_absence()
 
     async def close(self) -> None:
-        # What is under way would start the engine again, or load into one that goes.
+        # A return or loading under way would start the engine again, or load into one that goes.
         if self.returning is not None:
             self.returning.cancel()
             await asyncio.gather(self.returning, return_exceptions=True)
@@ -173,9 +173,9 @@ class ServedBase(EngineLifecycle):
         await super().close()
 
     async def prove(self, digest: str) -> Proof:
-        """Compare the base model's answers with its weights, those of `digest`.
+        """Compare the base model's answers with the weights of `digest`.
 
-        Raises NotProvedError if it doesn't, AdapterError if they are damaged.
+        Raises NotProvedError if they differ, AdapterError if the weights are damaged.
         """
         await self._models.verify_aside(digest)
         proof = await self.engine.prove(self.name, self._models.path(digest))
@@ -190,7 +190,7 @@ class ServedBase(EngineLifecycle):
 
     async def _restore(self, woken: bool) -> None:
         # 1. Prove a base model that was made here. Without a row it is being published, and proved
-        #    then; or it is the configured one, of whose weights nothing is on record.
+        #    then; or it is the configured one, without weights on record.
         row = self._models.get_row(self.name)
         if row is not None:
             try:
@@ -201,11 +201,11 @@ class ServedBase(EngineLifecycle):
             self._models.note_proof(self.name, proof)
         self._proved = True
         # 2. Load and prove the newest adapters; where the engine only slept and has them still,
-        #    those that were asked for last. The others are proved when they are asked for.
+        #    those of the last requests. The others are proved at their next request.
         rows = self._models.list_adapters(self.name)[: self.slot.spec.loaded_adapters]
         self._unproved = {}
         if woken:
-            rows = [row for row in rows if row.name in self._asked_last]
+            rows = [row for row in rows if row.name in self._last_used]
             self._unproved = dict.fromkeys(self.engine.loaded_adapters())
         for row in rows:
             await self._load_listed(row.name, row.digest)
@@ -213,9 +213,9 @@ class ServedBase(EngineLifecycle):
 
     def _went_down(self) -> None:
         self._proved = False
-        # Also told of an engine that is down already, of which nothing was asked since.
+        # Also called for an engine that is down already, without a request since.
         if self._adapters:
-            self._asked_last = frozenset([*self._adapters][-RESTORED_AFTER_SLEEP:])
+            self._last_used = frozenset([*self._adapters][-RESTORED_AFTER_SLEEP:])
         self._adapters.clear()
 
     def _epoch_began(self) -> None:
@@ -240,12 +240,12 @@ class ServedBase(EngineLifecycle):
         with self.keep_at_work():
             proof = await self._load_and_prove(name, path)
         self._adapters[name] = None
-        # The ones that were asked for longest ago make room, those before a sleep first.
+        # The ones with the oldest requests make room, those from before a sleep first.
         surplus = len(self._unproved) + len(self._adapters) - self.slot.spec.loaded_adapters
-        others = [*self._unproved, *[*self._adapters][:-1]]
-        idle = [other for other in others if other not in self._in_use]
-        for other in idle[: max(0, surplus)]:
-            await self.unload(other)
+        rivals = [*self._unproved, *[*self._adapters][:-1]]
+        idle = [rival for rival in rivals if rival not in self._in_use]
+        for rival in idle[: max(0, surplus)]:
+            await self.unload(rival)
         return self._with_epoch(proof)
 
     async def _load_and_prove(self, name: str, path: Path) -> Proof:
@@ -268,7 +268,7 @@ class ServedBase(EngineLifecycle):
         """Stop answering to an adapter's name."""
         self._adapters.pop(name, None)
         self._unproved.pop(name, None)
-        # One that is down has none loaded; of one that sleeps none answers before it is proved.
+        # An engine that is down has none loaded; a sleeping one proves each before it answers.
         if self.engine.state == "running":
             await self.engine.unload_adapter(name)
 
@@ -279,7 +279,7 @@ class ServedBase(EngineLifecycle):
     async def load_once(self, name: str, load: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Load a missing adapter, once for all its requests, and wait at most LOAD_TIMEOUT_S.
 
-        One that could not be loaded is tried again, as what was wrong may have passed.
+        One that could not be loaded is tried again, as the problem may have passed.
         """
         # The request is then refused with the problem on record, at once.
         if self.failed_lately(name):
@@ -288,13 +288,13 @@ class ServedBase(EngineLifecycle):
         if task is None:
             task = asyncio.create_task(load(), name=f"load {name}")
             self._loading[name] = task
-            task.add_done_callback(lambda done: self._end_loading(name, done))
+            task.add_done_callback(lambda loading: self._end_loading(name, loading))
         # `wait` leaves the loading to the others who wait for it when this request's time is up.
         await asyncio.wait({task}, timeout=LOAD_TIMEOUT_S)
 
     def _end_loading(self, name: str, task: "asyncio.Task[None]") -> None:
         self._loading.pop(name, None)
-        # Told here, since whoever waited may be gone.
+        # Logged here, since the requests that waited may be gone.
         if not task.cancelled() and task.exception() is not None:
             _log.error("loading %s: %s", name, task.exception())
 

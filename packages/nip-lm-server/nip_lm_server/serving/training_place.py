@@ -1,7 +1,7 @@
-"""Where the jobs of a base model are trained, and the interface of what trains them.
+"""The place where the jobs of a base model are trained, and the interface of trainers.
 
 Trainer         runs a `job.TrainingJob`: in a process of its own, or without a model
-TrainingPlace   where the jobs of a base model are trained
+TrainingPlace   the device and the trainer of a base model's jobs
 
 Both stand below the pool, which has the places, and below the jobs, which train in them.
 """
@@ -29,9 +29,9 @@ class Trainer(Protocol):
         `job.output_dir`. It is emptied first.
 
         `report` gets events: {"type": "progress", "step", "total_steps", "loss", ...} and
-        {"type": "message", "level", "message"}; progress need not be told of every step where
-        METRICS_FILE, with lines of the same fields, is left in `job.job_dir`. `started` is told
-        pid and identity of every child process, before anything is awaited.
+        {"type": "message", "level", "message"}. It need not get the progress of every step where
+        METRICS_FILE, with lines of the same fields, is left in `job.job_dir`. `started` gets pid
+        and identity of every child process, before anything is awaited.
 
         There are two ways to end it early, and after both nothing that it started is alive:
 
@@ -48,7 +48,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class TrainingPlace:
-    """The place where the jobs of one base model are trained, and what its engine takes."""
+    """The place where the jobs of one base model are trained, and the limits of its engine."""
 
     base_model: str
     base_model_path: str  # a directory, or a name on the model hub

@@ -1,14 +1,14 @@
 """The server's tables, in SQLite with a write-ahead log. One connection, one thread.
 
-files    uploaded and result files (their contents lie beside, see `files`)
+files    uploaded and result files (their contents are plain files, see `files`)
 jobs     fine-tuning jobs; a row is never removed, so neither key nor name is ever given twice
-events   what a job's events endpoint shows
+events   the events of jobs, as their endpoint shows them
 models   adapters and base models that were committed, with their latest proof
 meta     counters, such as the engines' epochs
 
 A database of an older format is brought up to date when it is opened, in one transaction. Every
-statement runs on the event loop's thread: they are short, and a transition that has been answered
-must be on disk (synchronous=FULL).
+statement runs on the event loop's thread: statements are short, and a transition must be on disk
+before a client is told of it (synchronous=FULL).
 """
 
 import contextlib
@@ -121,7 +121,7 @@ JSON_COLUMNS = {
 UNFINISHED = f"status IN {wire.ACTIVE_STATUSES}"
 """SQL: a job that is not over."""
 UNUSABLE = (sqlite3.Error, UnicodeDecodeError)
-"""What comes of a database that can't be used; damage in a name can't even be said by SQLite."""
+"""Errors of a database that can't be used; SQLite can't decode a damaged name for its message."""
 _REMEDY = "put a copy of it back, or move everything beside it to another place and start anew"
 
 
@@ -131,8 +131,8 @@ class Database:
     def __init__(self, path: Path):
         """Open or create the database, or bring an older one up to date.
 
-        Raises StateError if it can't be read, was written by a newer server, or is a new one where
-        another one has been lost.
+        Raises StateError if it can't be read, if a newer server wrote it, or if it would be a new
+        one in the place of a lost one.
         """
         if not path.exists() or not path.stat().st_size:
             refuse_lost_database(path.parent)  # before SQLite deletes a log that has no database
@@ -169,7 +169,10 @@ class Database:
             raise
 
     def _format(self) -> int:
-        """0 for a new database. Raises StateError if it isn't a server's; nothing is written."""
+        """Read the format; 0 for a new database. Writes nothing.
+
+        Raises StateError if the database isn't a server's, or if its format is too new.
+        """
         version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
         if version > STATE_FORMAT:
             raise StateError(
@@ -205,7 +208,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside is written together or not at all. Not to be held over an await."""
+        """Write all statements inside together or not at all. Don't hold it over an await."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -251,7 +254,7 @@ class Database:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """A connection to a database; a new one can only be read by its owner. Raises StateError."""
+    """Connect to a database; only its owner can read a new one. Raises StateError."""
     try:
         if not path.is_file():
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
@@ -261,7 +264,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _make_private(path: Path) -> None:
-    """Let nobody but its owner read a database and its logs; later logs become as it is."""
+    """Let only its owner read a database and its logs; later logs get the database's mode."""
     for end in ("", "-wal", "-shm"):
         with contextlib.suppress(PermissionError, FileNotFoundError):  # not ours; no log
             path.with_name(path.name + end).chmod(0o600)
@@ -275,7 +278,7 @@ def unusable_error(path: Path, error: Exception) -> StateError:
 
 
 def damage_error(path: Path, problem: str) -> StateError:
-    """Build the error for a database with other contents than were written."""
+    """Build the error for a database that has changed since it was written."""
     return StateError(f"{path} is damaged ({problem}): {_REMEDY}")
 
 

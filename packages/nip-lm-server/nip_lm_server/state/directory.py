@@ -1,14 +1,15 @@
 """The state directory from outside: its lock, and the card of the server in it.
 
 lock            held for as long as a server lives (flock: gone with the process)
-owner.lock      held while somebody starts or stops a server here
-server.json     who serves, where, configured how; written when ready, removed at the end
+owner.lock      held while a process starts or stops a server here
+server.json     the server's process, address and configuration; written when it is ready, removed
+                at its end
 api_key         key of servers that were started by `launch` (mode 0600)
 jobs.sqlite3, files/, models/, jobs/, logs/     the server's own
-tinker.sqlite3, tinker/                         the same of Tinker's API, once it was used
-caches          what vLLM and trainings have compiled; may be deleted while no server runs
+tinker.sqlite3, tinker/                         the same for Tinker's API, once it was used
+caches          compiled code of vLLM and of trainings; may be deleted while no server runs
 
-check_state_dir says whether a directory may be used as one. Standard library only.
+check_state_dir refuses a directory that is no state directory. Standard library only.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ JOBS = "jobs"
 _BEFORE_THE_DATABASE = re.compile(
     r"lost\+found|lock|owner\.lock|api_key(\..*)?|logs|fetched-.*|jobs\.sqlite3.*"
 )
-"""What a new disk has, and what those write who start a server, before it has its database."""
+"""Names on a new disk, and names that the start of a server writes before it has its database."""
 _BESIDE_THE_DATABASE = re.compile(
     r"files|models|jobs|engines|caches|set_aside|tinker|tinker\.sqlite3.*|adopted\.part"
     r"|responses\.sqlite3.*|server\.json.*"
@@ -44,22 +45,24 @@ class StateError(Exception):
     """The state directory can't be used: in use, no server's, damaged, or of another format."""
 
 
-def check_state_dir(state_dir: Path, *beside: str | Path | None) -> None:
+def check_state_dir(state_dir: Path, *callers_files: str | Path | None) -> None:
     """Raise StateError unless the directory is a server's, or empty. Writes nothing.
 
-    `beside` are files of the caller's that may lie in it. What a database holds it tells itself,
-    when it is opened.
+    `callers_files` may lie in the directory, too. A database is not read here: `Database` checks it
+    when it opens it.
     """
     database = state_dir / DATABASE
     if not state_dir.exists() or (database.exists() and database.stat().st_size):
         return
     if read_card(state_dir) is not None:
-        beside += (state_dir / CARD,)
-    callers = {Path(path).expanduser().resolve() for path in beside if path is not None}
+        callers_files += (state_dir / CARD,)
+    callers_paths = {
+        Path(path).expanduser().resolve() for path in callers_files if path is not None
+    }
     unknown = sorted(
         path.name
         for path in state_dir.iterdir()
-        if not _BEFORE_THE_DATABASE.fullmatch(path.name) and path.resolve() not in callers
+        if not _BEFORE_THE_DATABASE.fullmatch(path.name) and path.resolve() not in callers_paths
     )
     if all(map(_BESIDE_THE_DATABASE.fullmatch, unknown)):
         refuse_lost_database(state_dir)
@@ -75,16 +78,16 @@ def refuse_lost_database(state_dir: Path) -> None:
     """Raise StateError if the directory has files of a server but no database."""
     database = state_dir / DATABASE
     log = database.with_name(f"{DATABASE}-wal")
-    left = [log.name] if log.exists() and log.stat().st_size else []
+    leftovers = [log.name] if log.exists() and log.stat().st_size else []
     for folder in (state_dir / name for name in (FILES, MODELS, JOBS)):
         if folder.is_dir() and any(folder.iterdir()):
-            left.append(f"{folder.name}/")
-    if left:
-        how = "is empty" if database.exists() else "is missing"
+            leftovers.append(f"{folder.name}/")
+    if leftovers:
+        state = "is empty" if database.exists() else "is missing"
         raise StateError(
-            f"{database} {how}, but {', '.join(left)} beside it is not: put the database back from "
-            f"a copy, or move what is in {state_dir} to another place and start anew; nothing was "
-            "changed"
+            f"{database} {state}, but {', '.join(leftovers)} beside it is not: put the database "
+            f"back from a copy, or move what is in {state_dir} to another place and start anew; "
+            "nothing was changed"
         )
 
 
@@ -129,7 +132,7 @@ def read_card(state_dir: Path) -> ServerCard | None:
 
 
 def remove_card(state_dir: Path, pid: int) -> None:
-    """Remove the card if it is that of `pid`; anything else stays."""
+    """Remove the card if it is the card of the process `pid`."""
     card = read_card(state_dir)
     if card is not None and card.pid == pid:
         with contextlib.suppress(FileNotFoundError):
@@ -137,11 +140,11 @@ def remove_card(state_dir: Path, pid: int) -> None:
 
 
 def try_lock(path: Path) -> int | None:
-    """Take a lock file; the descriptor holds it until closed. None if somebody else has it."""
+    """Take a lock file; the descriptor holds it until closed. None if another process has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        # A lock of the kernel's and no file that says so: it goes with the process, however that
-        # ends, so no kill leaves a directory locked.
+        # The kernel's lock goes with its process, however that ends, so no kill leaves a directory
+        # locked. A file with a process id would stay.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)

@@ -2,15 +2,15 @@
 
 An upload is streamed to a temporary file, checked, fsynced, renamed and only then entered in
 the table, so that every row has its whole content. Ids are drawn here; a client's file name is
-only ever shown, never used as a path. A file that has expired is deleted when files are next
-looked at, but not while an unfinished job needs it.
+only shown, never used as a path. The next look at the files deletes an expired one, but not while
+an unfinished job needs it.
 
-What is deleted goes from the disk first and is marked in the table then, because on a full disk the
-mark needs the room. A row without content counts as deleted for as long as there is none: it may
-have been lost, and come back.
+A deletion takes the content from the disk first and marks the row then, because on a full disk the
+mark needs the room. A row without content counts as deleted until the content is back: a user may
+have lost it, and may put it back.
 
-Content without a row is never deleted: it is set aside, in a directory beside the files. Only an
-upload that a kill broke off is removed, which nobody was ever told of.
+Content without a row is never deleted: it is set aside, in a directory beside the files. Only a
+broken upload is removed: no client knows its id.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ _log = logging.getLogger("nip.lm_server.files")
 
 @dataclass(frozen=True)
 class StagedFile:
-    """An upload, written and checked, but no file yet."""
+    """An upload, written and checked, but not yet admitted."""
 
     id: str
     part: Path
@@ -93,16 +93,15 @@ class FileStore:
         self.max_bytes = max_bytes
         self.max_rows = max_rows
         directory.mkdir(exist_ok=True)
-        known = {
+        known_ids = {
             row["id"] for row in database.fetch_all("SELECT id FROM files WHERE deleted_at IS NULL")
         }
         on_disk = {path.name for path in directory.iterdir()}
-        for name in sorted(on_disk - known):
-            # The table may be the older of the two, put back from a copy, so content without a row
-            # is kept.
+        for name in sorted(on_disk - known_ids):
+            # A user may have put an older copy of the table back, so content without a row is kept.
             self._put_away(name)
-        # Not marked as deleted: somebody may put them back.
-        self._lost = known - on_disk
+        # Not marked as deleted: the user may put them back.
+        self._lost = known_ids - on_disk
         if self._lost:
             _log.warning(
                 "%d files are missing in %s, put them back and start again: %s",
@@ -115,8 +114,8 @@ class FileStore:
     async def stage(self, chunks: AsyncIterator[bytes], filename: str) -> StagedFile:
         """Write an upload beside the files and check it; `admit` or `discard` it afterwards.
 
-        Raises ApiError 400 if it isn't JSONL, is empty or has more than `max_rows` lines, 413 if
-        it is larger than `max_bytes`.
+        Raises ApiError 400 if the upload isn't JSONL, is empty or has more than `max_rows` lines,
+        413 if it is larger than `max_bytes`.
         """
         id = "file-" + secrets.token_hex(12)
         part = self._directory / f"{id}.part"
@@ -175,7 +174,7 @@ class FileStore:
         staged.part.unlink(missing_ok=True)
 
     def store_result(self, job_id: str, content: bytes, filename: str) -> str:
-        """Store a job's result file and return its id; a present one is kept."""
+        """Store a job's result file and return its id; a file that is there already is kept."""
         id = "file-" + hashlib.sha256(f"result of {job_id}".encode()).hexdigest()[:24]
         if self._database.fetch_one("SELECT id FROM files WHERE id = ?", id) is not None:
             return id
@@ -193,12 +192,12 @@ class FileStore:
         return _build_object(self._get_row(id))
 
     def find_content(self, id: str) -> Path:
-        """Return where the content lies, unread. Raises ApiError 404."""
+        """Return the path of the content, which isn't read. Raises ApiError 404."""
         self._get_row(id)
         return self._directory / id
 
     async def find_intact(self, id: str) -> Path:
-        """Return `find_content` once it was read and is as stored. Raises ApiError 404, 500."""
+        """Return the path of the content after a check of its digest. Raises ApiError 404, 500."""
         path, expected = self.find_content(id), self._get_row(id).sha256
         try:
             if await asyncio.to_thread(hash_file, path) == expected:
@@ -214,37 +213,37 @@ class FileStore:
         )
 
     def get_purpose(self, id: str) -> str:
-        """Return what the file was uploaded for. Raises ApiError 404."""
+        """Return the file's purpose. Raises ApiError 404."""
         return self._get_row(id).purpose
 
     def list(
         self, *, purpose: str | None, limit: int, after: str | None, descending: bool
     ) -> wire.PageWithEnds[FileObject]:
-        """One page of files. The ids of its ends are "" when it is empty: never null, says the
-        description of the API.
+        """One page of files. The ids of its ends are "" when it is empty: the description of the
+        API does not allow null.
         """
         self._expire()
-        where, values = ["deleted_at IS NULL"], []
+        conditions, values = ["deleted_at IS NULL"], []
         if purpose is not None:
-            where.append("purpose = ?")
+            conditions.append("purpose = ?")
             values.append(purpose)
         if after is not None:
             row = self._database.fetch_one("SELECT seq FROM files WHERE id = ?", after)
             if row is None:
                 raise not_found("file", after, "after")
-            where.append("seq < ?" if descending else "seq > ?")
+            conditions.append("seq < ?" if descending else "seq > ?")
             values.append(row["seq"])
         order = "DESC" if descending else "ASC"
         rows = self._database.fetch_all(
-            f"SELECT * FROM files WHERE {' AND '.join(where)} ORDER BY seq {order} LIMIT ?",  # noqa: S608
+            f"SELECT * FROM files WHERE {' AND '.join(conditions)} ORDER BY seq {order} LIMIT ?",  # noqa: S608
             *values,
             limit + 1 + len(self._unmarked | self._lost),
         )
-        # Rows without content are left out here; as many more were asked for, so that a page is
-        # full.
+        # Rows without content are left out here. The query asked for as many more, so that a page
+        # is full.
         rows = [row for row in rows if not self._is_gone(row["id"])]
         data = [_build_object(read_row(FileRow, row)) for row in rows[:limit]]
-        # Null is no text, which is all that the API's description allows here.
+        # The API's description allows only a text here.
         return wire.list_with_ends(data, len(rows) > limit, none="")
 
     def delete(self, id: str) -> DeletedFile:
@@ -262,7 +261,7 @@ class FileStore:
         return {"id": id, "object": "file", "deleted": True}
 
     def _put_away(self, name: str) -> None:
-        """Move content unknown to the table; a broken upload goes, anything else stays."""
+        """Set content without a row aside, and remove a broken upload; all else stays."""
         path, aside = self._directory / name, self._directory.with_name(SET_ASIDE)
         if _UPLOAD.fullmatch(name):
             path.unlink()
@@ -277,8 +276,8 @@ class FileStore:
         return id in self._unmarked or id in self._lost
 
     def _remove(self, id: str) -> None:
-        # The content first: on a full disk the mark needs the room. Without its content, the row
-        # counts as deleted from now on, marked or not.
+        # The content goes first: on a full disk the mark needs the room. Without its content, the
+        # row counts as deleted from now on, marked or not.
         (self._directory / id).unlink(missing_ok=True)
         self._unmarked.add(id)
         self._mark_deleted()

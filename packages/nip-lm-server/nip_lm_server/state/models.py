@@ -1,9 +1,9 @@
 """Fine-tuned models on disk and in the table. `serving.pool` decides whether they answer.
 
 A model is a directory ``models/<digest>`` whose ``manifest.json`` has the SHA-256 of every other
-file in it. It is put there by one rename, so a directory that exists is whole. There are two
-kinds: an `adapter` over a base model, and a `base` of its own. A model is in the table once it
-was proved; the table's row keeps the latest proof, or the problem that keeps it from answering.
+file in it. One rename puts it there, so a directory that exists is whole. There are two kinds: an
+`adapter` over a base model, and a `base` of its own. A proof enters a model in the table; the row
+keeps the latest proof, or the problem that keeps the model from answering.
 """
 
 import asyncio
@@ -55,7 +55,8 @@ def adapter_digest(job_key: str, content_digest: str) -> str:
 def adapter_name(base_model: str, suffix: str | None, digest: str) -> str:
     """``ft:<base>:<suffix>:<digest>``, as OpenAI's names are built.
 
-    A suffix may be any text. What can't stand in a name (spaces, colons, slashes) becomes a dash.
+    A suffix may be any text. A dash replaces the characters that no name has (spaces, colons,
+    slashes).
     """
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", suffix or "").strip("-")
     return f"ft:{base_model}:{readable}:{digest}"
@@ -68,7 +69,7 @@ class ModelStore:
         self._directory = directory
         self._database = database
         directory.mkdir(exist_ok=True)
-        # A kill in `commit` left it. Only names that `commit` gives are touched.
+        # A kill in `commit` left these. Only names that `commit` gives are touched.
         for leftover in directory.glob(".*.part"):
             if _DIGEST.fullmatch(leftover.name[1 : -len(".part")]):
                 shutil.rmtree(leftover)
@@ -76,7 +77,7 @@ class ModelStore:
     # Disk
 
     def path(self, digest: str) -> Path:
-        """Return where an adapter lies."""
+        """Return the path of an adapter's directory."""
         return self._directory / digest
 
     def is_committed(self, digest: str) -> bool:
@@ -93,7 +94,7 @@ class ModelStore:
         `facts` go into the manifest. `output_dir` is moved.
         Raises AdapterError if it is empty, OSError if the disk refuses.
         """
-        # 1. Aside, under a name that no reader looks at.
+        # 1. The files go under a name that no reader looks at.
         part = self._directory / f".{digest}.part"
         shutil.rmtree(part, ignore_errors=True)
         output_dir.rename(part)
@@ -125,7 +126,7 @@ class ModelStore:
         return self._compare_with_record(digest, self._verify_files(digest))
 
     async def verify_aside(self, digest: str) -> ModelManifest:
-        """`verify`, with the files read in a thread and the table on this one."""
+        """`verify`, but read the files in another thread and the table in this one."""
         return self._compare_with_record(
             digest, await asyncio.to_thread(self._verify_files, digest)
         )
@@ -137,10 +138,10 @@ class ModelStore:
                 raise AdapterError(f"{path / MANIFEST} is damaged: its own checksum differs")
             manifest = read_manifest(path)
             for name, expected in manifest.files.items():
-                found = hash_file(path / name)
-                if found != expected.sha256:
+                sha256 = hash_file(path / name)
+                if sha256 != expected.sha256:
                     raise AdapterError(
-                        f"{path / name} has SHA-256 {found[:12]}…, its manifest says "
+                        f"{path / name} has SHA-256 {sha256[:12]}…, its manifest says "
                         f"{expected.sha256[:12]}…: the adapter is damaged"
                     )
             if manifest.digest_of_files() != manifest.content_digest:
@@ -150,7 +151,7 @@ class ModelStore:
         return manifest
 
     def _compare_with_record(self, digest: str, manifest: ModelManifest) -> ModelManifest:
-        # The directory of another model, whole, is as wrong as a file of it.
+        # A whole directory of another model is as wrong as one file of it.
         row = self._database.fetch_one("SELECT content_digest FROM models WHERE digest = ?", digest)
         on_record = manifest.content_digest if row is None else row["content_digest"]
         if manifest.digest != digest or manifest.content_digest != on_record:
@@ -168,9 +169,9 @@ class ModelStore:
         shutil.rmtree(self.path(digest), ignore_errors=True)
 
     def set_aside(self, digest: str) -> Path | None:
-        """Move a model where no server looks, for people to; returns where. None: it is not there.
+        """Move a model to a folder that no server reads, and return its new path.
 
-        One of the same digest that was moved before makes room.
+        Returns None if there is no such model. An earlier one of the same digest there is removed.
         """
         path, aside = self.path(digest), self._directory.with_name(SET_ASIDE) / digest
         if not path.is_dir():
@@ -241,7 +242,7 @@ class ModelStore:
         return [read_row(ModelRow, row) for row in rows]
 
     def find_user(self, name: str) -> str | None:
-        """Name what still needs a model: a fine-tune, an adapter over it, or an unfinished job."""
+        """Name a user of a model: a fine-tune of it, an adapter over it, or an unfinished job."""
         child = self._database.fetch_one(
             "SELECT name FROM models WHERE (parent = ?1 OR base_model = ?1) "
             "AND name != ?1 AND deleted_at IS NULL",
@@ -256,5 +257,5 @@ class ModelStore:
         return None if job is None else f"the unfinished job {job['id']}"
 
     def mark_deleted(self, name: str) -> None:
-        """Take a model out of the table's view; neither name nor digest is ever given again."""
+        """Mark a model as deleted; neither its name nor its digest is ever given again."""
         self._database.execute("UPDATE models SET deleted_at = ? WHERE name = ?", time.time(), name)

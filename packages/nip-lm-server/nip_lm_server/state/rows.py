@@ -1,9 +1,9 @@
 """Rows of the server's tables, as the code hands them around.
 
 JobRow, EventRow, ModelRow, FileRow   one row, by column; JSON is still the text in the cell
-read_row                              what SQLite gave -> one of these
+read_row                              a row of SQLite's -> one of these
 
-A column of a later format has its default here, so that a row of an older one can be read, too.
+A column of a later format has its default here, so that a row of an older format can be read, too.
 """
 
 import sqlite3
@@ -48,7 +48,7 @@ class JobRow:
     result_file: str | None
 
     def read_settings(self) -> EffectiveSettings:
-        """Parse the settings. Raises ValueError for what no server writes."""
+        """Parse the settings. Raises ValueError if no server can have written them."""
         return EffectiveSettings.model_validate_json(self.settings)
 
 
@@ -104,5 +104,5 @@ _Row = TypeVar("_Row", JobRow, EventRow, ModelRow, FileRow)
 
 def read_row(kind: type[_Row], row: sqlite3.Row | Mapping[str, Any]) -> _Row:
     """Make a typed row of one that was selected with all its columns; others are left out."""
-    there = {*row.keys()}
-    return kind(**{field.name: row[field.name] for field in fields(kind) if field.name in there})
+    columns = {*row.keys()}
+    return kind(**{field.name: row[field.name] for field in fields(kind) if field.name in columns})

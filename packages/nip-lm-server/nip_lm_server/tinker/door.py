@@ -11,9 +11,9 @@ from nip_lm_server.tinker.storage.store import DATABASE
 
 
 class TinkerDoor:
-    """The service of a server, opened when somebody first asks for it, or has before.
+    """The service of a server, opened by its first request, or at the start if it was used before.
 
-    Raises ApiError 404 where no engine can do what Tinker's API asks for.
+    Raises ApiError 404 where no engine serves Tinker's API.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class TinkerDoor:
             self._service = TinkerService(state_dir, pool, self._environment)
 
     def start(self) -> None:
-        """Go on with what an earlier server left."""
+        """Go on with an earlier server's requests."""
         if self._service is not None:
             self._service.start()
 

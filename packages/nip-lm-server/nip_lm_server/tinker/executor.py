@@ -1,11 +1,11 @@
 """A model's requests, one after the other in the order of their numbers; models in turns.
 
-Executor   of one base model: `submit` what is on record, `start`, `stop`
+Executor   of one base model: `submit` a request on record, `start`, `stop`
 
-A number that has not come is waited for, since clients send several at once; after `GAP_S` it and
-those behind it fail. A trainer that ends is started again by whoever made it, and every model is
-restored from its last state on disk and the payloads since: a client sees that as a wait. A
-gradient of which a part failed is not stepped with: that step fails, and the parts are taken back.
+The executor waits for a number that has not come, since clients send several at once; after `GAP_S`
+it and those behind it fail. A trainer that ends is started again (`trainers`), and every model is
+restored from its last state on disk and the payloads since: a client sees that as a wait. No step
+is taken with a gradient of which a part failed: that step fails, and the parts are taken back.
 """
 
 import asyncio
@@ -22,56 +22,58 @@ from nip_lm_server.tinker.storage.store import TinkerStore
 from nip_lm_server.training.resident.resident_client import ResidentDied
 
 GAP_S = 6 * 60.0
-"""The SDK sends a request again for five minutes. With less, one would be given up that comes."""
+"""The SDK sends a request again for five minutes. With less, a late one would be given up."""
 MOST_RESIDENT = 16
-"""Models that a trainer keeps. One that is asked for beyond makes the idlest leave, to the disk."""
+"""Models that a trainer keeps. A request for another one makes the idlest leave, to the disk."""
 DURABLE_BYTES = 32 * 1024 * 1024
-"""Payloads after which a model's state is written: so much of the disk a model takes for them."""
+"""Bytes of payloads after which a model's state is written: a model takes so much of the disk for
+them."""
 DURABLE_S = 30.0
-"""Seconds of computing after which it is: about as long a model takes to be back after a kill."""
+"""Seconds of computing after which it is written: after a kill a model is back in about this time.
+"""
 MOST_AHEAD = 10_000
-"""Numbers between a model's next request and the last that is taken: each that never comes is a
+"""Numbers between a model's next request and the highest that is taken: each that never comes is a
 row."""
 MOST_PAYLOADS = 1024 * 1024 * 1024
-"""Bytes of a model's requests that are kept: what waits, and what no state on disk is behind. Two
-hundred times what the SDK sends in one."""
+"""Bytes of a model's requests that are kept: the waiting ones, and those newer than the state on
+disk. Two hundred times the size of one request of the SDK."""
 MOST_DEATHS = 3
 """So often a trainer may end over one request before the request fails."""
 PAUSE_S = 1.0
-"""Pause after something that no request is to blame for, such as a full disk."""
+"""Pause after a problem that is no request's fault, such as a full disk."""
 
 _log = logging.getLogger("nip.lm_server.tinker")
 
 
 @dataclass
 class ModelTurn:
-    """Where a model is."""
+    """The progress of a model."""
 
     model_id: str
     next_seq: int
     waiting: dict[int, int] = field(default_factory=dict)  # number -> order of arrival
     is_resident: bool = False
-    broken: str | None = None  # why the gradient so far is not whole
-    added: bool = False  # a gradient waits for its step
+    broken: str | None = None  # the reason why the gradient so far is not whole
+    has_gradient: bool = False  # that waits for its step
     gap_since: float | None = None
     deaths: int = 0
-    bytes_kept: int = 0  # of payloads, or more: they are counted anew where it seems too much
+    bytes_kept: int = 0  # of payloads, or more: they are counted anew when it seems too much
     bytes_since: int = 0
     seconds_since: float = 0.0
     used: float = 0.0
 
 
 class Executor:
-    """The requests of all models over one base model. `told` hears what is over."""
+    """The requests of all models over one base model. `report` hears of each that is over."""
 
     def __init__(
         self,
         store: TinkerStore,
         steps: Steps,
-        told: Callable[[str, int], None],
+        report: Callable[[str, int], None],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._store, self._steps, self._told = store, steps, told
+        self._store, self._steps, self._report = store, steps, report
         self._clock = clock
         self._turns: dict[str, ModelTurn] = {}
         self._arrived = 0
@@ -91,7 +93,7 @@ class Executor:
             self._task = None
 
     def take_up(self, model: TinkerModelRow) -> None:
-        """Know a model of the record, and all of its that waits."""
+        """Know a model on record, and all its waiting requests."""
         if model.id in self._turns:
             return
         turn = ModelTurn(model.id, self._store.next_seq(model.id))
@@ -121,9 +123,9 @@ class Executor:
         return None
 
     def forget(self, model_id: str) -> bool:
-        """A session is over: its model's requests fail, trainer and disk let go of it.
+        """Let go of a model of a session that is over, in trainer and on disk; its requests fail.
 
-        False: this executor has nothing of it.
+        Returns False where this executor does not have the model.
         """
         turn = self._turns.get(model_id)
         if turn is not None:
@@ -147,7 +149,7 @@ class Executor:
                     continue
                 await self._advance(turn)
             except Exception as error:
-                # Such as a disk without room: what was computed is not on record, so it is done
+                # Such as a disk without room: the result is not on record, so the request is done
                 # again from the last state, and clients wait.
                 _log.exception("requests can't be executed, trying again")
                 for each in self._turns.values():
@@ -155,7 +157,7 @@ class Executor:
                 await asyncio.sleep(PAUSE_S * (10 if is_full(error) else 1))
 
     def _choose(self) -> ModelTurn | None:
-        """The model whose next request is here, and came first."""
+        """The model with the request that came first, among those that are next in their order."""
         now = self._clock()
         ready = []
         for turn in self._turns.values():
@@ -181,28 +183,28 @@ class Executor:
             return
 
     def _give_up_gap(self, turn: ModelTurn) -> None:
-        """Fail a number that never came, and what waits behind it."""
-        missing, last = turn.next_seq, max(turn.waiting)
+        """Fail a number that never came, and the requests behind it."""
+        gap, last = turn.next_seq, max(turn.waiting)
         reason = (
-            f"request {missing} of {turn.model_id} never came, for {GAP_S / 60:.0f} minutes: it "
+            f"request {gap} of {turn.model_id} never came, for {GAP_S / 60:.0f} minutes: it "
             "and those sent after it are given up, with the gradient so far"
         )
         with self._store.transaction():
-            for seq in range(missing, last + 1):
+            for seq in range(gap, last + 1):
                 if seq not in turn.waiting:
                     self._store.add_request(turn.model_id, seq, "gap", "", b"")
                 self._store.fail_request(turn.model_id, seq, reason, "server")
             self._store.void_since_step(turn.model_id, last)
-        turn.is_resident, turn.added = False, False
-        # What is sent after it may be the rest of the same gradient.
+        turn.is_resident, turn.has_gradient = False, False
+        # The next requests may be the rest of the same gradient.
         turn.broken = self._store.find_broken(turn.model_id)
-        told, turn.waiting, turn.gap_since = [*turn.waiting], {}, None
+        failures, turn.waiting, turn.gap_since = [*turn.waiting], {}, None
         turn.next_seq = last + 1
-        for seq in told:
-            self._told(turn.model_id, seq)
+        for seq in failures:
+            self._report(turn.model_id, seq)
 
     async def _advance(self, turn: ModelTurn) -> None:
-        """Execute a model's next request, and write down what came of it."""
+        """Execute a model's next request, and write down its result."""
         if -1 in turn.waiting:
             await self._leave(turn)
             return
@@ -210,7 +212,7 @@ class Executor:
         row = self._store.find_request(turn.model_id, turn.next_seq)
         if model is None or row is None:
             raise EngineError(f"request {turn.next_seq} of {turn.model_id} is not on record")
-        begun = self._clock()
+        start_s = self._clock()
         try:
             if row.kind == "optim_step" and turn.broken is not None:
                 await self._take_back(turn, row)
@@ -220,15 +222,16 @@ class Executor:
                     await self._steps.drop(turn.model_id)  # of an attempt that is not on record
                 else:
                     await self._steps.restore(model, row.seq)
-                    turn.is_resident, turn.added = True, self._store.has_gradient(turn.model_id)
-            done = await self._steps.run(model, row)
+                    turn.has_gradient = self._store.has_gradient(turn.model_id)
+                    turn.is_resident = True
+            result = await self._steps.run(model, row)
             if row.kind == "load_weights":
-                # What it was loaded from may be deleted at any time, so no replay can begin there:
-                # the state is on disk before the result is on record.
-                await self._steps.make_durable(model, row.seq, done)
+                # The checkpoint may be deleted at any time, so no replay can begin there: the state
+                # is on disk before the result is on record.
+                await self._steps.make_durable(model, row.seq, result)
             else:
-                # The result, and then whoever waits: nobody is told what a kill could take back.
-                self._store.end_request(turn.model_id, row.seq, done.body, done.is_protobuf)
+                # On record before the report: no client gets a result that a kill could take back.
+                self._store.end_request(turn.model_id, row.seq, result.body, result.is_protobuf)
         except UnusableGradient as failure:
             self._end_unusable(turn, row, failure)
             return
@@ -244,12 +247,12 @@ class Executor:
             _log.exception("request %s of %s", row.seq, turn.model_id)
             self._note_death(turn, row, error)
             return
-        self._note_done(turn, row, self._clock() - begun)
-        self._go_on(turn, row.seq)
+        self._note_done(turn, row, self._clock() - start_s)
+        self._end_turn(turn, row.seq)
         await self._write_state(turn, model, row)
 
     def _note_done(self, turn: ModelTurn, row: RequestRow, seconds: float) -> None:
-        """Note what a request that is on record as done has made of its model."""
+        """Note the effect of a request that is on record as done on its model."""
         turn.deaths, turn.used = 0, self._clock()
         turn.bytes_since += len(row.payload or b"")
         turn.seconds_since += seconds
@@ -258,9 +261,9 @@ class Executor:
         elif row.kind == "load_weights":
             turn.is_resident, turn.bytes_since, turn.seconds_since = True, 0, 0.0
         if row.kind == "forward_backward":
-            turn.added = True
+            turn.has_gradient = True
         elif row.kind == "optim_step":
-            turn.added = False
+            turn.has_gradient = False
         elif row.seq:
             self._store.drop_payload(turn.model_id, row.seq)
 
@@ -273,7 +276,7 @@ class Executor:
             except Failed as failure:
                 _log.error("the state of %s is not written: %s", model.id, failure.message)
             except ResidentDied:
-                self._all_left()
+                self._forget_residents()
             else:
                 turn.bytes_since, turn.seconds_since = 0, 0.0
 
@@ -287,13 +290,13 @@ class Executor:
         )
 
     def _let_go_of_gradient(self, turn: ModelTurn, row: RequestRow) -> None:
-        """Leave out what was added up before a step; the trainer has the model without it next."""
+        """Leave out the gradient before a step; the trainer next restores the model without it."""
         self._store.void_since_step(turn.model_id, row.seq)
-        if turn.added:
-            turn.is_resident, turn.added = False, False
+        if turn.has_gradient:
+            turn.is_resident, turn.has_gradient = False, False
 
     def _end_unusable(self, turn: ModelTurn, row: RequestRow, failure: Failed) -> None:
-        """Refuse a step with whose gradient none can be taken, and let go of all of it."""
+        """Refuse a step with an unusable gradient, and let go of all of it."""
         message = f"{failure.message}; the model is as it was, and this gradient is taken back"
         # Together: after a kill in between, a step of nothing would be taken.
         with self._store.transaction():
@@ -313,7 +316,7 @@ class Executor:
         self._note_failed(turn, row, message)
 
     def _note_failed(self, turn: ModelTurn, row: RequestRow, message: str) -> None:
-        """Note what a request that is on record as failed has made of its model."""
+        """Note the effect of a request that is on record as failed on its model."""
         if row.kind in ("forward_backward", "refused"):
             turn.broken = turn.broken or f"request {row.seq} failed ({message[:300]})"
         elif row.kind in ("create_model", "load_weights") and row.seq == 0:
@@ -323,25 +326,25 @@ class Executor:
             turn.broken, turn.is_resident = f"request {row.seq} failed ({message[:300]})", False
         self._store.drop_payload(turn.model_id, row.seq)
         turn.deaths = 0
-        self._go_on(turn, row.seq)
+        self._end_turn(turn, row.seq)
 
     def _note_death(self, turn: ModelTurn, row: RequestRow, error: Exception) -> None:
         _log.warning("request %s of %s is done again: %s", row.seq, turn.model_id, error)
-        self._all_left()
+        self._forget_residents()
         turn.deaths += 1
         if turn.deaths >= MOST_DEATHS:
             message = f"this request was begun {turn.deaths} times and broke: {error}"
             self._end_failed(turn, row, message, "server")
 
-    def _all_left(self) -> None:
+    def _forget_residents(self) -> None:
         self._steps.trainer_restarted()
         for each in self._turns.values():
             each.is_resident = False
 
-    def _go_on(self, turn: ModelTurn, seq: int) -> None:
+    def _end_turn(self, turn: ModelTurn, seq: int) -> None:
         turn.waiting.pop(seq, None)
         turn.next_seq = seq + 1
-        self._told(turn.model_id, seq)
+        self._report(turn.model_id, seq)
 
     async def _make_room(self, turn: ModelTurn) -> None:
         resident = [each for each in self._turns.values() if each.is_resident and each is not turn]
@@ -350,11 +353,11 @@ class Executor:
         idlest = min(resident, key=lambda each: each.used)
         model = self._store.find_model(idlest.model_id)
         # With a gradient that waits for its step, it is restored from its payloads.
-        if model is not None and not idlest.added and idlest.next_seq > 1:
+        if model is not None and not idlest.has_gradient and idlest.next_seq > 1:
             try:
                 await self._steps.make_durable(model, idlest.next_seq - 1)
             except (Failed, OSError) as error:
-                # So it is where its state can't be written, as on a full disk: nothing is lost.
+                # It is restored so, too, where its state can't be written, as on a full disk.
                 _log.error("%s leaves without a new state: %s", model.id, error)
         await self._steps.drop(idlest.model_id)
         idlest.is_resident = False
@@ -365,18 +368,18 @@ class Executor:
         for seq in sorted(turn.waiting):
             if seq >= 0:
                 self._store.fail_request(turn.model_id, seq, "the session is over", "user")
-                self._told(turn.model_id, seq)
+                self._report(turn.model_id, seq)
         try:
             if turn.is_resident:
                 await self._steps.drop(turn.model_id)
         except ResidentDied:
-            self._all_left()
-        # Only now: one of them may have been written until here.
+            self._forget_residents()
+        # Only now: the executor may have been writing one of them until here.
         self._steps.remove_states(turn.model_id)
 
 
 def explain_payloads(seq: int, size: int) -> str:
-    """Say why a request is refused whose model has too much on record that waits for a step."""
+    """Say why a request is refused: its model has too many bytes on record that wait for a step."""
     return (
         f"with request {seq} this model would have {size} bytes of requests on record that wait or "
         f"are not behind a step yet, at most {MOST_PAYLOADS} are kept: wait for results, and call "

@@ -1,10 +1,10 @@
 """Samples: a prompt in tokens -> sequences in tokens, by the engine that serves the model.
 
-check_sample   what can't be done here is refused by name
+check_sample   refuses options that are not here, by name
 Sampler        runs the samples of a server, each once, and again after a kill
 
-A sample without a seed is given one when it is taken up, and its payload keeps it: what is drawn
-again after a kill is the same.
+A sample without a seed gets one when it is entered, and its payload keeps it: after a kill the same
+tokens are drawn again.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from nip_lm_server.tinker.tinker_bodies import Refused, Sample
 from nip_lm_server.tinker.tinker_messages import Likeliest, SampledSequence, Samples, encode_samples
 
 WAITS = (1.0, 2.0, 4.0, 8.0, 15.0)
-"""Pauses before a sample is tried again whose engine is away, or whose result had no room on the
+"""Pauses before a sample is tried again, as its engine is away or its result had no room on the
 disk; the last one is repeated."""
 PATIENCE_S = 600.0
 """So long a sample waits for an engine to come back: a large model takes minutes to start."""
@@ -40,20 +40,20 @@ _log = logging.getLogger("nip.lm_server.tinker")
 
 
 def check_sample(body: Sample) -> None:
-    """Raise Refused for what samples can't have here."""
+    """Raise Refused for options that are not here."""
     if any(chunk.type != "encoded_text" or chunk.tokens is None for chunk in body.prompt.chunks):
         raise Refused(
             "the prompt has something else than encoded_text: this server samples text, so leave "
             "images out"
         )
-    for name, asked in (
+    for name, is_set in (
         ("record_stability_info", body.record_stability_info),
         ("prompt_alt_tokens_k", body.prompt_alt_tokens_k),
         ("target_prompt_logprobs", body.target_prompt_logprobs is not None),
     ):
-        if asked:
-            what = "; use loss_fn=importance_sampling" if name == "record_stability_info" else ""
-            raise Refused(f"{name} is not here: leave it out{what}")
+        if is_set:
+            hint = "; use loss_fn=importance_sampling" if name == "record_stability_info" else ""
+            raise Refused(f"{name} is not here: leave it out{hint}")
     last = body.prompt_logprobs_last_n
     count = sum(len(chunk.tokens or ()) for chunk in body.prompt.chunks)
     if last is not None and not (body.prompt_logprobs and 1 <= last <= count - 1):
@@ -71,17 +71,17 @@ def give_seed(body: Sample) -> Sample:
 
 
 class Sampler:
-    """The samples of one server. `told` hears what is over."""
+    """The samples of one server. `report` hears of each that is over."""
 
-    def __init__(self, store: TinkerStore, pool: EnginePool, told: Callable[[str, int], None]):
-        self._store, self._pool, self._told = store, pool, told
+    def __init__(self, store: TinkerStore, pool: EnginePool, report: Callable[[str, int], None]):
+        self._store, self._pool, self._report = store, pool, report
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     def take_up(self) -> None:
-        """Begin what an earlier server was asked for and did not answer."""
+        """Begin the samples that an earlier server has not answered."""
         for owner, seq in self._store.list_pending_samples():
             sampler = self._store.find_sampler(owner)
-            # One whose base model is not served waits for a server that serves it.
+            # A sample of another base model waits for a server that serves it.
             if sampler is None or sampler.base_model in self._pool.base_models():
                 self.submit(owner, seq)
 
@@ -94,7 +94,7 @@ class Sampler:
             task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     async def stop(self) -> None:
-        """Break off what runs: it is done again by the next server."""
+        """Break off the running samples: the next server does them again."""
         tasks = [*self._tasks.values()]
         for task in tasks:
             task.cancel()
@@ -116,10 +116,10 @@ class Sampler:
         else:
             end = partial(self._store.end_request, owner, seq, body, True)
         await self._write(owner, seq, end)
-        self._told(owner, seq)
+        self._report(owner, seq)
 
     async def _write(self, owner: str, seq: int, end: Callable[[], None]) -> None:
-        """Let a sample be over on record. A full disk is a wait; what can't be written fails."""
+        """Write a sample's end. It waits for a full disk; a result that can't be written fails."""
         for attempt in itertools.count():
             try:
                 with self._store.transaction():
@@ -130,7 +130,7 @@ class Sampler:
                 if not is_full(error):
                     message = f"its result can't be written: {error}"
                     end = partial(self._store.fail_request, owner, seq, message, "server")
-                # A reason that can't be written either waits as one does for room on the disk.
+                # A failure that can't be written either is tried again after a pause.
                 if attempt or is_full(error):
                     await asyncio.sleep(WAITS[min(attempt, len(WAITS) - 1)])
             else:
@@ -145,8 +145,8 @@ class Sampler:
         for attempt in range(1000):
             try:
                 async with self._pool.using(sampler.served_name) as engine:
-                    drawn = await _draw(engine, sampler, body)
-                return await aside.run(_count_bytes(drawn), encode_samples, drawn)
+                    samples = await _draw(engine, sampler, body)
+                return await aside.run(_count_bytes(samples), encode_samples, samples)
             except EngineRequestError:
                 raise
             except (ApiError, EngineError) as error:
@@ -182,33 +182,34 @@ async def _draw(engine: Engine, sampler: SamplerRow, body: Sample) -> Samples:
         top_logprobs=body.topk_sample_logprobs,
         return_token_ids=True,
     )
-    # 1. What it says of the prompt.
-    known: Sequence[float | None] | None = None
+    # 1. Its scores of the prompt.
+    prompt_logprobs: Sequence[float | None] | None = None
     likeliest: Likeliest | None = None
     if body.prompt_logprobs or body.topk_prompt_logprobs:
         scores = await engine.score_prompt(sampler.served_name, prompt, body.topk_prompt_logprobs)
         first = len(prompt) - (body.prompt_logprobs_last_n or len(prompt))
         if body.prompt_logprobs:
             every = [None, *scores.logprobs]
-            known = [None if i < first else value for i, value in enumerate(every)]
+            prompt_logprobs = [None if i < first else value for i, value in enumerate(every)]
         if body.topk_prompt_logprobs:
             places: list[Sequence[tuple[int, float]]] = [(), *scores.likeliest]
             likeliest = [() if i < first else place for i, place in enumerate(places)]
-    # 2. What it says then.
+    # 2. Its answer.
     answer = await engine.generate(request)
     return Samples(
         sequences=[_sequence(choice) for choice in answer.choices],
-        prompt_logprobs=known,
+        prompt_logprobs=prompt_logprobs,
         prompt_likeliest=likeliest,
         prompt_width=body.topk_prompt_logprobs,
         sample_width=body.topk_sample_logprobs,
     )
 
 
-def _count_bytes(drawn: Samples) -> int:
-    """About as many as the answer will have."""
-    tokens = sum(len(sequence.tokens) for sequence in drawn.sequences) * (1 + drawn.sample_width)
-    return 8 * (tokens + len(drawn.prompt_likeliest or ()) * drawn.prompt_width)
+def _count_bytes(samples: Samples) -> int:
+    """Estimate the bytes of an answer."""
+    tokens = sum(len(sequence.tokens) for sequence in samples.sequences)
+    cells = len(samples.prompt_likeliest or ()) * samples.prompt_width
+    return 8 * (tokens * (1 + samples.sample_width) + cells)
 
 
 def _sequence(choice: Delta) -> SampledSequence:

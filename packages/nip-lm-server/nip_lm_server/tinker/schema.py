@@ -9,7 +9,7 @@ made here and lie in a pool of their own: code that protoc generates works with 
 of the library, and meets the SDK's in the one pool of a process.
 
 Two differences to the SDK's schema leave the bytes as they are. Maps are repeated entries, so that
-a name that comes twice is seen. A part that nip only has to notice is of the type `Unread`.
+the server sees a name that comes twice. A part that nip only has to notice is of the type `Unread`.
 """
 
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ _SCHEMA: Mapping[str, Mapping[str, tuple[int, str]]] = {
 
 
 class WireError(ValueError):
-    """Bytes that are no message of the schema; the message says what and where."""
+    """Bytes that are no message of the schema; the error names the fault and its place."""
 
 
 def _make_classes() -> dict[str, Any]:
@@ -114,20 +114,20 @@ def make(name: str, **fields: Any) -> Any:
 
 
 def parse(name: str, body: bytes) -> Any:
-    """Read a message of the schema. Raises WireError for what is none."""
+    """Read a message of the schema. Raises WireError for other bytes."""
     try:
         return _CLASSES[name].FromString(body)
     except DecodeError as error:
         raise WireError(f"the body is no {name}: {error}") from None
 
 
-def check_known(message: Any, where: str) -> None:
+def check_known(message: Any, place: str) -> None:
     """Raise WireError for a field that the schema does not have, or of another kind.
 
-    What it asks for would otherwise be ignored. Parts of the message are not looked through.
+    The field would otherwise be ignored. Messages within the message are not checked.
     """
     for field in unknown_fields.UnknownFieldSet(message):
         raise WireError(
-            f"{where}: field {field.field_number} (wire type {field.wire_type}) is not known to "
+            f"{place}: field {field.field_number} (wire type {field.wire_type}) is not known to "
             "this server"
         )

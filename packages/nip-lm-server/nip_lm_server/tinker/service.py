@@ -1,11 +1,11 @@
 """Tinker's API as the routes see it: sessions, models, futures, samplers, checkpoints.
 
-TinkerService.start, stop          take up what an earlier server left; leave what runs to the next
+TinkerService.start, stop          take up an earlier server's requests; leave one's own to the next
 TinkerService.submit ...           one method for each thing that a client asks for
 TinkerService.wait                 the long poll for a request's result
-Outcome                            what has become of a request
+Outcome                            a request that is over
 
-Bodies that can't be read are an ApiError. What is read and refused becomes the result of its
+Bodies that can't be read are an ApiError. The refusal of a readable one becomes the result of its
 number, so that the client gets the reason and goes on with the next one.
 """
 
@@ -45,7 +45,7 @@ FOLDER = "tinker"
 POLL_S = 30.0
 """So long a request for a result is held; then 408, at which the SDK asks again without a word."""
 KEEP_HOUSE_S = 60.0
-"""How often it is looked what may go."""
+"""Seconds between two looks for things to remove."""
 SILENT_S = 7 * 24 * 3600.0
 """A session without a sign of life for so long is over: some recipes never end theirs."""
 MOST_SNAPSHOTS = 64
@@ -56,13 +56,13 @@ _log = logging.getLogger("nip.lm_server.tinker")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A request that is over: its result, or why it has none."""
+    """A request that is over: its result, or the reason of its failure."""
 
     row: RequestRow
 
 
 class TinkerService:
-    """What one server keeps for clients of Tinker's API. All methods are called on its loop."""
+    """A server's sessions, models and samplers of Tinker's API. All methods run on its loop."""
 
     def __init__(self, state_dir: Path, pool: EnginePool, environment: Mapping[str, str]):
         self.pool, self._state_dir = pool, state_dir
@@ -79,7 +79,7 @@ class TinkerService:
     # Life
 
     def start(self) -> None:
-        """Go on with what an earlier server left."""
+        """Go on with an earlier server's requests."""
         sweep_folders(self.store, self.folders)
         for model in self.store.list_open_models():
             if model.base_model in self.pool.base_models():
@@ -88,7 +88,7 @@ class TinkerService:
         self._keeper = asyncio.create_task(self._keep_house(), name="tinker housekeeping")
 
     async def stop(self) -> None:
-        """End everything between two writes; what was not over is done again."""
+        """End everything between two writes; unfinished requests are done again."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -155,7 +155,7 @@ class TinkerService:
         digest: str,
         payload: bytes,
     ) -> tuple[str, str]:
-        """Begin a model as request 0 of its; returns its id and the request's."""
+        """Begin a model by its request 0; returns its id and the request's."""
         self.session(session_id)
         id = f"{session_id}:train:{number}"
         if self._repeats(id, 0, digest):
@@ -174,8 +174,8 @@ class TinkerService:
     def submit(self, model_id: str, seq: int, kind: str, digest: str, payload: bytes) -> str:
         """Enter a model's request, once; returns its id.
 
-        Raises ApiError 404 for a model that nobody made, 410 for one whose session is over, and
-        400 for another payload under a number that was used.
+        Raises ApiError 404 for an unknown model, 410 for one whose session is over, and 400 for
+        another payload under a used number.
         """
         model = self.model(model_id)
         if not self._repeats(model_id, seq, digest):
@@ -190,7 +190,7 @@ class TinkerService:
                 raise wrong_value("seq_id", f"The number {seq} is far ahead of what has come")
             too_many = executor.keep(model_id, len(payload))
             if too_many is not None and kind in ("forward_backward", "forward"):
-                # As any refusal: a gradient without this part is not stepped with.
+                # Like any refusal: no step is taken with a gradient without this part.
                 kind = "refused" if kind == "forward_backward" else "refused_call"
                 payload = explain_payloads(seq, too_many).encode()
             self.store.add_request(model_id, seq, kind, digest, payload)
@@ -198,14 +198,14 @@ class TinkerService:
         return request_id(model_id, seq)
 
     def check_served(self, base_model: str) -> None:
-        """Raise ApiError 404 where the base of what was made earlier is not served any more."""
+        """Raise ApiError 404 where the base of a model or sampler is not served any more."""
         if base_model not in self.pool.base_models():
             raise ApiError(
                 404,
                 f"The base model {base_model[:120]!r} is not served any more, and this was made "
                 "over it: start the server with it under this name again (--model and "
                 "--served-model-name), and send the request again; what was done is kept. Served "
-                f"now: {self._known_bases()}",
+                f"now: {self._list_bases()}",
                 code="base_model_not_served",
                 param="base_model",
             )
@@ -216,7 +216,7 @@ class TinkerService:
         if base_model not in self.pool.base_models():
             raise wrong_value(
                 "base_model",
-                f"There is no base model {base_model[:120]!r} here; known: {self._known_bases()}",
+                f"There is no base model {base_model[:120]!r} here; known: {self._list_bases()}",
             )
         engine = self.pool.base(base_model).engine
         if not engine.capabilities.trains_resident:
@@ -226,25 +226,25 @@ class TinkerService:
                 f"--engine {name_engines('trains_resident')} for a base model",
             )
 
-    def _known_bases(self) -> str:
+    def _list_bases(self) -> str:
         return ", ".join(map(repr, self.pool.base_models()))
 
     def _check_disk(self) -> None:
-        """Raise ApiError 507 where the disk has too little room for what is asked."""
+        """Raise ApiError 507 where the disk has too little room for a request."""
         problem = want_of_space(self._state_dir)
         if problem is not None:
             raise ApiError(507, f"Nothing is taken: {problem}", code="disk_full")
 
     def _repeats(self, owner: str, seq: int, digest: str) -> bool:
-        """Say whether this is the request of before. Raises ApiError 400 if it is another."""
-        before = self.store.find_digest(owner, seq)
-        if before is not None and before != digest:
+        """Say whether this request was sent before. Raises ApiError 400 if it was another one."""
+        earlier_digest = self.store.find_digest(owner, seq)
+        if earlier_digest is not None and earlier_digest != digest:
             raise wrong_value(
                 "seq_id",
                 f"The number {seq} of {owner[:120]!r} was used for another request: it stays what "
                 "it was, so take the next number",
             )
-        return before is not None
+        return earlier_digest is not None
 
     # Futures
 
@@ -265,10 +265,10 @@ class TinkerService:
         return None if row is None or row.status == "pending" else Outcome(row)
 
     def _check_owner(self, owner: str) -> None:
-        """Raise ApiError 404 where nobody will execute what a model or sampler waits for."""
-        made = self.store.find_model(owner) or self.store.find_sampler(owner)
-        if made is not None:
-            self.check_served(made.base_model)
+        """Raise ApiError 404 where no engine will execute a model's or sampler's requests."""
+        row = self.store.find_model(owner) or self.store.find_sampler(owner)
+        if row is not None:
+            self.check_served(row.base_model)
 
     def _tell(self, owner: str, seq: int) -> None:
         event = self._waiters.pop((owner, seq), None)
@@ -283,26 +283,26 @@ class TinkerService:
         """Begin a sampler of a base model or of named weights; returns its id."""
         self.session(session_id)
         id = f"{session_id}:sample:{number}"
-        before = self.store.find_sampler(id)
-        if before is not None:
-            if before.served_name != (model_path or base_model):
+        earlier_sampler = self.store.find_sampler(id)
+        if earlier_sampler is not None:
+            if earlier_sampler.served_name != (model_path or base_model):
                 raise wrong_value(
                     "sampling_session_seq_id",
                     f"The number {number} was used for another sampler: take the next one",
                 )
             return id
         if model_path is not None:
-            served, base = model_path, self.checkpoint(model_path, "sampler_weights").base_model
+            name, base = model_path, self.checkpoint(model_path, "sampler_weights").base_model
         elif base_model is not None:
-            served = base = base_model
+            name = base = base_model
         else:
             raise wrong_value("base_model", "Give base_model, or model_path")
         if (base_model or base) != base:
-            raise wrong_value("base_model", f"{served!r} is over {base!r}, not {base_model!r}")
+            raise wrong_value("base_model", f"{name!r} is over {base!r}, not {base_model!r}")
         if model_path is not None:
             self.check_served(base)
         self._check_base(base)
-        self.store.add_sampler(id, session_id, base, model_path, served)
+        self.store.add_sampler(id, session_id, base, model_path, name)
         return id
 
     def find_sampler(self, id: str) -> SamplerRow:
@@ -337,8 +337,8 @@ class TinkerService:
         """Return named weights. Raises ApiError 404, 400 for another kind of weights."""
         row = self.store.find_checkpoint(path)
         if row is None or row.deleted_at is not None or row.kind == "snapshot":
-            why = "was deleted, or its time is over" if row is not None else "is not there"
-            raise ApiError(404, f"{path[:200]!r} {why}", code="not_found", param="path")
+            state = "was deleted, or its time is over" if row is not None else "is not there"
+            raise ApiError(404, f"{path[:200]!r} {state}", code="not_found", param="path")
         if kinds and row.kind not in kinds:
             raise wrong_value(
                 "path", f"{path[:200]!r} is {row.kind}, expected {' or '.join(kinds)}"
@@ -357,17 +357,17 @@ class TinkerService:
 
     def find_base(self, name: str) -> str | None:
         """Return the base model of served weights; see `pool.Guests`."""
-        row = self._served(name)
+        row = self._find_served(name)
         return None if row is None else row.base_model
 
     async def verify(self, name: str) -> Path:
-        """Return the folder of served weights, whose files are those on record."""
-        row = self._served(name)
+        """Return the folder of served weights. Raises AdapterError if its files have changed."""
+        row = self._find_served(name)
         if row is None:
             raise AdapterError(f"{name} was deleted")
         return await self.folders.verify(row.folder, row.content_digest)
 
-    def _served(self, name: str) -> CheckpointRow | None:
+    def _find_served(self, name: str) -> CheckpointRow | None:
         row = self.store.find_checkpoint(name)
         kinds = ("sampler_weights", "snapshot")
         return row if row is not None and row.deleted_at is None and row.kind in kinds else None
@@ -376,9 +376,9 @@ class TinkerService:
 
     def _executor(self, base_model: str) -> Executor:
         """The executor of a base model, started with the first request for it."""
-        found = self._executors.get(base_model)
-        if found is not None:
-            return found
+        running_executor = self._executors.get(base_model)
+        if running_executor is not None:
+            return running_executor
         place = self.pool.training_place(base_model)
         log = self._logs / f"trainer-{len(self._trainers)}.log"
         trainer = TrainerProcess(Path(place.base_model_path), place.device, self._environment, log)
@@ -401,10 +401,10 @@ class TinkerService:
             try:
                 await self.keep_house()
             except Exception:
-                _log.exception("what is over can't be removed, trying again")
+                _log.exception("old results and weights can't be removed, trying again")
 
     async def keep_house(self) -> None:
-        """Remove what is over: results, sessions without a sign of life, weights."""
+        """Remove old results, silent sessions and expired weights."""
         self.store.drop_old_results()
         await drop_rows(self.store)
         for id in self.store.list_silent_sessions(SILENT_S):
@@ -424,7 +424,7 @@ def request_id(owner: str, seq: int) -> str:
 
 
 def read_request_id(id: str) -> tuple[str, int]:
-    """Take a request's name apart. Raises ApiError 404 for what is none."""
+    """Take a request's name apart. Raises ApiError 404 for another text."""
     owner, _, seq = id.rpartition(":")
     if not owner or not seq.isdecimal() or len(seq) > 18:
         raise ApiError(

@@ -1,10 +1,10 @@
-"""What each kind of training request does, by a resident trainer.
+"""The work of each kind of training request, by a resident trainer.
 
-StepTrainer    the trainer's methods, wherever it computes
+StepTrainer    the trainer's methods, in a process of its own or not
 Steps          the requests of one base model's models: `run` one, `restore` a model after a kill
 
 A request is a row of the database with everything it needs, so it is run the same way the first
-time and in a replay. `Failed` ends it with a reason; whatever else is raised is no fault of its.
+time and in a replay. `Failed` ends it with a reason; any other exception is not its fault.
 """
 
 import json
@@ -42,15 +42,15 @@ from nip_lm_server.training.resident.types import (
 )
 
 PROBE_TOKENS = 256
-"""Most tokens on which a snapshot is compared with what the trainer computes."""
+"""Most tokens on which a snapshot's answers are compared with the trainer's."""
 PUBLISH_ATTEMPTS = 2
 """So often a snapshot is loaded and proved before its request fails: once more for a slip."""
 _BASE = "(base)"
-"""A model of the trainer's that is never trained, and computes what the base does."""
+"""A model of the trainer's that is never trained, and computes the same as the base."""
 
 
 class StepTrainer(Protocol):
-    """What a trainer does; see `training.resident`. Raises ResidentError, or what tells its end."""
+    """A trainer's methods, see `training.resident`. They raise ResidentError and ResidentDied."""
 
     async def create_model(self, model_id: str, lora: LoraConfig) -> None: ...
 
@@ -89,7 +89,7 @@ class UnusableGradient(Failed):
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a request, as it is answered."""
+    """The result of a request, as its client gets it."""
 
     body: bytes
     is_protobuf: bool = False
@@ -114,15 +114,17 @@ class Steps:
         self._base_model, self._trainer = base_model, trainer
         self._store, self._folders, self._publish = store, folders, publish
         self._max_rank = max_rank
-        self._probed: dict[str, tuple[int, ...]] = {}  # tokens that a model has trained on last
+        self._probe_tokens: dict[
+            str, tuple[int, ...]
+        ] = {}  # tokens that a model has trained on last
         self._has_base = False
 
     def trainer_restarted(self) -> None:
-        """Forget what only the trainer's process had."""
+        """Forget the facts that only the trainer's process had."""
         self._has_base = False
 
     async def run(self, model: TinkerModelRow, row: RequestRow) -> Done:
-        """Do what a request says. Raises Failed, or what tells the trainer's end."""
+        """Do a request. Raises Failed, or ResidentDied."""
         step = {
             "create_model": self._create,
             "load_weights": self._load,
@@ -143,9 +145,9 @@ class Steps:
             reason = UnusableGradient if error.code == UNUSABLE_GRADIENT else Failed
             raise reason(error.message, error.category) from error
 
-    async def restore(self, model: TinkerModelRow, before: int) -> None:
-        """Bring a model to where its requests below `before` left it. Raises as `run` does."""
-        # 1. What there is of it, half-way perhaps, goes.
+    async def restore(self, model: TinkerModelRow, end: int) -> None:
+        """Bring a model to its state after its requests below `end`. Raises as `run` does."""
+        # 1. Drop the trainer's state of it, which may be half-way.
         await self.drop(model.id)
         start = max(0, model.durable_seq)
         if model.durable_seq >= 0:
@@ -158,8 +160,8 @@ class Steps:
             if first is None:
                 raise Failed(f"nothing is on record of how {model.id} began", "server")
             await self.run(model, first)
-        # 2. What it has done since, from what was sent; the results are on record already.
-        for seq in self._store.list_replayed(model.id, start, before):
+        # 2. The requests since, by their payloads; the results are on record already.
+        for seq in self._store.list_replayed(model.id, start, end):
             row = self._store.find_request(model.id, seq)
             if row is None or row.payload is None:
                 raise Failed(f"request {seq} of {model.id} can't be done again", "server")
@@ -175,17 +177,19 @@ class Steps:
             if error.code != "model_not_found":
                 raise Failed(error.message, error.category) from error
 
-    async def make_durable(self, model: TinkerModelRow, seq: int, done: Done | None = None) -> None:
+    async def make_durable(
+        self, model: TinkerModelRow, seq: int, result: Done | None = None
+    ) -> None:
         """Write a model's state, of which `seq` was the last request; earlier ones go.
 
-        With `done`, that request's result, the two are on record together or not at all.
+        With that request's `result`, the two are on record together or not at all.
         """
         folder = self._folders.path(model.id, "state", seq)
         await self._call(self._trainer.save(model.id, folder, optimizer=True))
-        await self._folders.measure(folder)  # which has its names on disk, too
+        await self._folders.measure(folder)  # it syncs the names in the folder, too
         with self._store.transaction():
-            if done is not None:
-                self._store.end_request(model.id, seq, done.body, done.is_protobuf)
+            if result is not None:
+                self._store.end_request(model.id, seq, result.body, result.is_protobuf)
             self._store.note_durable(model.id, seq)
         self._folders.remove_states(model.id, but=folder)
 
@@ -235,13 +239,13 @@ class Steps:
 
     async def _forward_backward(self, model: TinkerModelRow, row: RequestRow) -> Done:
         payload = row.payload or b""
-        asked = await aside.run(len(payload), decode_forward_backward, payload)
+        call = await aside.run(len(payload), decode_forward_backward, payload)
         output = await self._trainer.forward_backward(
-            model.id, asked.data, asked.loss_fn, asked.config, forward_only=asked.forward_only
+            model.id, call.data, call.loss_fn, call.config, forward_only=call.forward_only
         )
-        if not asked.forward_only:
-            longest = max(asked.data, key=lambda datum: len(datum.tokens))
-            self._probed[model.id] = tuple(longest.tokens[:PROBE_TOKENS].tolist())
+        if not call.forward_only:
+            longest = max(call.data, key=lambda datum: len(datum.tokens))
+            self._probe_tokens[model.id] = tuple(longest.tokens[:PROBE_TOKENS].tolist())
         size = sum(array.nbytes for array in output.logprobs)
         return Done(await aside.run(size, encode_output, output), is_protobuf=True)
 
@@ -256,51 +260,49 @@ class Steps:
         kind: CheckpointKind = "weights" if row.kind == "save_weights" else "external_weights"
         path = f"tinker://{model.id}/{kind}/{body.path or f'step-{row.seq}'}"
         folder = self._folders.path(model.id, kind, row.seq)
-        before = self._store.find_checkpoint(path)
-        if before is not None and self._is_own(before, folder):
-            return _json({"path": path, "size_bytes": before.bytes, "type": row.kind})
-        if before is not None and not body.overwrite:
-            gone = "was deleted, and a name is given once" if before.deleted_at else "is there"
+        earlier = self._store.find_checkpoint(path)
+        if earlier is not None and self._is_own(earlier, folder):
+            return _json({"path": path, "size_bytes": earlier.bytes, "type": row.kind})
+        if earlier is not None and not body.overwrite:
+            state = "was deleted, and a name is given once" if earlier.deleted_at else "is there"
             raise Failed(
-                f"{path} {gone}: choose another name"
+                f"{path} {state}: choose another name"
                 + (", or set overwrite" if kind == "weights" else "")
             )
         await self._trainer.save(model.id, folder, optimizer=kind == "weights")
         record = await self._record(model, kind, path, folder, body.ttl_seconds, body.user_metadata)
         self._store.put_checkpoint(record)
-        if before is not None and before.folder != record.folder:
-            self._folders.remove(before.folder)
+        if earlier is not None and earlier.folder != record.folder:
+            self._folders.remove(earlier.folder)
         return _json({"path": path, "size_bytes": record.bytes, "type": row.kind})
 
     async def _save_for_sampler(self, model: TinkerModelRow, row: RequestRow) -> Done:
         body = SaveForSampler.model_validate_json(row.payload or b"{}")
-        # 1. Under which name it will answer.
+        # 1. The name by which it will answer.
         if body.path is not None:
             kind: CheckpointKind = "sampler_weights"
-            served = f"tinker://{model.id}/sampler_weights/{body.path}"
+            name = f"tinker://{model.id}/sampler_weights/{body.path}"
         else:
             kind = "snapshot"
-            served = f"{model.session_id}:sample:{body.sampling_session_seq_id}"
-        name = "path" if kind == "sampler_weights" else "sampling_session_id"
-        answer = _json({name: served, "type": "save_weights_for_sampler"})
+            name = f"{model.session_id}:sample:{body.sampling_session_seq_id}"
+        key = "path" if kind == "sampler_weights" else "sampling_session_id"
+        answer = _json({key: name, "type": "save_weights_for_sampler"})
         folder = self._folders.path(model.id, kind, row.seq)
-        before = self._store.find_checkpoint(served)
-        if before is not None and self._is_own(before, folder):
+        earlier = self._store.find_checkpoint(name)
+        if earlier is not None and self._is_own(earlier, folder):
             return answer
-        if before is not None:
-            raise Failed(f"{served} is there, or was deleted: a name is given once, choose another")
-        if kind == "snapshot" and self._store.find_sampler(served) is not None:
-            raise _taken(body)
-        # 2. The weights, and what they must answer.
+        if earlier is not None:
+            raise Failed(f"{name} is there, or was deleted: a name is given once, choose another")
+        if kind == "snapshot" and self._store.find_sampler(name) is not None:
+            raise _number_error(body)
+        # 2. The weights, and the trainer's answers with them.
         await self._trainer.save(model.id, folder, optimizer=False)
         await self._write_probe(model, folder)
-        record = await self._record(
-            model, kind, served, folder, body.ttl_seconds, body.user_metadata
-        )
-        # 3. They answer, with proof, before anybody is told.
+        record = await self._record(model, kind, name, folder, body.ttl_seconds, body.user_metadata)
+        # 3. They answer, with proof, before the client gets their name.
         for attempt in range(1, PUBLISH_ATTEMPTS + 1):
             try:
-                await self._publish(served, model.base_model, folder)
+                await self._publish(name, model.base_model, folder)
                 break
             except AdapterError as error:
                 if attempt == PUBLISH_ATTEMPTS:
@@ -310,14 +312,14 @@ class Steps:
         with self._store.transaction():
             self._store.put_checkpoint(record)
             if kind == "snapshot" and not self._store.add_sampler(
-                served, model.session_id, model.base_model, None, served
+                name, model.session_id, model.base_model, None, name
             ):
-                raise _taken(body)  # while the weights were proved
+                raise _number_error(body)  # while the weights were proved
         return answer
 
-    def _is_own(self, before: CheckpointRow, folder: Path) -> bool:
+    def _is_own(self, row: CheckpointRow, folder: Path) -> bool:
         """Say whether a request made these weights itself, and was killed before its result."""
-        return before.deleted_at is None and before.folder == self._folders.relative(folder)
+        return row.deleted_at is None and row.folder == self._folders.relative(folder)
 
     async def _record(
         self,
@@ -349,8 +351,8 @@ class Steps:
         )
 
     async def _write_probe(self, model: TinkerModelRow, folder: Path) -> None:
-        """Leave beside the weights what the trainer computes with them, and with the base."""
-        tokens = self._probed.get(model.id, ())
+        """Leave beside the weights the trainer's log-probabilities with them, and with the base."""
+        tokens = self._probe_tokens.get(model.id, ())
         if len(tokens) < 2:
             return  # nothing was trained since the start: the files alone are compared
         if not self._has_base:
@@ -396,7 +398,7 @@ def _check_same_shape(has: LoraShape, loaded: LoraShape) -> None:
             )
 
 
-def _taken(body: SaveForSampler) -> Failed:
+def _number_error(body: SaveForSampler) -> Failed:
     return Failed(
         f"the number {body.sampling_session_seq_id} was used for another sampler: take the next one"
     )

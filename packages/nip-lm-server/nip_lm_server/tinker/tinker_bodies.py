@@ -1,7 +1,7 @@
-"""The JSON bodies of Tinker's API, and what is refused in them by name.
+"""The JSON bodies of Tinker's API, and the checks of their fields.
 
-A body with a field that is not here is refused, as everywhere in this server: what it asks for
-would be ignored. `Refused` is for what is understood and not done here; it becomes the request's
+A body with an unknown field is refused, as everywhere in this server: the field would be ignored.
+`Refused` is for requests that the server understands and does not do. It becomes the request's
 result, so that the client gets the reason with its category and goes on.
 """
 
@@ -17,7 +17,7 @@ from nip_base.api_errors import ApiError, wrong_value
 MOST_NAME = 200
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 _LARGEST = 2**31 - 1
-# A number is no text and no truth value: what a client sends by mistake is told, and not guessed.
+# A number is no text and no truth value: a client's mistake is an error, never a guess.
 Integer = Annotated[int, Strict()]
 Real = Annotated[float, Strict()]
 Flag = Annotated[bool, Strict()]
@@ -28,7 +28,7 @@ Metadata = Annotated[dict[str, Any], Field(max_length=256)]
 
 
 class Refused(Exception):
-    """The request is understood and not done here; the message says what to do instead."""
+    """The request is understood and not done here; the message names another way."""
 
 
 class Body(BaseModel):
@@ -73,7 +73,7 @@ class Lora(Body):
 
 
 class Optimizer(BaseModel):
-    """What a model is optimized with; only AdamW is done here."""
+    """The optimizer of a model; only AdamW is here."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -222,7 +222,7 @@ def read_body(kind: type[B], value: dict[str, Any]) -> B:
 
 
 def digest(kind: str, value: dict[str, Any]) -> str:
-    """Digest what a body asks for, however it is written."""
+    """Digest a body's fields: their order and the spaces between them don't count."""
     text = json.dumps([kind, value], sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
@@ -250,23 +250,23 @@ LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo")
 
 
 def refuse_loss(name: str) -> str | None:
-    """Say what to do instead of a loss that is not here; None: it is."""
+    """Name another way for a loss that is not here; None: it is here."""
     if name in LOSSES:
         return None
-    known = ", ".join(LOSSES)
+    names = ", ".join(LOSSES)
     if name == "stable_reinforce":
         return (
             "the loss 'stable_reinforce' is not published and is not here: set "
-            "loss_fn=importance_sampling (a recipe takes it on its command line); known: " + known
+            "loss_fn=importance_sampling (a recipe takes it on its command line); known: " + names
         )
     if name == "custom":
         return (
             "custom losses are not computed by this server: call forward_backward_custom, which "
-            "computes them in the client; known: " + known
+            "computes them in the client; known: " + names
         )
-    return f"there is no loss {name[:60]!r}; known: {known}"
+    return f"there is no loss {name[:60]!r}; known: {names}"
 
 
 def unknown_model(id: str) -> ApiError:
-    """Build the 404 for a model nobody has made."""
+    """Build the 404 for a model that does not exist."""
     return ApiError(404, f"There is no model {id[:120]!r}", code="not_found", param="model_id")

@@ -35,9 +35,9 @@ NO_TOKEN = (0, -99999.0)
 
 @dataclass(frozen=True)
 class ForwardBackward:
-    """A request: what to compute for a model, and its place in the model's order.
+    """A request: data and a loss for a model, and its place in the model's order.
 
-    `refusal` says what it asks for that can't be done here; then `data` is empty.
+    `refusal` names a part of it that can't be done here; then `data` is empty.
     """
 
     model_id: str
@@ -49,7 +49,7 @@ class ForwardBackward:
     refusal: str | None = None
 
     def digest(self) -> str:
-        """Digest what is asked for: protobuf may write the same message in other bytes."""
+        """Digest the fields: protobuf may write the same message in other bytes."""
         facts = [self.loss_fn, sorted(self.config.items()), self.forward_only, self.refusal]
         sha = hashlib.sha256(repr(facts).encode())
         for datum in self.data:
@@ -65,17 +65,17 @@ class ForwardBackward:
 
 
 def _digest_array(sha: "hashlib._Hash", array: Array) -> None:
-    """Add an array's numbers: the same bytes of another type are others."""
+    """Add an array's numbers and their type: the same bytes of another type are other numbers."""
     sha.update(f"\n{array.dtype.str} {array.size} ".encode())
     sha.update(array.tobytes())
 
 
 class _Refused(Exception):
-    """Well formed, and nothing that this server does."""
+    """A well-formed request that this server does not do."""
 
 
 def decode_forward_backward(body: bytes) -> ForwardBackward:
-    """Read a request. Raises WireError for what is none."""
+    """Read a request. Raises WireError for other bytes."""
     request = parse("ForwardBackwardRequest", body)
     check_known(request, "the body")
     if len(request.data) > MOST_DATUMS:
@@ -125,7 +125,7 @@ def _read_config(request: Any) -> dict[str, float]:
 
 
 def _check_targets(data: Sequence[Datum]) -> None:
-    """Refuse what would take too much memory where all its values are written out."""
+    """Refuse targets that would take too much memory with all their values written out."""
     total = 0
     for datum in data:
         shapes = [value.shape for value in datum.inputs.values()]
@@ -137,66 +137,66 @@ def _check_targets(data: Sequence[Datum]) -> None:
         )
 
 
-def _read_datum(datum: Any, where: str) -> Datum:
-    check_known(datum, where)
+def _read_datum(datum: Any, place: str) -> Datum:
+    check_known(datum, place)
     parts = []
     for chunk in datum.model_input:
-        check_known(chunk, f"{where}: model_input")
+        check_known(chunk, f"{place}: model_input")
         if chunk.HasField("image") or chunk.HasField("dmel"):
             kind = "an image" if chunk.HasField("image") else "sound"
             raise _Refused(
-                f"{where} has {kind} in its model_input: this server trains on text, so send "
+                f"{place} has {kind} in its model_input: this server trains on text, so send "
                 "encoded_text alone"
             )
-        check_known(chunk.encoded_text, f"{where}: encoded_text")
-        parts.append(_read_array(chunk.encoded_text.tokens, "<i4", f"{where}: tokens"))
+        check_known(chunk.encoded_text, f"{place}: encoded_text")
+        parts.append(_read_array(chunk.encoded_text.tokens, "<i4", f"{place}: tokens"))
     tokens = np.concatenate(parts) if parts else np.zeros(0, "<i4")
     inputs: dict[str, Array | SparseRows] = {}
     for entry in datum.loss_fn_inputs:
-        check_known(entry, f"{where}: loss_fn_inputs")
+        check_known(entry, f"{place}: loss_fn_inputs")
         name = entry.key
         if name in inputs:
-            raise WireError(f"{where}: loss_fn_inputs has {name[:40]!r} twice")
-        inputs[name] = _read_tensor(entry.value, f"{where}: {name[:40]}")
+            raise WireError(f"{place}: loss_fn_inputs has {name[:40]!r} twice")
+        inputs[name] = _read_tensor(entry.value, f"{place}: {name[:40]}")
     return Datum(tokens, inputs)
 
 
-def _read_tensor(tensor: Any, where: str) -> Array | SparseRows:
-    check_known(tensor, where)
+def _read_tensor(tensor: Any, place: str) -> Array | SparseRows:
+    check_known(tensor, place)
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise WireError(f"{where}: the tensor's dtype is {tensor.dtype}, expected 1 to 4")
+        raise WireError(f"{place}: the tensor's dtype is {tensor.dtype}, expected 1 to 4")
     shape = tuple(tensor.shape[:4])
     if any(size < 0 for size in shape) or len(shape) > 2:
-        raise WireError(f"{where}: the tensor's shape is {list(shape)}, expected 1 or 2 sizes")
+        raise WireError(f"{place}: the tensor's shape is {list(shape)}, expected 1 or 2 sizes")
     if tensor.HasField("sparse_csr"):
         sparse = tensor.sparse_csr
-        check_known(sparse, where)
+        check_known(sparse, place)
         if len(shape) != 2:
-            raise WireError(f"{where}: a sparse tensor's shape is {list(shape)}, expected 2 sizes")
+            raise WireError(f"{place}: a sparse tensor's shape is {list(shape)}, expected 2 sizes")
         return SparseRows(
-            values=_widen(_read_array(sparse.values, dtype, where), tensor.dtype),
-            crow_indices=_read_array(sparse.crow_indices, "<i8", where),
-            col_indices=_read_array(sparse.col_indices, "<i8", where),
+            values=_widen(_read_array(sparse.values, dtype, place), tensor.dtype),
+            crow_indices=_read_array(sparse.crow_indices, "<i8", place),
+            col_indices=_read_array(sparse.col_indices, "<i8", place),
             shape=(shape[0], shape[1]),
         )
-    values = _widen(_read_array(tensor.dense, dtype, where), tensor.dtype)
+    values = _widen(_read_array(tensor.dense, dtype, place), tensor.dtype)
     if not shape:
         return values
     if prod(shape) != values.size:
-        raise WireError(f"{where}: {values.size} values for the shape {list(shape)}")
+        raise WireError(f"{place}: {values.size} values for the shape {list(shape)}")
     return values.reshape(shape)
 
 
-def _read_array(raw: bytes, dtype: str, where: str) -> Array:
+def _read_array(raw: bytes, dtype: str, place: str) -> Array:
     size = np.dtype(dtype).itemsize
     if len(raw) % size:
-        raise WireError(f"{where}: {len(raw)} bytes are no whole number of values of {size} bytes")
+        raise WireError(f"{place}: {len(raw)} bytes are no whole number of values of {size} bytes")
     return np.frombuffer(raw, dtype)
 
 
 def _widen(values: Array, kind: int) -> Array:
-    """Return float32 for bfloat16, of which it is the upper half."""
+    """Return float32 for bfloat16, which is its upper half."""
     return (values.astype("<u4") << 16).view("<f4") if kind == _BFLOAT16 else values
 
 
@@ -269,8 +269,8 @@ def encode_samples(samples: Samples) -> bytes:
             topk_sampled_logprobs=_encode_likeliest(sequence.likeliest, samples.sample_width),
         )
     if samples.prompt_logprobs is not None:
-        known = [np.nan if value is None else value for value in samples.prompt_logprobs]
-        message.prompt_logprobs = np.asarray(known, "<f4").tobytes()
+        logprobs = [np.nan if value is None else value for value in samples.prompt_logprobs]
+        message.prompt_logprobs = np.asarray(logprobs, "<f4").tobytes()
     if samples.prompt_likeliest is not None and samples.prompt_width:
         likeliest = _encode_likeliest(samples.prompt_likeliest, samples.prompt_width)
         message.topk_prompt_logprobs.CopyFrom(likeliest)
@@ -278,7 +278,7 @@ def encode_samples(samples: Samples) -> bytes:
 
 
 def _encode_likeliest(places: Likeliest, width: int) -> Any:
-    """Make the table of likeliest tokens; None where none are asked for."""
+    """Make the table of likeliest tokens; None where the client wants none."""
     if not width:
         return None
     cells = [[*place, *[NO_TOKEN] * (width - len(place))] for place in places]

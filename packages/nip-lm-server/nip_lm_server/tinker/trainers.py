@@ -1,4 +1,4 @@
-"""A resident trainer that is started when it is asked, and again when it has ended.
+"""A resident trainer that starts at its first call, and again when it has ended.
 
 TrainerProcess   the methods of `training.resident`, by a process that may come and go
 """
@@ -19,7 +19,7 @@ DTYPE = "float32"
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 30.0
 """Longest pause before a process that ended is started again: one that can't start would otherwise
-keep a machine busy with starts."""
+keep a machine busy."""
 
 
 class TrainerProcess:
@@ -31,7 +31,7 @@ class TrainerProcess:
         # The process sees no device but its own, so it needs no number.
         self._device = "cuda" if cuda else "cpu"
         self._dtype = "bfloat16" if cuda else DTYPE
-        # A number that stays: with another one sums would round otherwise after a kill.
+        # A number that stays: with another one sums would round differently after a kill.
         self._threads = usual_threads(environment) or count_processors()
         children = {**without_secrets(environment), **training_memory(environment)}
         self._environment = only_on(children, device, "training_device")

@@ -1,8 +1,8 @@
 """Training without a model: `DeterministicTrainer` for the deterministic engine.
 
-It reads and checks the dataset for real and writes a digest of what would have been trained on.
-Its steps are slept through (`training.seconds` of the replies file), and nothing else happens in
-them; a step that a checkpoint has is not slept through again.
+It reads and checks the dataset for real and writes a digest of its examples in place of a model. It
+sleeps through its steps (`training.seconds` of the replies file) and does nothing else in them; a
+continued training does not sleep through the steps of its checkpoint again.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ _REPORTS = 10  # progress reports of a training
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The data of a job. `learned` counts one epoch's pseudo tokens to learn."""
+    """The data of a job. `learned_tokens` counts one epoch's pseudo tokens to learn."""
 
     examples: tuple[Any, ...]
     content_digest: str
-    learned: int
+    learned_tokens: int
     parent_digest: str | None
-    generation: int  # of what the training starts from
+    generation: int  # the generation of the model that the training starts from
 
 
 class DeterministicTrainer:
-    """Trains nothing and says so: the model is a digest of what it would be trained on."""
+    """Trains nothing and says so: the model is a digest of its training examples."""
 
     def __init__(self, replies: ReplyFile):
         self.follow(replies)
@@ -72,22 +72,22 @@ class DeterministicTrainer:
         inputs = await asyncio.to_thread(_read_inputs, job)
         settings = job.settings
         total = settings.n_epochs * math.ceil(len(inputs.examples) / settings.batch_size)
-        done = _find_newest_checkpoint(job, total)
-        if done:
-            report([_message(f"Continuing from the checkpoint of step {done}")])
+        last_step = _find_newest_checkpoint(job, total)
+        if last_step:
+            report([_message(f"Continuing from the checkpoint of step {last_step}")])
         elif self._rules.seconds:
             report([_message(f"No model: {total} steps are slept through, not computed")])
         # A tenth of the steps at a time: sleep, write a checkpoint, report.
         for step in sorted({math.ceil(total * part / _REPORTS) for part in range(1, _REPORTS + 1)}):
-            if step <= done:
+            if step <= last_step:
                 continue
-            done = await self._sleep_through(job, done, step, total, stop)
-            report([_progress(job, step, total, inputs.learned)])
+            last_step = await self._sleep_through(job, last_step, step, total, stop)
+            report([_progress(job, step, total, inputs.learned_tokens)])
         if hash_fraction(f"fail {job.key}") < self._rules.fail_rate:
             raise TrainingError("injected_failure", "The replies file asked for a failure here")
         result = TrainingResult(
             steps=total,
-            tokens=inputs.learned * settings.n_epochs,
+            tokens=inputs.learned_tokens * settings.n_epochs,
             wall_s=time.monotonic() - begin,
             unchanged=settings.learning_rate == 0 or _has_no_signal(job, inputs.examples),
             final_loss=None,
@@ -97,15 +97,15 @@ class DeterministicTrainer:
         return result
 
     async def _sleep_through(
-        self, job: TrainingJob, done: int, step: int, total: int, stop: asyncio.Event
+        self, job: TrainingJob, first_step: int, step: int, total: int, stop: asyncio.Event
     ) -> int:
-        """Sleep from step `done` to `step`; returns `step`. Raises TrainingStopped."""
+        """Sleep from step `first_step` to `step`; returns `step`. Raises TrainingStopped."""
         step_s = self._rules.seconds / total
         begin = time.monotonic()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), step_s * (step - done))
+            await asyncio.wait_for(stop.wait(), step_s * (step - first_step))
         if stop.is_set():
-            reached = done + math.floor((time.monotonic() - begin) / step_s if step_s else 0)
+            reached = first_step + math.floor((time.monotonic() - begin) / step_s if step_s else 0)
             if reached < step:
                 _write_checkpoint(job, reached, total)
                 raise TrainingStopped
@@ -129,7 +129,7 @@ def _read_inputs(job: TrainingJob) -> _Inputs:
     return _Inputs(
         examples=examples,
         content_digest=hashlib.sha256(formats.to_jsonl(examples)).hexdigest(),
-        learned=sum(map(_count_learned, examples)),
+        learned_tokens=sum(map(_count_learned, examples)),
         parent_digest=hashlib.sha256(parent).hexdigest() if parent else None,
         generation=int(json.loads(parent)["generation"]) if parent else 0,
     )
@@ -140,7 +140,7 @@ def _read(method: str, path: Path) -> tuple[Any, ...]:
 
 
 def _count_learned(example: Any) -> int:
-    """Count the pseudo tokens an example would teach."""
+    """Count the pseudo tokens that a training would learn of an example."""
     messages: Sequence[formats.Message]
     if isinstance(example, formats.PreferenceExample):
         messages = (example.preferred, example.rejected)
@@ -162,11 +162,11 @@ def _has_no_signal(job: TrainingJob, examples: Sequence[Any]) -> bool:
     rewards: dict[str, set[float]] = {}
     for example in examples:
         rewards.setdefault(example.group_id, set()).add(example.reward)
-    return all(len(found) == 1 for found in rewards.values())
+    return all(len(group_rewards) == 1 for group_rewards in rewards.values())
 
 
 def _write_model(job: TrainingJob, inputs: _Inputs, result: TrainingResult) -> None:
-    """Write an adapter or a base. Having learned nothing, it is of the same generation."""
+    """Write an adapter or a base. A model that has learned nothing keeps its generation."""
     model = {
         "generation": inputs.generation + (0 if result.unchanged else 1),
         "unchanged": result.unchanged,
@@ -211,7 +211,7 @@ def _message(text: str) -> dict[str, Any]:
     return {"type": "message", "level": "info", "message": text}
 
 
-def _progress(job: TrainingJob, step: int, total: int, learned: int) -> dict[str, Any]:
+def _progress(job: TrainingJob, step: int, total: int, learned_tokens: int) -> dict[str, Any]:
     epochs = job.settings.n_epochs
     return {
         "type": "progress",
@@ -220,5 +220,5 @@ def _progress(job: TrainingJob, step: int, total: int, learned: int) -> dict[str
         "loss": None,
         "learning_rate": job.settings.learning_rate,
         "epoch": round(epochs * step / total, 3),
-        "tokens": learned * epochs * step // total,
+        "tokens": learned_tokens * epochs * step // total,
     }

@@ -1,10 +1,10 @@
 """Runs a training module and ends it with the server, in any case.
 
 ``python -m nip_lm_server.training.die_with_parent SERVER_PID MODULE ARGUMENT...``, as the leader of
-a process group, with a pipe from the server as standard input. When that pipe ends, the whole
-process group (this process and what it started) is killed; should this process be stuck, the kernel
-kills it as the server dies. What is not covered: a grandchild, when the kernel was first. The
-server ends those by their recorded group at its next start.
+a process group, with a pipe from the server as standard input. When that pipe ends, this process
+kills its whole process group (itself and its children). If this process is stuck, the kernel kills
+it when the server dies. Then its children may go on; the server ends them by their recorded group
+at its next start.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""What a training process is told and what it tells: the contract of a job's directory.
+"""The contract of a job's directory, between the server and a training process.
 
 TrainingJob, read_job    ``job.json``, written and read
 Events                   ``events.jsonl``, appended line by line
 TrainingError            a training that can't go on; becomes the last event, and the job's error
-TrainingResult           what comes out of it
+TrainingResult           the figures of a finished training
 TrainingStopped          a training that was told to end, and can go on
 """
 
@@ -24,10 +24,10 @@ from nip_base.wire import EffectiveSettings
 
 CHECKPOINTS = "checkpoints"
 METRICS_FILE = "metrics.jsonl"
-"""In the job's directory: what a trainer may leave there to give the figures of every step."""
+"""A file in the job's directory, with the figures of every step. Not every trainer writes it."""
 PROGRESS_INTERVAL_S = 0.25
-"""Progress is told at most this often, the first and the last step always. `METRICS_FILE` has
-every step."""
+"""Least time between two progress events, but the first and the last step always have one.
+`METRICS_FILE` has every step."""
 
 
 class TrainingError(Exception):
@@ -44,7 +44,7 @@ class TrainingError(Exception):
 class TrainingStopped(Exception):
     """The training ended because it was told to; training the same job goes on.
 
-    `step` is that of its last checkpoint, where somebody asks for it.
+    `step` is the step of its last checkpoint, if the trainer gives it.
     """
 
     def __init__(self, step: int | None = None):
@@ -53,10 +53,10 @@ class TrainingStopped(Exception):
 
 
 class TrainingJob(BaseModel):
-    """A training: what ``job.json`` says, and where it lies. Paths are absolute.
+    """A training: the fields of ``job.json``, and its directory. Paths are absolute.
 
-    One that was stopped, or whose server died, is trained again with the same fields; what lies in
-    ``checkpoints`` is left as it was.
+    If it was stopped, or its server died, it is trained again with the same fields; its
+    ``checkpoints`` stay as they were.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -65,33 +65,31 @@ class TrainingJob(BaseModel):
     base_model_path: str
     """A directory or a name on the model hub."""
     parent_adapter_path: Path | None = None
-    """The adapter that `start_from` speaks of; None where the base model is the start."""
+    """The adapter that `start_from` refers to; None where the base model is the start."""
     training_file: Path
     validation_file: Path | None = None
     settings: EffectiveSettings = Field(alias="hyperparameters")
-    """In ``job.json`` they are the `hyperparameters`."""
+    """They are the `hyperparameters` in ``job.json``."""
     seed: int = Field(ge=0)
     chat_template_kwargs: dict[str, Any] = {}
-    """Variables of the base model's chat template, as the engine has them."""
+    """Variables of the base model's chat template, the same as the engine's."""
     output_dir: Path
     device: Literal["cpu", "cuda"] | None = None
-    """Where it is to be trained, and nowhere else; None: CUDA where there is some. Which CUDA
-    device is the environment's to say."""
+    """The only kind of device to train on; None: CUDA where there is some. The environment decides
+    which CUDA device."""
     job_dir: Path = Field(Path(), exclude=True)
-    """Where ``job.json`` lies; `read_job` fills it in."""
+    """The directory of ``job.json``; `read_job` fills it in."""
     key: str = Field("", exclude=True)
     """The idempotency key, or the job's id: the same when the job is trained again."""
 
     @property
     def checkpoints_dir(self) -> Path:
-        """Return the directory of checkpoints. It lies outside the output, which every start
-        empties.
-        """
+        """The directory of checkpoints. It is not in the output, which every start empties."""
         return self.job_dir / CHECKPOINTS
 
     @property
     def metrics_path(self) -> Path:
-        """The figures of every step, one JSON line each, written once the training is done."""
+        """The file of every step's figures, one JSON line each, written after the training."""
         return self.job_dir / METRICS_FILE
 
     def write(self) -> None:
@@ -122,7 +120,7 @@ Report = Callable[[list[dict[str, Any]]], None]
 
 
 class TrainingResult(BaseModel):
-    """Figures of a finished training, those of its method besides."""
+    """Figures of a finished training; its method adds more."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -142,17 +140,17 @@ class Events:
         self._last_progress_s: float | None = None
 
     def message(self, message: str, level: str = "info") -> None:
-        """Something for people to read in the job's events."""
+        """Add a message for people to the job's events."""
         self._write({"type": "message", "level": level, "message": message})
 
     def error(self, error: TrainingError) -> None:
-        """Tell why the training ended without an adapter."""
+        """Report the error that ended the training without an adapter."""
         self._write(
             {"type": "error", "code": error.code, "message": error.message, "param": error.param}
         )
 
     def progress(self, step: int, total_steps: int, figures: dict[str, Any]) -> None:
-        """Tell how far the training is, at most every PROGRESS_INTERVAL_S."""
+        """Report the progress of the training, at most every PROGRESS_INTERVAL_S."""
         now = self._clock()
         due = self._last_progress_s is None or now - self._last_progress_s >= PROGRESS_INTERVAL_S
         if due or step >= total_steps:

@@ -9,9 +9,9 @@ policy_gradient, policy_trainer   the loss of trajectories, and its loop
 loading       tokenizer, base model, parent adapter      encoding      conversations -> token ids
 device        the job's device, and the processes that share it
 arguments     settings and device -> trainer arguments
-memory        how much goes through the model at a time      micro_batches    steps in passes
+memory        the tokens that go through the model at a time micro_batches    steps in passes
 head          log-probabilities without the logits of all tokens
-runner        what every method does around its trainer  checkpoints   saved, found, loaded
+runner        the steps around any method's trainer      checkpoints   saved, found, loaded
 output        adapter or base, probe, figures
 resident      not for jobs: models that are trained step by step, by calls
 
@@ -47,7 +47,7 @@ from nip_lm_server.training.job import (
 from nip_lm_server.training.model import device, loading
 
 STOPPED = 143
-"""Exit status after SIGTERM: 128 and the signal's number, as shells have it."""
+"""Exit status after SIGTERM: 128 and the signal's number, as in shells."""
 _METHODS = {
     "supervised": "nip_lm_server.training.methods.sft",
     "dpo": "nip_lm_server.training.methods.dpo",
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(error, file=sys.stderr)
         else:
             traceback.print_exc()
-        failed = Events(path)  # of any process: the first may hang for want of another
+        failed = Events(path)  # any process writes it: the first may hang in a wait for this one
         failed.error(explain_error(error))
         failed.close()
         return 1
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(job: TrainingJob, events: Events) -> int:
-    # What arrives before training listens finds nothing worth a checkpoint.
+    # A SIGTERM before the training begins finds nothing worth a checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     started_s = time.monotonic()
     if job.settings.packing and job.method != "supervised":
@@ -101,7 +101,7 @@ def _train(job: TrainingJob, events: Events) -> int:
         check_full_training(job)
     # 2. The method loads the model and builds its trainer.
     prepared = importlib.import_module(_METHODS[job.method]).prepare(job, text, events)
-    # 3. Train and write, alike for all methods.
+    # 3. Train and write, in the same way for all methods.
     from nip_lm_server.training.runner import run
 
     try:
@@ -123,7 +123,7 @@ def explain_error(error: Exception) -> TrainingError:
             "turn gradient_checkpointing on",
             "tokens_per_pass",
         )
-    # safetensors has an exception of its own, with the number in its text
+    # safetensors has its own exception, with the number in its text
     if (isinstance(error, OSError) and error.errno in _NO_SPACE) or any(
         f"(os error {number})" in str(error) for number in _NO_SPACE
     ):
@@ -134,8 +134,8 @@ def explain_error(error: Exception) -> TrainingError:
 def launch_command(job: TrainingJob, devices: int) -> list[str] | None:
     """Return the command to train on `devices` GPUs; None: this process can do it.
 
-    A process that sees several GPUs alone would spread every batch over them, which the methods
-    can't do. So where one has to be enough it is started again, to see one.
+    A process alone that sees several GPUs would spread every batch over them, which the methods
+    can't do. So where it has to train on one, it is started again and sees only one.
     """
     if devices < 2:
         return None
@@ -154,7 +154,7 @@ def launch_command(job: TrainingJob, devices: int) -> list[str] | None:
 def launch_environment(
     job: TrainingJob, devices: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of `launch_command`: with one process, the first visible GPU alone."""
+    """The environment of `launch_command`; one process sees only the first visible GPU."""
     if device.process_count(job.settings, devices) > 1:
         return dict(environment)
     visible = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
@@ -162,10 +162,10 @@ def launch_environment(
 
 
 def _launch(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run the launcher in our process group and translate its end into our exit status.
+    """Run the launcher in this process group and translate its end into an exit status.
 
-    SIGTERM must go to the whole group. The launcher passes it on to the processes that it started,
-    waits for their checkpoint, and must not get it twice. They die with it.
+    SIGTERM must go to the whole group. The launcher passes it on to its processes, waits for their
+    checkpoint, and must not get it twice. They die with it.
     """
     stopped = False
 
@@ -179,11 +179,11 @@ def _launch(command: Sequence[str], environment: Mapping[str, str] | None = None
         return 0
     if stopped:
         return STOPPED
-    return 128 - status if status < 0 else 1  # a signal is told as shells tell it
+    return 128 - status if status < 0 else 1  # a signal's status is the one of shells
 
 
 def _cuda_devices() -> int:
-    """The number of GPUs, without loading torch where there is none."""
+    """Count the GPUs. Torch is not loaded where there is none."""
     if not has_cuda(os.environ):
         return 0
     import torch
@@ -192,18 +192,18 @@ def _cuda_devices() -> int:
 
 
 def _is_launched() -> bool:
-    """Return whether this is one of several processes, by a launcher."""
+    """Return whether a launcher has started this process as one of several."""
     return "RANK" in os.environ
 
 
 def run_as_child() -> int:
     """Run `main` in a process bound to the life of its parent."""
-    # `die_with_parent` has done this already for the process that it starts, but not for those
-    # that the launcher starts, which come here directly.
+    # `die_with_parent` has done this already for its own process, but not for the processes of the
+    # launcher, which come here directly.
     die_with_parent_process(os.getppid())
     status = main()
     if not _is_launched():
-        # Everything is on disk, and the server waits: tearing torch down takes half a second.
+        # All files are on disk, and the server waits: tearing torch down takes half a second.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

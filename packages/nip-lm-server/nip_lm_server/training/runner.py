@@ -1,7 +1,7 @@
-"""What every method does around its trainer: continue, train, stop, evaluate, write.
+"""The steps around the trainer of any method: continue, train, stop, evaluate, write.
 
-run                 all of it
-ProgressCallback    tells of every step, and stops the training where the loss breaks
+run                 all steps
+ProgressCallback    reports the progress, and ends the training at a broken loss
 
 A method's module (`sft`, `dpo`, `rl`) has ``prepare(job, text, events)``, which
 
@@ -9,7 +9,7 @@ A method's module (`sft`, `dpo`, `rl`) has ``prepare(job, text, events)``, which
 2. loads the model with `loading.load_start`,
 3. builds its trainer, a class with `checkpoints.CheckpointedTrainer` first among its bases, from
    `arguments.common_arguments`,
-4. returns `loading.Prepared`, which is given to `run`.
+4. returns `loading.Prepared` for `run`.
 """
 
 import json
@@ -30,7 +30,7 @@ from nip_lm_server.training.model import loading, output
 from nip_lm_server.training.model.device import choose_device
 
 _PASSED_ON = ("rewards/", "logps/", "policy/", "kl", "mean_token_accuracy", "entropy")
-"""Beginnings of the names of a method's own figures that go into progress events."""
+"""Progress events have a method's own figures whose names begin with these."""
 
 
 def run(
@@ -43,20 +43,21 @@ def run(
     """Train from the newest checkpoint on, and write all results of the job.
 
     `started_s` is `time.monotonic()` at the job's beginning. Raises TrainingError, or
-    `TrainingStopped` after SIGTERM. The trainer is of no use afterwards.
+    `TrainingStopped` after SIGTERM. The trainer can't be used afterwards.
     """
     settings, trainer = job.settings, prepared.trainer
     if trainer is None:
         _write_unchanged(prepared.unchanged, job, text, started_s)
         return
-    # 1. TRL takes bfloat16 for adapters over a quantized base; small updates would vanish in it.
-    trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    for parameter in trained:
+    # 1. Turn adapters to float32: TRL takes bfloat16 over a quantized base, and small updates would
+    #    vanish in it.
+    trained_parameters = [p for p in trainer.model.parameters() if p.requires_grad]
+    for parameter in trained_parameters:
         parameter.data = parameter.data.float()
     if trainer.args.device.type == "cpu":
         fixed = usual_threads(os.environ)
         trainer.threads = Threads(count_processors(), torch.set_num_threads, fixed=fixed)
-    # 2. What listens: to SIGTERM and the clock for checkpoints, to every step for progress.
+    # 2. Add the callbacks: one for checkpoints and SIGTERM, one for progress.
     stopper = _listen(trainer, job, events)
     events.message(
         "effective arguments " + json.dumps(effective_arguments(trainer), sort_keys=True)
@@ -71,7 +72,7 @@ def run(
     train_s = time.monotonic() - ready_s
     if stopper.stopped_at is not None:
         raise TrainingStopped(stopper.stopped_at)
-    # 4. What came of it.
+    # 4. Collect the figures.
     figures = {
         **_losses(trainer),
         **_validation(trainer, events),
@@ -79,15 +80,15 @@ def run(
         "tokens": settings.n_epochs * prepared.tokens_per_epoch,
         "startup_s": round(ready_s - started_s, 3),
         "train_s": round(train_s, 3),
-        "trainable_parameters": sum(p.numel() for p in trained),
+        "trainable_parameters": sum(p.numel() for p in trained_parameters),
         "continued_from_step": begin,
     }
-    if not all(math.isfinite(float(p.detach().sum())) for p in trained):
+    if not all(math.isfinite(float(p.detach().sum())) for p in trained_parameters):
         raise TrainingError(
             "loss_not_finite", "the trained weights are not finite", "learning_rate"
         )
-    del trained, parameter  # or the device's memory is held by them
-    # 5. One process writes; the trainer's memory is given back first, as writing loads a model.
+    del trained_parameters, parameter  # or the device's memory is held by them
+    # 5. Write, in one process. The trainer's memory is freed first, because writing loads a model.
     if trainer.args.should_save:
         _write_metrics(trainer, job)
         weights = output.save_trained(job, trainer.model)
@@ -113,7 +114,7 @@ def _listen(trainer: Any, job: TrainingJob, events: Events) -> checkpoints.Check
 
 
 def _write_unchanged(model: Any, job: TrainingJob, text: loading.Text, started_s: float) -> None:
-    """Write what the training starts from, without training."""
+    """Write the model that the training would start from, without training."""
     from accelerate import PartialState
 
     if not PartialState(cpu=choose_device(job) == "cpu").is_main_process:
@@ -131,7 +132,7 @@ def _write_unchanged(model: Any, job: TrainingJob, text: loading.Text, started_s
 
 
 def _write_metrics(trainer: Any, job: TrainingJob) -> None:
-    """Every step's figures. The log is part of checkpoints, so it has those of all attempts."""
+    """Write every step's figures. Checkpoints have the log, so it has the steps of all attempts."""
     lines = [
         json.dumps({"step": entry["step"], **step_figures(entry)})
         for entry in trainer.state.log_history
@@ -165,7 +166,10 @@ def _validation(trainer: Any, events: Events) -> dict[str, float | None]:
 
 
 def _agree(trainer: Any) -> Any:
-    """Let processes agree to stop and save at the same step; otherwise they wait for ever."""
+    """Return a function by which processes stop and save at the same step.
+
+    Without it they would wait for each other for ever.
+    """
     if trainer.args.world_size == 1:
         return lambda stop, save: (stop, save)
 
@@ -178,7 +182,7 @@ def _agree(trainer: Any) -> Any:
 
 
 def _free(trainer: Any) -> None:
-    """Give the device's memory back, although callers still hold the trainer."""
+    """Free the device's memory, although callers still hold the trainer."""
     trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
     trainer.ref_model = None
     trainer.callback_handler.model = trainer.callback_handler.optimizer = None
@@ -187,20 +191,20 @@ def _free(trainer: Any) -> None:
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]
-    """Writes `events`, and raises TrainingError at an infinite loss or one without a value."""
+    """Writes `events`, and raises TrainingError if the loss or the gradient's norm isn't finite."""
 
     def __init__(self, events: Events, clock: Callable[[], float] = time.monotonic):
         self._events, self._clock = events, clock
         self._first: tuple[int, float] = (0, clock())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Called once; a continued training begins at the step of its checkpoint."""
+        """Take the first step, which is the checkpoint's in a continued training."""
         self._first = (state.global_step, self._clock())
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Called after every step with its loss."""
+        """Check and report a step. transformers calls this after every step, with its loss."""
         if not logs or "loss" not in logs:
             return
         for name in ("loss", "grad_norm"):
@@ -225,7 +229,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def step_figures(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of one step, from what the trainer logged of it."""
+    """The figures of one step, from the trainer's log."""
     return {
         "loss": float(logs["loss"]),
         "learning_rate": float(logs.get("learning_rate", 0.0)),

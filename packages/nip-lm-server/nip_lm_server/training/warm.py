@@ -1,17 +1,19 @@
-"""A process that has imported what trainings need, and forks a process for each of them.
+"""A process that has imported the modules of trainings, and forks a process for each training.
 
 ``python -m nip_lm_server.training.warm SERVER_PID FD``, where FD is an inherited Unix socket. The
-server sends ``{"job_dir": ...}`` with two descriptors: a pipe that ends when the server does, which
-becomes the training's standard input, and its log. Answers are lines: ``{"pid": ...}`` once it is
-forked, the leader of a process group of its own, then ``{"status": ...}`` as of subprocess.Popen.
+server sends ``{"job_dir": ...}`` with two descriptors: a pipe that ends with the server, which
+becomes the training's standard input, and the training's log. Answers are lines: ``{"pid": ...}``
+of the forked training, the leader of a process group of its own, then ``{"status": ...}``, as
+subprocess.Popen has it.
 
 Importing torch, transformers, TRL and PEFT takes several seconds of a processor, most of a small
-job. A fork has them, and else is as good as a fresh process: nothing of one training is in another,
-and all of its memory goes with it. This process computes nothing, so what forks has no threads that
-torch would wait for. It forks for the processors alone, since a CUDA driver does not survive it.
+job. A fork has them already, and is a fresh process otherwise: no training shares data with
+another, and all of its memory goes with it. This process computes nothing, so it has no threads
+when it forks, which torch would wait for. It forks for the processors only, because a CUDA driver
+does not survive a fork.
 
-What dies with whom: this process with the server, each training with this process, by the kernel;
-a training also when its standard input ends.
+The kernel kills this process when the server dies, and each training when this process dies. A
+training also ends when its standard input ends.
 """
 
 import contextlib
@@ -60,7 +62,7 @@ def main() -> NoReturn:
         if not message:
             os._exit(0)
         job_dir = Path(json.loads(message)["job_dir"])
-        # What can't be imported or read is the training's to tell.
+        # The training itself reports an error of an import or of ``job.json``.
         with contextlib.suppress(Exception):
             _prepare(read_job(job_dir))
         own = os.getpid()
@@ -69,7 +71,7 @@ def main() -> NoReturn:
             _become(own, server, job_dir, *descriptors)
         for held in descriptors:
             os.close(held)
-        # Here and there, so that its group is there whoever comes first.
+        # Both processes do this, so that the group exists whichever comes first.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         _tell(server, {"pid": pid})
@@ -78,14 +80,14 @@ def main() -> NoReturn:
 
 
 def _prepare(job: TrainingJob) -> None:
-    """Import what the job needs; what an earlier one needed is there."""
+    """Import the modules that the job needs; those of earlier jobs are there already."""
     for name in (*_MODULES, *_OF_METHODS[job.method]):
         importlib.import_module(name)
     from transformers import AutoModelForCausalLM
 
     from nip_lm_server.training.model.loading import read_config
 
-    # The module of the model's architecture is imported as it is looked up.
+    # This look-up imports the module of the model's architecture.
     AutoModelForCausalLM._model_mapping[type(read_config(job))]
     # A search for garbage would write to pages that all forks share.
     gc.collect()
@@ -93,7 +95,7 @@ def _prepare(job: TrainingJob) -> None:
 
 
 def _become(parent: int, server: socket.socket, job_dir: Path, pipe: int, log: int) -> NoReturn:
-    """Be the training process of one job."""
+    """Become the training process of one job."""
     status = 1
     try:
         os.setpgid(0, 0)

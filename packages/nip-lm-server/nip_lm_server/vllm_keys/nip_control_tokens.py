@@ -1,21 +1,22 @@
-"""Keeps what a message says from being read as the beginning or the end of a message.
+"""Keeps the words of a message from being read as the beginning or the end of a message.
 
-ControlTokens        of one tokenizer: breaks them in texts and in messages
-BreakControlTokens   middleware inside the vLLM server: the same for every chat that it is asked
+ControlTokens        the control tokens of one tokenizer: breaks them in texts and in messages
+BreakControlTokens   middleware inside the vLLM server: the same for every chat request
 set_template_kwargs  the variables with which a tokenizer's chat template is rendered, from then on
 template_facts       whether the template writes today's date, names of speakers, and thoughts
 thought_form         where the template takes an answer's thoughts from
 
 A chat template writes control tokens around messages, and a tokenizer reads them wherever they
-stand. Whoever writes <|im_end|> into a message would end it, and begin another in any role. So in
-each control token that a message says, a blank is put after the first character: the model sees
-what was written, and no token id of it is a control token's. A text without any is left alone.
+stand. A writer of <|im_end|> in a message would end it, and could begin another in any role. So a
+blank follows the first character of each control token in a message: the model sees the text, and
+none of its token ids is a control token's. A text without control tokens stays as it is.
 
-Control tokens are the tokenizer's special tokens, and where a template uses plain words instead,
-such as [/INST] or USER:, these. Not broken are tokens that models themselves write, as <think>.
+Control tokens are the tokenizer's special tokens, and plain words where a template uses these
+instead, such as [/INST] or USER:. Tokens that models themselves write, as <think>, are not broken.
 
-Serving, training and vLLM use this one module, so that what is trained is what is served. vLLM's
-own Python imports it from a directory of its own: nothing of ours, and heavy things late.
+Serving, training and vLLM use this one module, so that a model is served the texts that it was
+trained on. vLLM's own Python imports it from a directory of its own: it imports nothing of ours,
+and heavy modules late.
 """
 
 import json
@@ -47,15 +48,15 @@ _USUAL = ("enable_thinking", "thinking", "reasoning_effort", "date_string", "cur
 def set_template_kwargs(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
     """Have every rendering by the tokenizer's chat template set these variables.
 
-    Raises ValueError for one that the template does not read, or that is not the caller's.
+    Raises ValueError for a variable that the template does not read, or that callers may not set.
     """
     template = _template_text(tokenizer)
     for name in kwargs:
         if name in _RESERVED or re.search(rf"\b{re.escape(name)}\b", template) is None:
-            known = [known for known in _USUAL if re.search(rf"\b{known}\b", template)]
+            usual = [usual for usual in _USUAL if re.search(rf"\b{usual}\b", template)]
             raise ValueError(
                 f"chat_template_kwargs: the model's chat template has no variable {name!r} to set"
-                + (f"; it has {', '.join(known)}" if known else "")
+                + (f"; it has {', '.join(usual)}" if usual else "")
             )
     tokenizer.nip_template_kwargs = dict(kwargs)
 
@@ -66,11 +67,11 @@ def template_kwargs(tokenizer: Any) -> dict[str, Any]:
 
 
 def template_facts(tokenizer: Any) -> dict[str, Any]:
-    """Try out what the chat template writes, as it is rendered now.
+    """Find out by renderings which texts the chat template writes, with the variables set now.
 
-    writes_date: it has today's date in it. shows_names: speakers' names. thoughts: see
-    `thought_form`. unset: what usual templates let callers set, and nobody has. Empty where it
-    does not take a user's message.
+    writes_date: it writes today's date. shows_names: it writes speakers' names. thoughts: see
+    `thought_form`. unset: its variables that usual templates let callers set, and no caller has
+    set. Empty where the template does not take a user's message.
     """
 
     def render(name: str, **kwargs: Any) -> str | None:
@@ -84,10 +85,10 @@ def template_facts(tokenizer: Any) -> dict[str, Any]:
                     **{**template_kwargs(tokenizer), **kwargs},
                 )
             )
-        except Exception:  # templates raise whatever their author chose
+        except Exception:  # a template may raise any exception
             return None
 
-    text, chosen = _template_text(tokenizer), template_kwargs(tokenizer)
+    text, variables = _template_text(tokenizer), template_kwargs(tokenizer)
     plain = render("Ann")
     if plain is None:
         return {}
@@ -96,16 +97,16 @@ def template_facts(tokenizer: Any) -> dict[str, Any]:
         "writes_date": plain != render("Ann", strftime_now="no function"),
         "shows_names": plain != render("Bob"),
         "thoughts": thought_form(tokenizer),
-        "unset": [n for n in _USUAL if n not in chosen and re.search(rf"\b{n}\b", text)],
+        "unset": [n for n in _USUAL if n not in variables and re.search(rf"\b{n}\b", text)],
     }
 
 
 def thought_form(tokenizer: Any) -> str | None:
-    """Try out where the chat template takes the thoughts of the last answer from.
+    """Find out by renderings where the chat template takes the last answer's thoughts from.
 
-    Returns the field of the message that it reads; ``content``, where they can stand in the text,
-    between <think> and </think>; None if it leaves them out, or writes them so that the
-    conversation does not begin with the prompt that a model is served.
+    Returns the field of the message that it reads; ``content`` where thoughts can stand in the
+    text, between <think> and </think>; None if it leaves thoughts out, or if the conversation with
+    them does not begin with the prompt that a model is served.
     """
     user = {"role": "user", "content": _SENTINEL.format(0)}
     answer, thought = _SENTINEL.format(1), _SENTINEL.format(2)
@@ -120,15 +121,15 @@ def thought_form(tokenizer: Any) -> str | None:
                     **template_kwargs(tokenizer),
                 )
             )
-        except Exception:  # templates raise whatever their author chose
+        except Exception:  # a template may raise any exception
             return ""
 
     prompt = render([user], generation=True)
     for field in (*_THOUGHT_FIELDS, "content"):
-        said = {"role": "assistant", **add_thoughts({"content": answer}, thought, field)}
-        whole = render([user, said], generation=False)
-        learned = whole.removeprefix(prompt)
-        if whole.startswith(prompt) and 0 <= learned.find(thought) < learned.find(answer):
+        reply = {"role": "assistant", **add_thoughts({"content": answer}, thought, field)}
+        whole = render([user, reply], generation=False)
+        ending = whole.removeprefix(prompt)
+        if whole.startswith(prompt) and 0 <= ending.find(thought) < ending.find(answer):
             return field
     return None
 
@@ -146,26 +147,26 @@ def _template_text(tokenizer: Any) -> str:
 
 
 class ControlTokens:
-    """Those of `tokenizer`, one of transformers, as it is now."""
+    """The control tokens of `tokenizer`, one of transformers, as it is now."""
 
     def __init__(self, tokenizer: Any):
-        added = tokenizer.added_tokens_decoder
-        special = {token.content: token for token in added.values() if token.special}
+        tokens = tokenizer.added_tokens_decoder
+        special = {token.content: token for token in tokens.values() if token.special}
         names = {*tokenizer.all_special_tokens, *special}
-        self._tokenizer = weakref.ref(tokenizer)  # which may itself lead to this object
+        self._tokenizer = weakref.ref(tokenizer)  # the tokenizer may lead to this object
         self._ids = {tokenizer.convert_tokens_to_ids(name) for name in names}
         self._ids -= {tokenizer.unk_token_id}
         self._is_normalized = any(token.normalized for token in special.values())
-        self._pattern = _any_of(names)
-        plain = _plain_markers(tokenizer, self._pattern)
-        plain -= {token.content for token in added.values()}
-        self._pattern = _any_of(names | plain)
+        self._pattern = _match_any(names)
+        plain = _find_plain_markers(tokenizer, self._pattern)
+        plain -= {token.content for token in tokens.values()}
+        self._pattern = _match_any(names | plain)
 
     def break_in(self, text: str) -> str:
         """`text` with a blank in every control token."""
         if self._pattern.search(text) is not None:
             text = self._pattern.sub(_break, text)
-            while self._pattern.search(text) is not None:  # of one character, or with a blank
+            while self._pattern.search(text) is not None:  # one character, or a blank in it
                 text = self._pattern.sub("", text)
         if self._is_normalized:
             text = self._break_by_id(text)
@@ -185,7 +186,7 @@ class ControlTokens:
         return message
 
     def _break_by_id(self, text: str) -> str:
-        """The same where other characters too may become control tokens (as by NFKC)."""
+        """`text` without characters that become control tokens (as by NFKC)."""
         tokenizer = self._tokenizer()
         assert tokenizer is not None, "who breaks tokens has their tokenizer"
         while True:
@@ -193,7 +194,7 @@ class ControlTokens:
             spans = [
                 span
                 for id, span in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-                if id in self._ids and span[0] < span[1]  # of no text: nothing to take out
+                if id in self._ids and span[0] < span[1]  # an empty one has no text
             ]
             if not spans:
                 return text
@@ -201,7 +202,7 @@ class ControlTokens:
                 text = text[:start] + text[end:]
 
 
-def _any_of(names: Iterable[str]) -> "re.Pattern[str]":
+def _match_any(names: Iterable[str]) -> "re.Pattern[str]":
     longest_first = sorted(filter(None, names), key=lambda name: (-len(name), name))
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -210,7 +211,7 @@ def _break(match: "re.Match[str]") -> str:
     return f"{match[0][0]} {match[0][1:]}"
 
 
-def _plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
+def _find_plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
     """Collect the template's words in place of control tokens, or beside them in brackets."""
     markers: set[str] = set()
     for roles in _SHAPES:
@@ -226,11 +227,12 @@ def _plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
                 add_generation_prompt=True,
                 **template_kwargs(tokenizer),
             )
-        except Exception:  # templates raise whatever their author chose
+        except Exception:  # a template may raise any exception
             text = ""
-        before, *between = re.split("|".join(contents), text)
-        # Of what stands before the first message only the end is its role's: no prompt of its own.
-        for piece in (*before.rstrip().splitlines()[-1:], *between):
+        beginning, *between = re.split("|".join(contents), text)
+        # Before the first message only the last line is its role's: the rest is a prompt of the
+        # template's own.
+        for piece in (*beginning.rstrip().splitlines()[-1:], *between):
             if control.search(piece) is None:
                 markers.update(map(str.strip, piece.splitlines()))
         markers.update(_BRACKETED.findall(control.sub(" ", re.sub("|".join(contents), " ", text))))
@@ -242,11 +244,11 @@ def _plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
 
 
 class BreakControlTokens:
-    """Passes on requests whose messages have no control token but broken ones.
+    """Passes on requests after it has broken the control tokens in their messages.
 
     The tokenizer is that of the model $NIP_VLLM_MODEL, rendering with the variables of the JSON
-    object $NIP_VLLM_TEMPLATE; what its template does is written to the file $NIP_VLLM_FACTS.
-    Raises what loading it raises, so that vLLM does not start without.
+    object $NIP_VLLM_TEMPLATE. The `template_facts` are written to the file $NIP_VLLM_FACTS.
+    Raises the error of the loading, so that vLLM does not start without a tokenizer.
     """
 
     def __init__(self, app: _Application, tokens: ControlTokens | None = None):
@@ -281,10 +283,10 @@ class BreakControlTokens:
         headers = [pair for pair in scope["headers"] if pair[0] not in _LENGTHS]
         unread = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> MutableMapping[str, Any]:
+        async def replay() -> MutableMapping[str, Any]:
             return unread.pop() if unread else await receive()
 
-        await self._app({**scope, "headers": [*headers, length]}, again, send)
+        await self._app({**scope, "headers": [*headers, length]}, replay, send)
 
     def _rewrite(self, body: bytes) -> bytes:
         try:

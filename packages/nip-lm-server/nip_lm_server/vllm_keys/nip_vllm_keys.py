@@ -1,8 +1,8 @@
 """Middleware inside the vLLM server: every path asks for the key, not only /v1.
 
 vLLM itself leaves /invocations, /adapters, /sleep, /metrics and more open to every user of the
-machine. This module is imported by vLLM's own Python from a directory of its own, so it imports
-nothing of ours and nothing that isn't in the standard library.
+machine. vLLM's own Python imports this module from a directory of its own, so it imports the
+standard library alone.
 """
 
 import hmac
@@ -19,7 +19,7 @@ _REFUSAL = b'{"error": {"message": "Wrong or missing key", "type": "invalid_requ
 
 
 class RequireKey:
-    """Passes on what has ``Authorization: Bearer $VLLM_API_KEY``; 401 for all else."""
+    """Passes on requests with ``Authorization: Bearer $VLLM_API_KEY``; 401 for all others."""
 
     def __init__(self, app: _Application):
         self._app = app
@@ -30,8 +30,8 @@ class RequireKey:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if scope["type"] == "http" and hmac.compare_digest(sent, self._expected):
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if scope["type"] == "http" and hmac.compare_digest(header, self._expected):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]

@@ -67,7 +67,7 @@ def make(base, directory, method, **settings):
 def test_every_example_is_in_one_pass_and_no_pass_is_over_the_budget(
     lengths, budget, packed, least
 ):
-    groups = split(lengths, budget, packed=packed, least=least)
+    groups = split(lengths, budget, packed=packed, min_groups=least)
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
     for group in groups:
         sizes = [lengths[index] for index in group]
@@ -163,6 +163,8 @@ def test_processes_go_through_the_model_equally_often(base, tmp_path, monkeypatc
     trainer = prepared(base, tmp_path / "job", "supervised", batch_size=8)
     trainer.tokens_per_pass = 10**6
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(8)])
-    monkeypatch.setattr(micro_batches, "_most", lambda count, accelerator: 3)  # another one's
+    monkeypatch.setattr(
+        micro_batches, "_largest_count", lambda count, accelerator: 3
+    )  # another one's
     assert len(trainer._parts(batch)) == 3
-    assert micro_batches._most(1, SimpleNamespace(num_processes=1)) == 3
+    assert micro_batches._largest_count(1, SimpleNamespace(num_processes=1)) == 3

@@ -90,7 +90,7 @@ def test_activations_are_kept_where_they_fit(free, step_tokens, asked, checkpoin
         5e6 / 36,
         step_tokens=step_tokens,
         longest=2_000,
-        asked=asked,
+        tokens_per_pass=asked,
         checkpointing=checkpointing,
     )
     assert (plan.tokens_per_pass, plan.gradient_checkpointing) == expected

@@ -92,7 +92,7 @@ def harden(
         rounds=rounds,
         attacks=tuple(parse_attack(text) for text in attack),
         **parse_mix(mix),
-        on=on,
+        played_problems=on,
         iterations=iterations,
         steps=steps,
         every=every,

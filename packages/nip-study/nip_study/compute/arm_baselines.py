@@ -171,7 +171,7 @@ def _find_interval(
     if differences is None:
         return None
     for row in differences.compared:
-        if row.figure != "accuracy" or row.after is not None or row.ci95 is None:
+        if row.figure != "accuracy" or row.attack is not None or row.ci95 is None:
             continue
         if (row.arm, differences.first) == (" ".join(arm), " ".join(baseline)):
             return row.ci95

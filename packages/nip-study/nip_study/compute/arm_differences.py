@@ -108,7 +108,7 @@ def _subtract(
     return ArmDifference(
         arm=arm,
         figure=figure,
-        after=attack,
+        attack=attack,
         rates=(share_right([first for first, _ in both]), share_right([one for _, one in both])),
         difference=None if difference is None else difference.value,
         ci95=None if interval is None else clip_interval(interval, lowest=-1.0),

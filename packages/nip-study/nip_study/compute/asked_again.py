@@ -142,7 +142,7 @@ def compare_at_equal_tokens(
             generated_tokens=(tokens, rows[k - 1].generated_tokens),
             soundness=arm.soundness,
             completeness=arm.completeness,
-            attacked={
+            attacked_rates={
                 label: AttackedRates(soundness=rates.soundness, completeness=rates.completeness)
                 for label, rates in arm.attacks.items()
             },

@@ -49,7 +49,7 @@ def list_efforts(attack: ShownAttack) -> Iterator[EffortOfTest]:
         effort = efforts.get(key)
         if effort is not None:
             yield EffortOfTest(
-                at=place,
+                place=place,
                 iteration=iteration,
                 n=n,
                 calls=effort.calls,
@@ -65,7 +65,7 @@ def measure_curve(verdicts: Verdicts, attack: AttackFacts) -> tuple[AttackPoint,
         sound, complete = (_share(verdicts, attack, effort, y) for y in (0, 1))
         points.append(
             AttackPoint(
-                at=effort.at,
+                place=effort.place,
                 calls=effort.calls,
                 tokens=effort.tokens,
                 usd=effort.usd,
@@ -93,12 +93,12 @@ def average_curves(
     The test that counts is a figure of the arm, and has the interval that the arm's table has.
     """
     by_place: dict[str, list[tuple[AttackFacts, EffortOfTest]]] = {}
-    has_worst = any(effort.at == WORST for attack in attacks for effort in attack.efforts)
+    has_worst = any(effort.place == WORST for attack in attacks for effort in attack.efforts)
     for attack in attacks:
         for effort in attack.efforts:
-            by_place.setdefault(effort.at, []).append((attack, effort))
+            by_place.setdefault(effort.place, []).append((attack, effort))
         # Where its provers were the worst before any training, their one test is both.
-        if has_worst and [effort.at for effort in attack.efforts] == [UNTRAINED]:
+        if has_worst and [effort.place for effort in attack.efforts] == [UNTRAINED]:
             by_place.setdefault(WORST, []).append((attack, attack.efforts[0]))
     points = []
     for place, efforts in by_place.items():
@@ -115,7 +115,7 @@ def average_curves(
         paid = [usd for usd in dollars if usd is not None]
         points.append(
             ArmPoint(
-                at=place,
+                place=place,
                 attacks=len(efforts),
                 calls=sum(effort.calls for _, effort in efforts) / len(efforts),
                 tokens=sum(effort.tokens for _, effort in efforts) / len(efforts),
@@ -146,7 +146,7 @@ def effort_page(results: SweepResults) -> str:
     rows = []
     for arm, label, point in points:
         usd = "\u2013" if point.usd is None else f"{point.usd:,.2f}"
-        cells = [arm, label, one_line(point.at), f"{point.calls:,.0f}", f"{point.tokens:,.0f}"]
+        cells = [arm, label, one_line(point.place), f"{point.calls:,.0f}", f"{point.tokens:,.0f}"]
         cells += [usd] if is_paid else []
         rows.append([*cells, write_cell(point.soundness), write_cell(point.completeness)])
     table = markdown_table([*heads, "soundness", "completeness"], rows)

@@ -349,7 +349,7 @@ def _judge(
         says=hypothesis.says,
         primary=hypothesis.primary,
         figure=hypothesis.figure,
-        after=hypothesis.after,
+        attack=hypothesis.after,
         rates=both.rates,
         difference=None if difference is None else difference.value,
         ci95=None if interval is None else clip_interval(interval, lowest=-1.0),

@@ -71,7 +71,7 @@ def post_hoc_page(outcomes: Sequence[HypothesisOutcome]) -> str:
         rows.append(
             [
                 row.says,
-                row.figure + (f" after {row.after}" if row.after else ""),
+                row.figure + (f" after {row.attack}" if row.attack else ""),
                 arm,
                 against,
                 DASH if row.difference is None else f"{100 * row.difference:+.1f}",

@@ -105,7 +105,11 @@ def _group_attacks(arm: str, runs: Sequence[RunFacts], facts: SweepFacts) -> Ite
             attack for run in runs for attack in run.attacks if attack.label == label
         ]
         for is_trained in (True, False):
-            attacks = [attack for attack in labelled_attacks if bool(attack.attacked) == is_trained]
+            attacks = [
+                attack
+                for attack in labelled_attacks
+                if bool(attack.attacked_iteration) == is_trained
+            ]
             finished = tuple(attack.name for attack in attacks if attack.status == FINISHED)
             if finished:
                 yield _Made(
@@ -207,7 +211,7 @@ def _list_left_out(facts: SweepFacts) -> Iterator[ScriptsLeftOut]:
     """List by arm the scripts of its scenario that attack none of its trained verifiers."""
     for arm, runs in facts.arms.items():
         attacks: list[AttackFacts] = [
-            attack for run in runs for attack in run.attacks if attack.attacked
+            attack for run in runs for attack in run.attacks if attack.attacked_iteration
         ]
         scripts = {attack.script for attack in attacks if attack.status == FINISHED}
         left_out = tuple(name for name in runs[0].game.scripts if name not in scripts)

@@ -123,7 +123,7 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
     if attack.status != FINISHED or not last:
         return AttackResult(run=attack.name, status=attack.status, failure=attack.failure)
     first = next(iter(tests.values()))
-    earlier_plays = verdicts.tests(run.name).get(LastTest(attack.attacked), ())
+    earlier_plays = verdicts.tests(run.name).get(LastTest(attack.attacked_iteration), ())
     return AttackResult(
         run=attack.name,
         status=attack.status,

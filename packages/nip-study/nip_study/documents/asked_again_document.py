@@ -1,11 +1,13 @@
 """The parts of ``results.json`` about verifiers alone that are asked again.
 
 AskedAgainTest         a test of an arm, by the number of plays
-AtEqualTokens          an arm beside one
-AttackedAtEqualTokens  an arm's rates under an attack beside one
+AtEqualTokens          an arm beside such a verifier
+AttackedAtEqualTokens  an arm's rates under an attack beside such a verifier
 """
 
 from collections.abc import Mapping
+
+from pydantic import Field
 
 from nip_study.parts.document_parts import OverRuns, Part
 
@@ -25,7 +27,7 @@ class AskedAgainRow(Part):
 
 
 class AskedAgainTest(Part):
-    """The same by `k`, in one test of the arm's runs."""
+    """The rows of one test of the arm's runs, by `k`."""
 
     iteration: int
     rows: tuple[AskedAgainRow, ...]
@@ -57,14 +59,14 @@ class AtEqualTokens(Part):
     arm: str
     baseline: str
     k: int
-    """The highest that was played and takes no more, at least 1. More may fit."""
+    """The highest `k` that was played and takes no more tokens, at least 1. More may fit."""
     generated_tokens: tuple[float, float]
     """Of the arm, and of the baseline with `k` plays."""
     soundness: OverRuns | None
     """Of the arm."""
     completeness: OverRuns | None
-    attacked: Mapping[str, AttackedRates]
-    """By the names of the sweep's attacks, of the arm."""
+    attacked_rates: Mapping[str, AttackedRates] = Field(alias="attacked")
+    """The arm's rates, by the names of the sweep's attacks."""
     any_of: tuple[AskedAgainAt, ...]
     """Of the baseline, untrained and trained."""
 

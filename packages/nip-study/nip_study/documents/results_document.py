@@ -53,9 +53,9 @@ class SweptTest(Part):
     believed_accuracy: float | None = None
     """The accuracy of believing the prover."""
     without_prover: int | None = None
-    """Episodes that this leaves out, as no prover had spoken."""
+    """Episodes that the accuracy of believing leaves out, as no prover had spoken."""
     shows_checking: bool | None = None
-    """Whether the verifier was right more often than that; None where it can't be said."""
+    """Whether the verifier is more accurate than believing; None where it can't be said."""
     episodes: int | None = None
     distinct_problems: int | None = None
     generated_tokens: float | None = None
@@ -66,7 +66,7 @@ class SweptTest(Part):
 class AttackPoint(Part):
     """The rates in a test of an attack, and the attack's effort until then."""
 
-    at: str
+    place: str = Field(alias="at")
     """The number of messages, or the step, in words."""
     calls: int
     tokens: int
@@ -77,9 +77,9 @@ class AttackPoint(Part):
 
 
 class ArmPoint(Part):
-    """The same of the finished attacks on an arm, in the mean."""
+    """An `AttackPoint` over the finished attacks on an arm, in the mean."""
 
-    at: str
+    place: str = Field(alias="at")
     attacks: int
     calls: float
     tokens: float
@@ -95,7 +95,7 @@ class AttackResult(Part):
     status: str
     failure: str | None = Field(default=None, exclude_if=is_none)
     soundness: float | None = None
-    """With the largest n, or after the last tested step; as the next fields."""
+    """With the largest n, or after the last tested step, like the next fields."""
     completeness: float | None = None
     fooled: int | None = None
     """Wrong solutions that were accepted."""
@@ -172,7 +172,7 @@ class ArmAttack(Part):
 
 
 class ArmResult(Part):
-    """The runs of an arm: they differ in the seed alone. Figures are those of their last tests."""
+    """The runs of an arm, which differ in the seed alone. Its figures are of their last tests."""
 
     values: Mapping[str, str]
     """By axis, without the seed."""
@@ -242,7 +242,7 @@ class ProverBelieved(Part):
     arm: str
     runs: int
     more_often: int
-    """The runs whose verifier was right more often than that."""
+    """The number of runs whose verifier was more accurate than believing."""
     believed: float
     """The accuracy of believing, in the mean over runs."""
     without_prover: int | None = None
@@ -257,13 +257,13 @@ class BaselineFindings(Part):
     alone: tuple[VerifierAlone, ...] = ()
     believed: tuple[ProverBelieved, ...] = ()
     any_of: tuple[AtEqualTokens, ...] = ()
-    attacked: tuple[AttackedAtEqualTokens, ...] = Field(
-        default=(), exclude_if=lambda value: not value
+    under_attack: tuple[AttackedAtEqualTokens, ...] = Field(
+        default=(), alias="attacked", exclude_if=lambda value: not value
     )
 
 
 class SeedsNeeded(Part):
-    """How many seeds show a difference at 80 % power, as it varied with those that were played."""
+    """How many seeds show a difference at 80 % power, by its variation over the played seeds."""
 
     for_this: int | None
     """For the difference that was seen; None where no number is enough with these questions."""
@@ -276,7 +276,7 @@ class ArmDifference(Part):
 
     arm: str
     figure: str
-    after: str | None = None
+    attack: str | None = Field(default=None, alias="after")
     """The attack after which it is measured; None: the runs' own tests."""
     rates: tuple[float | None, float | None]
     """Of the arm, and of the first one, over the same seeds."""
@@ -309,7 +309,7 @@ class HypothesisOutcome(Part):
     says: str
     primary: bool
     figure: str
-    after: str | None
+    attack: str | None = Field(alias="after")
     rates: tuple[float | None, float | None]
     """Of both arms, or of the arm and the number in the place of the other."""
     difference: float | None
@@ -324,7 +324,7 @@ class HypothesisOutcome(Part):
     margin: float | None = Field(default=None, exclude_if=is_none)
     """Of an equality, in which the difference is to lie on both sides of 0."""
     interval_of_tests: Interval95 | None = Field(default=None, exclude_if=is_none)
-    """Of an equality the interval of 1 - 2 alpha: both one-sided tests hold where it lies within
+    """The interval of 1 - 2 alpha of an equality: both one-sided tests hold where it lies within
     the margin."""
     number: float | None = Field(default=None, exclude_if=is_none)
     """The number that the arm is compared with, if any."""
@@ -335,11 +335,11 @@ class HypothesisOutcome(Part):
     at_most: float | None = Field(default=None, exclude_if=is_none)
     """Of an arm that is to be lower than a number, the upper bound of its rate, at 1 - alpha."""
     at_least: float | None = Field(default=None, exclude_if=is_none)
-    """Of one that is to be higher, the lower bound."""
+    """Of an arm that is to be higher, the lower bound."""
     gate: bool = Field(default=False, exclude_if=lambda value: not value)
-    """Whether no other was tested unless this one is shown."""
+    """Whether the other hypotheses were tested only if this one is shown."""
     worst: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
-    """By run the attack that left the least, where that one counts."""
+    """By run the attack that left the least, where the worst attack counts."""
     alone: tuple[float | None, float | None] | None = Field(default=None, exclude_if=is_none)
     """The rate of the other arm, a verifier alone, untrained and trained: the better one counts."""
     outcome: Finding
@@ -360,9 +360,9 @@ class DeclaredResults(Part):
     stamp: StampFacts | None = Field(default=None, exclude_if=is_none)
     """No key where there is no time stamp that could be read."""
     definitions: Definitions = Field(default=1, exclude_if=lambda value: value == 1)
-    """By which the hypotheses are counted; no key for 1."""
+    """The definitions by which the hypotheses are counted; no key for 1."""
     post_hoc: tuple[HypothesisOutcome, ...] = Field(default=(), exclude_if=lambda value: not value)
-    """Of a declaration by definitions 1 its hypotheses by those of today, where they differ."""
+    """The hypotheses of a declaration by definitions 1, by today's ones where they differ."""
 
 
 class CellsWritten(Part):
@@ -390,8 +390,8 @@ class SweepResults(Part):
     controls: AttackControls | None = Field(default=None, exclude_if=is_none)
     """No key without attacks, and in results of an earlier version."""
     intervals: Spread = Field(default="robust", exclude_if=lambda value: value == "robust")
-    """How those over seeds and questions are computed; no key for "robust", which earlier versions
-    had."""
+    """How intervals over seeds and questions are computed; no key for "robust", which earlier
+    versions had."""
 
     @property
     def attacks(self) -> list[AttackResult]:

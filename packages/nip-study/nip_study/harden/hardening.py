@@ -2,7 +2,7 @@
 
 HardeningSettings  the settings of the rounds
 plan_hardening     all runs of all rounds of a finished run, with their settings
-plan_rounds        the same of a run that may yet have to be played
+plan_rounds        the same for a run that may yet have to be played
 AttackAsked        a way of attacking; parse_attack, parse_mix: as they are written
 
 Round 0 attacks the verifier of the run. Each further round trains it on against its honest provers,
@@ -55,18 +55,18 @@ _FROZEN: PlainDict = {
 class AttackAsked:
     """A way of attacking, the same in each round."""
 
-    by: str
+    name: str
     script: str | None = None
 
     @property
     def label(self) -> str:
         """Name it, as a part of the names of runs."""
-        return name_way(self.by, self.script or "")
+        return name_way(self.name, self.script or "")
 
     @property
     def kind(self) -> type[Attack]:
         """Return the attack that is named."""
-        return find_way(self.by, "--attack")
+        return find_way(self.name, "--attack")
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class HardeningSettings:
     """The share of the training episodes that is played with honest provers."""
     attackers: float = 0.5
     """The share of all attackers together, the same for each."""
-    on: str = EVERY_PROBLEM
-    """The problems on which attackers play: all, or wrong ones alone, with that share of these."""
+    played_problems: str = EVERY_PROBLEM
+    """The problems on which attackers play: all, or wrong ones alone, with their share of these."""
     iterations: int | None = None
     """Iterations of training in a round; None: as many as the run had."""
     steps: int | None = None
@@ -88,7 +88,7 @@ class HardeningSettings:
     until: str | None = None
     problems: int | None = None
     name: str | None = None
-    """With which the names of all runs begin; None: RUN-harden."""
+    """The beginning of all runs' names; None: RUN-harden."""
     overrides: tuple[str, ...] = ()
     """Settings on top of the run's, for the training of each round."""
     attack_overrides: tuple[str, ...] = ()
@@ -102,8 +102,10 @@ class HardeningSettings:
             )
         if self.iterations is not None and self.iterations < 1:
             raise SettingsError(f"--iterations {self.iterations}: give 1 or more")
-        if self.on not in (EVERY_PROBLEM, WRONG):
-            raise SettingsError(f"--on {self.on!r}: attackers play on all problems, or on wrong")
+        if self.played_problems not in (EVERY_PROBLEM, WRONG):
+            raise SettingsError(
+                f"--on {self.played_problems!r}: attackers play on all problems, or on wrong"
+            )
         if not self.attacks:
             raise SettingsError("--attack is missing; use sneaky, script or script:NAME")
         labels = [attack.label for attack in self.attacks]
@@ -142,7 +144,7 @@ class PlannedStep:
 
     name: str
     parameters: HyperParameters
-    by: str | None = None
+    attack_name: str | None = None
     """How it attacks; None: it trains."""
     label: str | None = None
 
@@ -158,11 +160,11 @@ class PlannedRound:
 
     number: int
     run: str
-    """Whose verifier it is: the run itself in round 0."""
+    """The run with the verifier: the hardened run itself in round 0."""
     iteration: int
     """The models that are attacked."""
     training: PlannedStep | None
-    """None in round 0, whose verifier is there."""
+    """None in round 0, which has its verifier."""
     attacks: tuple[PlannedStep, ...]
 
     @property
@@ -332,7 +334,7 @@ class _Hardened:
             attackers += [attack.name for attack in attacks]
 
     def _plan_training(self, number: int, previous: str, attackers: Sequence[str]) -> PlannedStep:
-        """Plan how a round trains the verifier of the run before on."""
+        """Plan how a round goes on training the verifier of the previous run."""
         settings, stored_settings = self._settings, self.stored
         share = settings.attackers / len(attackers)
         rl = dict(stored_settings["rl"])
@@ -346,7 +348,9 @@ class _Hardened:
             "base_run": {"base_run_type": "parameters", "run_id": previous},
             "opponents": {
                 "kind": RUNS,
-                "runs": [{"run": a, "share": share, "on": settings.on} for a in attackers],
+                "runs": [
+                    {"run": a, "share": share, "on": settings.played_problems} for a in attackers
+                ],
             },
         }
         if stored_settings["text_rl"]["test_scheme"] == "none":
@@ -368,11 +372,11 @@ class _Hardened:
         for wanted_attack in settings.attacks:
             is_scripted, trains = wanted_attack.kind.takes_script, wanted_attack.kind.trains
             script = wanted_attack.script or (self._first_script() if is_scripted else None)
-            name = self._name(number, name_way(wanted_attack.by, script or ""))
+            name = self._name(number, name_way(wanted_attack.name, script or ""))
             if name in names:
                 raise SettingsError(f"--attack script:{script} stands twice; give each once")
             names.add(name)
-            attack: PlainDict = {"by": wanted_attack.by, "run": run, "iteration": iteration}
+            attack: PlainDict = {"by": wanted_attack.name, "run": run, "iteration": iteration}
             attack |= {"problems": settings.problems} | (
                 {} if script is None else {"script": script}
             )
@@ -386,7 +390,7 @@ class _Hardened:
                 overrides=settings.attack_overrides,
             )
             yield PlannedStep(
-                name, parameters, wanted_attack.by, name_way(wanted_attack.by, script or "")
+                name, parameters, wanted_attack.name, name_way(wanted_attack.name, script or "")
             )
 
     def _agents(self) -> dict[str, PlainMapping]:

@@ -58,7 +58,7 @@ class AttackInRound(Part):
     steps: int | None = None
     """Of training, until the attack ended."""
     verdict: str | None = None
-    """With which it ended, of `until: plateau`."""
+    """The verdict of `until: plateau` with which it ended."""
     rarest: float | None = None
     """The share of messages beyond which a kind was likely never sampled; None: a script."""
     rarest_to_train: float | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -101,10 +101,10 @@ class HardeningResults(Part):
     honest: float
     attackers: float
     on: str = EVERY_PROBLEM
-    """On which problems attackers play in training: all, or wrong."""
+    """The problems on which attackers play in training: all, or wrong."""
     rounds: tuple[HardenedRound, ...]
     untrained: tuple[UntrainedUnderAttack, ...] = ()
-    """By attack; () in results of versions that did not look for it."""
+    """By attack; () in results of versions that did not look for them."""
     failures: dict[str, str] = Field(default_factory=dict)
     """By run, why it did not end."""
 
@@ -120,7 +120,7 @@ def collect_hardening(
         run_store=hardening.run_store,
         honest=settings.honest,
         attackers=settings.attackers,
-        on=settings.on,
+        on=settings.played_problems,
         rounds=tuple(_collect_round(store, round_plan) for round_plan in hardening.rounds),
         untrained=tuple(_collect_untrained(store, hardening)),
         failures=failures or {},
@@ -187,7 +187,7 @@ def _sum_up_attack(
     status = _read_status(store, attack.name)
     fields: dict[str, Any] = {
         "run": attack.name,
-        "by": attack.by,
+        "by": attack.attack_name,
         "label": attack.label,
         "status": status,
     }
@@ -209,7 +209,7 @@ def _sum_up_attack(
 
 
 def _rates(test: Any) -> Rates | None:
-    """Take the rates of a test, whatever else it has."""
+    """Take the rates of a test that may have further fields."""
     if test is None:
         return None
     names = ("soundness", "soundness_ci95", "completeness", "completeness_ci95")

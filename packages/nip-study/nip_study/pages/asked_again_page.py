@@ -59,14 +59,14 @@ def asked_again_page(results: SweepResults) -> str:
     compared = results.baselines.any_of
     if not compared:
         return text
-    attacks = [*compared[0].attacked]
+    attacks = [*compared[0].attacked_rates]
     heads = ["arm", "generated tokens", "soundness", *(f"{label}: soundness" for label in attacks)]
     heads += ["asked again", "k", "generated tokens", *_ANY_OF]
     rows = []
     for pair in compared:
         tokens, of_baseline = pair.generated_tokens
         cells = [pair.arm, f"{tokens:,.0f}", write_cell(pair.soundness)]
-        cells += [write_cell(pair.attacked[label].soundness) for label in attacks]
+        cells += [write_cell(pair.attacked_rates[label].soundness) for label in attacks]
         # Untrained and trained, in a line each.
         for test in pair.any_of:
             baseline_cells = [
@@ -78,8 +78,8 @@ def asked_again_page(results: SweepResults) -> str:
                 [*cells, *baseline_cells, write_cell(test.soundness), write_cell(test.completeness)]
             )
     text = f"{text}{_AT_AS_MANY}\n{markdown_table(heads, rows)}"
-    text += _attacked_part(results.baselines.attacked)
-    key = [(pair.k, *pair.verifier_tokens) for pair in results.baselines.attacked]
+    text += _attacked_part(results.baselines.under_attack)
+    key = [(pair.k, *pair.verifier_tokens) for pair in results.baselines.under_attack]
     places = [*((pair.k, *pair.generated_tokens) for pair in compared), *key]
     return text + (_FEWER if any(_count_fitting(*place) > place[0] for place in places) else "")
 

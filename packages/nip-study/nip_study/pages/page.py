@@ -147,7 +147,7 @@ def differences_table(differences: ArmDifferences) -> str:
     heads = ["figure", "arm", "it has", "the first has", "difference", "p (Holm)", "pairs"]
     rows = [
         [
-            row.figure + ("" if row.after is None else f" after {row.after}"),
+            row.figure + ("" if row.attack is None else f" after {row.attack}"),
             row.arm,
             *map(percent_cell, row.rates),
             _difference_cell(row),
@@ -324,7 +324,7 @@ def _declared_page(results: DeclaredResults) -> str:
         kinds = [kind for kind, is_one in (("primary", row.primary), ("gate", row.gate)) if is_one]
         cells = [
             row.says + (f" ({', '.join(kinds)})" if kinds else ""),
-            row.figure + (f" after {row.after}" if row.after else ""),
+            row.figure + (f" after {row.attack}" if row.attack else ""),
             arm,
             against,
             "–" if row.difference is None else f"{100 * row.difference:+.1f}",
@@ -406,7 +406,7 @@ def _trials(row: HypothesisOutcome) -> str:
 def _notes_on(outcomes: Sequence[HypothesisOutcome], *, is_honest: bool) -> str:
     """Say how equalities, the gate and worst attacks are to be read, where there are any."""
     text = _EQUALITIES if any(row.margin is not None for row in outcomes) else ""
-    if is_honest and any(row.after is not None for row in outcomes):
+    if is_honest and any(row.attack is not None for row in outcomes):
         text += _HONEST
     text += _ALONE if any(row.alone is not None for row in outcomes) else ""
     rows = [row for row in outcomes if row.trials is not None]

@@ -19,9 +19,11 @@ def is_none(value: object) -> bool:
 
 
 class Part(BaseModel):
-    """A document about a sweep, or a part of one."""
+    """A document about a sweep, or a part of one. An alias is a field's key in the file."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(
+        frozen=True, extra="allow", validate_by_name=True, serialize_by_alias=True
+    )
 
     def as_json(self) -> dict[str, Any]:
         """Encode the document as it stands in a file, without the keys of fields not set."""

@@ -181,7 +181,7 @@ def test_a_hypothesis_about_attacks_is_tested_on_them(tmp_path):
         played(store, attack.name, 0.5, soundness[run.values["protocol"]])
         tests |= {run.name: LastTest(1), attack.name: LastTest(1)}
     [shown] = judge_hypotheses(counted_in(plan.sweep, tests), plan.sweep, plan.file.hypotheses)
-    assert (shown.outcome, shown.after, shown.pairs) == ("shown", "chosen", 6)
+    assert (shown.outcome, shown.attack, shown.pairs) == ("shown", "chosen", 6)
     own = Hypothesis.model_validate({**after, "after": None})
     attackers = Hypothesis.model_validate({**after, "balanced": "attacked"})
     [equal] = judge_hypotheses(counted_in(plan.sweep, tests), plan.sweep, [own])

@@ -1,7 +1,7 @@
 """Tinker's API: sessions, models, numbered requests, futures and samples, under ``/api/v1/``.
 
-Every body is checked, entered under its number and answered with the request's id; the result is
-had from `retrieve_future`. `routes_tinker_weights` has training runs and checkpoints.
+Every body is checked, entered under its number and answered with the request's id. The client gets
+the result from `retrieve_future`. `routes_tinker_weights` has training runs and checkpoints.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ _FLAGS: Mapping[str, Any] = {
 
 
 def open_service(request: web.Request) -> TinkerService:
-    """Return what the routes ask. Raises ApiError 404 where no engine serves this API."""
+    """Return the service of the routes. Raises ApiError 404 where no engine serves this API."""
     return request.app[SERVICES].tinker.open()
 
 
@@ -58,12 +58,12 @@ async def client_dynamic_config(request: web.Request) -> web.StreamResponse:
 
 
 async def healthz(_request: web.Request) -> web.StreamResponse:
-    """Answer that somebody is here."""
+    """Answer that the server is here."""
     return json_response({"status": "ok"})
 
 
 async def telemetry(request: web.Request) -> web.StreamResponse:
-    """Take what a client tells about itself, and keep nothing of it."""
+    """Take a client's reports about itself, and keep nothing of them."""
     await read_bytes(request, MAX_BODY_BYTES)
     return json_response({"status": "accepted"})
 
@@ -127,7 +127,7 @@ async def load_weights(request: web.Request) -> web.StreamResponse:
     """Begin a model with weights of a checkpoint, or load them as a model's first request."""
     raw, value = await read_object(request, MAX_REQUEST_BYTES)
     body = read_body(bodies.LoadWeights, value)
-    service, sent = open_service(request), digest("load_weights", value)
+    service, body_digest = open_service(request), digest("load_weights", value)
     if body.weights_access_token is not None:
         raise wrong_value(
             "weights_access_token", "Weights are not published here: leave the token out"
@@ -156,7 +156,7 @@ async def load_weights(request: web.Request) -> web.StreamResponse:
             checkpoint.lora,
             body.user_metadata,
             "load_weights",
-            sent,
+            body_digest,
             raw,
         )
         return json_response({"request_id": id})
@@ -164,22 +164,22 @@ async def load_weights(request: web.Request) -> web.StreamResponse:
         raise wrong_value("session_id", "Give session_id and model_seq_id, or model_id and seq_id")
     if body.seq_id != 1:
         return _refuse(
-            service, body.model_id, body.seq_id, sent,
+            service, body.model_id, body.seq_id, body_digest,
             "weights are loaded as a model's first request: make another model for them",
         )  # fmt: skip
-    id = service.submit(body.model_id, 1, "load_weights", sent, raw)
+    id = service.submit(body.model_id, 1, "load_weights", body_digest, raw)
     return json_response({"request_id": id})
 
 
 async def get_info(request: web.Request) -> web.StreamResponse:
-    """Answer what a model is."""
+    """Answer the facts of a model."""
     _, value = await read_object(request, MAX_REQUEST_BYTES)
     service = open_service(request)
     model = service.model(read_body(bodies.GetInfo, value).model_id)
     service.check_served(model.base_model)
     data: dict[str, Any] = {"model_name": model.base_model}
     path = service.pool.base(model.base_model).path
-    # A client on this machine can read the tokenizer where it lies; others are told no places.
+    # A client on this machine can read the tokenizer where it lies; others learn no places.
     if is_local_directory(path) and is_loopback(request.remote or "") and ":" not in path:
         data["tokenizer_id"] = path
     return json_response(
@@ -207,38 +207,38 @@ async def forward_backward(request: web.Request) -> web.StreamResponse:
         )
     raw = await read_bytes(request, MAX_DATA_BYTES)
     take_notes(request).body_bytes = len(raw)
-    asked, sent = await aside.run(len(raw), _decode, raw)
-    reason = asked.refusal or bodies.refuse_loss(asked.loss_fn)
-    if reason is None and not asked.data:
+    call, body_digest = await aside.run(len(raw), _decode, raw)
+    reason = call.refusal or bodies.refuse_loss(call.loss_fn)
+    if reason is None and not call.data:
         reason = "there is no datum in the request"
     if reason is not None:
-        kind = "refused_call" if asked.forward_only else "refused"
-        return _refuse(service, asked.model_id, asked.seq_id, sent, reason, kind)
-    kind = "forward" if asked.forward_only else "forward_backward"
-    id = service.submit(asked.model_id, asked.seq_id, kind, sent, raw)
-    return json_response({"request_id": id, "model_id": asked.model_id})
+        kind = "refused_call" if call.forward_only else "refused"
+        return _refuse(service, call.model_id, call.seq_id, body_digest, reason, kind)
+    kind = "forward" if call.forward_only else "forward_backward"
+    id = service.submit(call.model_id, call.seq_id, kind, body_digest, raw)
+    return json_response({"request_id": id, "model_id": call.model_id})
 
 
 def _decode(raw: bytes) -> tuple[ForwardBackward, str]:
     try:
-        asked = decode_forward_backward(raw)
+        call = decode_forward_backward(raw)
     except WireError as error:
         raise ApiError(
             400, f"The body is no ForwardBackwardRequest: {error}", code="invalid_protobuf"
         ) from None
-    return asked, asked.digest()
+    return call, call.digest()
 
 
 def _refuse(
     service: TinkerService,
     model_id: str,
     seq: int,
-    sent: str,
+    body_digest: str,
     reason: str,
     kind: str = "refused_call",
 ) -> web.Response:
-    """Enter what is not done here under its number, with the reason as its result."""
-    id = service.submit(model_id, seq, kind, sent, reason.encode())
+    """Enter a refused request under its number, with the reason as its result."""
+    id = service.submit(model_id, seq, kind, body_digest, reason.encode())
     return json_response({"request_id": id})
 
 
@@ -246,15 +246,15 @@ async def optim_step(request: web.Request) -> web.StreamResponse:
     """Enter an optimizer step."""
     raw, value = await read_object(request, MAX_REQUEST_BYTES)
     body = read_body(bodies.OptimStep, value)
-    service, sent = open_service(request), digest("optim_step", value)
+    service, body_digest = open_service(request), digest("optim_step", value)
     if body.optimizer_params is not None:
-        named = str(body.optimizer_params.get("type", "another optimizer"))[:40]
+        name = str(body.optimizer_params.get("type", "another optimizer"))[:40]
         reason = (
-            f"{named!r} is not here: send adam_params, the models are optimized with AdamW; the "
+            f"{name!r} is not here: send adam_params, the models are optimized with AdamW; the "
             "gradient so far stays, so its forward_backward is not to be sent again"
         )
-        return _refuse(service, body.model_id, body.seq_id, sent, reason)
-    id = service.submit(body.model_id, body.seq_id, "optim_step", sent, raw)
+        return _refuse(service, body.model_id, body.seq_id, body_digest, reason)
+    id = service.submit(body.model_id, body.seq_id, "optim_step", body_digest, raw)
     return json_response({"request_id": id})
 
 
@@ -276,7 +276,7 @@ async def save_weights_for_sampler(request: web.Request) -> web.StreamResponse:
 async def _save(request: web.Request, shape: type[bodies.Body], kind: str) -> web.StreamResponse:
     raw, value = await read_object(request, MAX_REQUEST_BYTES)
     body: Any = read_body(shape, value)
-    service, sent = open_service(request), digest(kind, value)
+    service, body_digest = open_service(request), digest(kind, value)
     try:
         if body.path is not None:
             bodies.check_name(body.path)
@@ -295,9 +295,8 @@ async def _save(request: web.Request, shape: type[bodies.Body], kind: str) -> we
                 "leave this server but to who has its key"
             )
     except Refused as error:
-        return _refuse(service, body.model_id, body.seq_id, sent, str(error))
-    # What only one kind of saving has a field for is not sent on to the others.
-    id = service.submit(body.model_id, body.seq_id, kind, sent, raw)
+        return _refuse(service, body.model_id, body.seq_id, body_digest, str(error))
+    id = service.submit(body.model_id, body.seq_id, kind, body_digest, raw)
     return json_response({"request_id": id})
 
 
@@ -312,7 +311,7 @@ async def create_sampling_session(request: web.Request) -> web.StreamResponse:
 
 
 async def get_sampler(request: web.Request) -> web.StreamResponse:
-    """Answer what a sampler samples from."""
+    """Answer the base model and the weights of a sampler."""
     row = open_service(request).find_sampler(request.match_info["id"])
     return json_response(
         {"sampler_id": row.id, "base_model": row.base_model, "model_path": row.model_path}
@@ -323,7 +322,7 @@ async def asample(request: web.Request) -> web.StreamResponse:
     """Enter a sample."""
     _, value = await read_object(request)
     body = read_body(bodies.Sample, value)
-    service, sent = open_service(request), digest("sample", value)
+    service, body_digest = open_service(request), digest("sample", value)
     if body.sampling_session_id is None or body.seq_id is None:
         raise wrong_value(
             "sampling_session_id", "Give sampling_session_id and seq_id: samples are numbered here"
@@ -334,7 +333,7 @@ async def asample(request: web.Request) -> web.StreamResponse:
     except Refused as error:
         refusal = str(error)
     payload = give_seed(body).model_dump_json(exclude_none=True).encode()
-    id = service.submit_sample(body.sampling_session_id, body.seq_id, sent, payload, refusal)
+    id = service.submit_sample(body.sampling_session_id, body.seq_id, body_digest, payload, refusal)
     ids = [f"{id}:{number}" for number in range(body.num_samples)]
     return json_response({"request_id": id, "sample_sequence_ids": ids})
 
@@ -351,8 +350,8 @@ async def retrieve_future(request: web.Request) -> web.StreamResponse:
     row = outcome.row
     service.store.note_fetched(row.owner, row.seq)
     if row.status == "failed":
-        told = {"error": row.error, "category": row.category or "unknown"}
-        return json_response(request.app[SERVICES].places.hide(told))
+        failure = {"error": row.error, "category": row.category or "unknown"}
+        return json_response(request.app[SERVICES].places.hide(failure))
     if row.result is None:
         message = "the result was fetched before, and is kept for a quarter of an hour after that"
         return json_response({"error": message, "category": "server"})

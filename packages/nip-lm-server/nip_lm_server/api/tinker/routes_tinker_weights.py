@@ -67,7 +67,7 @@ class SignedAddress(TypedDict):
 
 
 async def get_server_capabilities(request: web.Request) -> web.StreamResponse:
-    """Answer which base models there are."""
+    """Answer the base models and their abilities."""
     pool = open_service(request).pool
     models = []
     for base in pool.bases():
@@ -85,7 +85,7 @@ async def get_server_capabilities(request: web.Request) -> web.StreamResponse:
 
 async def list_training_runs(request: web.Request) -> web.StreamResponse:
     """Answer the models, the newest first."""
-    limit, offset = _page(request)
+    limit, offset = _read_page(request)
     service = open_service(request)
     rows = service.store.list_models(limit, offset)
     runs = [_run(service, row) for row in rows]
@@ -110,7 +110,7 @@ async def list_run_checkpoints(request: web.Request) -> web.StreamResponse:
 
 async def list_all_checkpoints(request: web.Request) -> web.StreamResponse:
     """Answer all named weights."""
-    limit, offset = _page(request)
+    limit, offset = _read_page(request)
     service = open_service(request)
     rows = service.store.list_checkpoints(None, limit, offset)
     cursor = _cursor(limit, offset, service.store.count_checkpoints())
@@ -120,22 +120,22 @@ async def list_all_checkpoints(request: web.Request) -> web.StreamResponse:
 async def delete_checkpoint(request: web.Request) -> web.StreamResponse:
     """Delete named weights."""
     service = open_service(request)
-    await service.delete_checkpoint(_named(request, service))
+    await service.delete_checkpoint(_find_checkpoint(request, service))
     return web.Response(status=204)
 
 
 async def set_expiry(request: web.Request) -> web.StreamResponse:
-    """Set for how long named weights are kept."""
+    """Set the time for which named weights are kept."""
     _, value = await read_object(request, MAX_SMALL_BODY_BYTES)
     service = open_service(request)
-    row = _named(request, service)
+    row = _find_checkpoint(request, service)
     service.store.set_expiry(row.path, read_body(bodies.SetExpiry, value).ttl_seconds)
     return web.Response(status=204)
 
 
 async def refuse_publishing(request: web.Request) -> web.StreamResponse:
-    """Refuse to publish: whoever has a key of this server reads all of it already."""
-    _named(request, open_service(request))
+    """Refuse to publish: every client with a key of this server reads all of it already."""
+    _find_checkpoint(request, open_service(request))
     raise wrong_value(
         "path",
         "Weights are not published here: every key of this server reads all of them. "
@@ -144,7 +144,7 @@ async def refuse_publishing(request: web.Request) -> web.StreamResponse:
 
 
 async def weights_info(request: web.Request) -> web.StreamResponse:
-    """Answer what a checkpoint's weights are."""
+    """Answer the facts of a checkpoint's weights."""
     _, value = await read_object(request, MAX_SMALL_BODY_BYTES)
     row = open_service(request).checkpoint(read_body(bodies.WeightsInfo, value).tinker_path)
     return json_response(
@@ -162,7 +162,7 @@ async def weights_info(request: web.Request) -> web.StreamResponse:
 
 async def list_sessions(request: web.Request) -> web.StreamResponse:
     """Answer the sessions, the newest first."""
-    limit, offset = _page(request)
+    limit, offset = _read_page(request)
     rows = open_service(request).store.list_sessions(limit, offset)
     return json_response({"sessions": [row.id for row in rows]})
 
@@ -182,7 +182,7 @@ async def retrieve_session(request: web.Request) -> web.StreamResponse:
 async def external_weights_urls(request: web.Request) -> web.StreamResponse:
     """Answer an address for each file of an exported adapter, good for an hour without a key."""
     service = open_service(request)
-    row = _named(request, service)
+    row = _find_checkpoint(request, service)
     if row.kind != "external_weights":
         raise wrong_value("path", f"{row.path!r} is {row.kind}, expected external_weights")
     until = time.time() + URL_S
@@ -211,19 +211,19 @@ async def external_weights_file(request: web.Request) -> web.StreamResponse:
     return web.FileResponse(folder / name)
 
 
-def _named(request: web.Request, service: TinkerService) -> CheckpointRow:
+def _find_checkpoint(request: web.Request, service: TinkerService) -> CheckpointRow:
     """The weights that a path below a training run names."""
     parts = request.match_info
     return service.checkpoint(f"tinker://{parts['id']}/{parts['kind']}/{parts['name']}")
 
 
-def _page(request: web.Request) -> tuple[int, int]:
-    """Limit and offset of a list. Raises ApiError 400 for what are none."""
+def _read_page(request: web.Request) -> tuple[int, int]:
+    """Limit and offset of a list. Raises ApiError 400 for other texts than numbers in range."""
     values = []
-    for name, default, most in (("limit", 20, _MOST_ROWS), ("offset", 0, 2**31)):
+    for name, default, high in (("limit", 20, _MOST_ROWS), ("offset", 0, 2**31)):
         text = request.query.get(name, str(default))
-        if not text.isdecimal() or len(text) > 10 or not int(text) <= most:
-            raise wrong_value(name, f"Invalid '{name}': got {text[:40]!r}, expected 0 to {most}")
+        if not text.isdecimal() or len(text) > 10 or not int(text) <= high:
+            raise wrong_value(name, f"Invalid '{name}': got {text[:40]!r}, expected 0 to {high}")
         values.append(int(text))
     return values[0], values[1]
 
@@ -241,7 +241,7 @@ def _run(service: TinkerService, model: TinkerModelRow) -> TrainingRun:
         "is_lora": True,
         "corrupted": False,
         "lora_rank": model.lora.rank,
-        "last_request_time": _time(service.store.last_asked(model.id) or model.created_at),
+        "last_request_time": _time(service.store.find_last_time(model.id) or model.created_at),
         "last_checkpoint": _find_last(rows, "weights"),
         "last_sampler_checkpoint": _find_last(rows, "sampler_weights"),
         "user_metadata": model.user_metadata or None,
@@ -288,11 +288,11 @@ def _read_signed(token: str) -> SignedAddress:
     return facts
 
 
-def refuse_route(why: str) -> Any:
+def refuse_route(reason: str) -> Any:
     """Make the handler of a route that is not here, with the way out."""
 
     async def refuse(request: web.Request) -> web.StreamResponse:
         request.app[SERVICES].tinker.open()
-        raise ApiError(404, why, code="unknown_url")
+        raise ApiError(404, reason, code="unknown_url")
 
     return refuse

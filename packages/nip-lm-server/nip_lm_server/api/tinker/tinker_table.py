@@ -1,4 +1,4 @@
-"""The routes of Tinker's API: which there are, and what those that are not here say."""
+"""The routes of Tinker's API, and the answers of its routes that are not here."""
 
 from aiohttp import web
 
@@ -58,8 +58,8 @@ _ABSENT: tuple[tuple[str, str], ...] = (
 def add_tinker_routes(app: web.Application) -> None:
     """Add every route of Tinker's API; where no engine serves it, each says so."""
     add = app.router.add_route
-    for path, why in _ABSENT:
-        add("*", TINKER_PATH + path, guard_route(weights.refuse_route(why)))
+    for path, reason in _ABSENT:
+        add("*", TINKER_PATH + path, guard_route(weights.refuse_route(reason)))
     for method, path, handler in ROUTES:
         add(method, TINKER_PATH + path, guard_route(handler))
     # A client that leaves ends its long poll.

@@ -4,11 +4,11 @@ EngineConnections   the pooled connections; `post` is a request and its answer
 Answer              status, type and body; `pass_on` hands the body out as it comes
 EngineLost          the engine can't be reached, or breaks off, or doesn't speak HTTP
 
-aiohttp's client costs half of what a request through the server costs, and wakes a task for each
+aiohttp's client takes half the time of a request through the server, and wakes a task for each
 piece of a streamed answer. Here the piece that a socket gave goes to its `sink` in the same turn
-of the event loop. httptools (llhttp) parses, and this file refuses what llhttp takes and no engine
-of ours sends: a body up to the end of the connection, which may be cut off unseen, a transfer
-coding other than chunked, HTTP/1.0, and a head or a chunk's extension without an end. TLS,
+of the event loop. httptools (llhttp) parses. This file refuses some forms that llhttp takes and no
+engine of ours sends: a body up to the end of the connection, which may be cut off unseen, a
+transfer coding other than chunked, HTTP/1.0, and a head or a chunk's extension without an end. TLS,
 redirects, compression and pipelining are not covered. An answer that can't be understood is an
 EngineLost, never a guess.
 """
@@ -33,7 +33,7 @@ Sink = Callable[[bytes], bool | None]
 
 
 class EngineLost(ConnectionError):
-    """The connection to an engine failed, or what came over it is no answer."""
+    """The connection to an engine failed, or the bytes that came over it are no answer."""
 
 
 class _Reader:
@@ -136,15 +136,15 @@ class Answer:
         return self.content_type.partition(";")[0].strip().lower() == "text/event-stream"
 
     async def pass_on(self, sink: Sink) -> bool:
-        """Hand the body to `sink`, piece by piece, from where it was left to its end.
+        """Hand the unread part of the body to `sink`, piece by piece, to its end.
 
-        Returns True at the end. Returns False once `sink` has returned something true: nothing
-        more is read until the next call. Raises what `sink` raises, and EngineLost.
+        Returns True at the end. Returns False once `sink` has returned a true value: nothing more
+        is read until the next call. Exceptions of `sink` go on up. Raises EngineLost.
         """
         return await self._connection.pass_on(sink)
 
-    async def read(self, most: int | None = None) -> bytes:
-        """Return the whole body, or a little more than its first `most` bytes."""
+    async def read(self, max_bytes: int | None = None) -> bytes:
+        """Return the whole body, or a little more than its first `max_bytes` bytes."""
         pieces: list[bytes] = []
         size = 0
 
@@ -152,7 +152,7 @@ class Answer:
             nonlocal size
             pieces.append(data)
             size += len(data)
-            return most is not None and size >= most
+            return max_bytes is not None and size >= max_bytes
 
         await self.pass_on(take)
         return b"".join(pieces)
@@ -208,7 +208,7 @@ class EngineConnections:
         return None
 
     def _keep(self, connection: "_Connection", place: tuple[str, int]) -> None:
-        # Asked for anew: a sweep drops the lists that were empty.
+        # Looked up anew: a sweep drops the lists that were empty.
         connection.rest(self._idle.setdefault(place, []))
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(IDLE_S, self._close_old)
@@ -220,8 +220,8 @@ class EngineConnections:
             for connection in [c for c in idle if c.idle_since <= oldest]:
                 connection.abort()
         self._idle = {place: idle for place, idle in self._idle.items() if idle}
-        left = [c.idle_since for idle in self._idle.values() for c in idle]
-        self._sweep = loop.call_at(min(left) + IDLE_S, self._close_old) if left else None
+        since = [c.idle_since for idle in self._idle.values() for c in idle]
+        self._sweep = loop.call_at(min(since) + IDLE_S, self._close_old) if since else None
 
 
 async def _connect(place: tuple[str, int]) -> "_Connection":
@@ -242,7 +242,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._idle: list[_Connection] | None = None  # those that it rests among
+        self._idle: list[_Connection] | None = None  # the idle ones, while it is among them
         self._error: EngineLost | None = None
         self._reader = _Reader()
         self._begin()
@@ -255,7 +255,7 @@ class _Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    # The side of whoever asks
+    # The side of the client
 
     async def ask(self, request: bytes) -> Answer:
         """Send a request; return its answer once the head is there. Raises EngineLost."""
@@ -271,13 +271,13 @@ class _Connection(asyncio.Protocol):
 
     async def pass_on(self, sink: Sink) -> bool:
         """See `Answer.pass_on`."""
-        # 1. What came while nobody took it.
+        # 1. The pieces that came while there was no sink.
         if self._unread:
             data = b"".join(self._unread)
             self._unread.clear()
             if sink(data) and not self._reader.ended:
                 return False
-        # 2. What comes, straight from `data_received`.
+        # 2. The next pieces, straight from `data_received`.
         if not self._reader.ended and self._error is None:
             self._sink = sink
             self._transport.resume_reading()
@@ -345,18 +345,18 @@ class _Connection(asyncio.Protocol):
             self._pause(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        where = "before its answer" if self._answer is None else "in the middle of its answer"
-        self._fail(EngineLost(str(exc) if exc is not None else f"it was closed {where}"))
+        moment = "before its answer" if self._answer is None else "in the middle of its answer"
+        self._fail(EngineLost(str(exc) if exc is not None else f"it was closed {moment}"))
 
     def _hold(self, piece: bytes) -> None:
-        """Keep what nobody takes yet, and soon read no further."""
+        """Keep a piece for which there is no sink yet, and soon read no further."""
         if piece:
             self._unread.append(piece)
             if len(self._unread) > 1 and not self._reader.ended:
                 self._transport.pause_reading()
 
     def _pause(self, error: Exception | None = None) -> None:
-        """Wake who waits: the body has ended, the sink wants no more, or it raised this."""
+        """Wake the waiter: the body has ended, the sink wants no more, or it raised `error`."""
         self._sink = None
         if not self._reader.ended:
             self._transport.pause_reading()

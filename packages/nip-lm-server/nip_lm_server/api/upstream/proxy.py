@@ -2,8 +2,8 @@
 
 The body goes on as it came and the answer comes back as it came, piece by piece if it is
 streamed (`relay`). Of the upstream's headers only the content type is sent on, and the upstream's
-key goes nowhere but there. When the client leaves, the upstream's connection is closed, by which
-it abandons the request.
+key goes nowhere but there. When the client leaves, the upstream's connection is closed, so that it
+abandons the request.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Proxy:
     ) -> tuple[web.StreamResponse, tuple[int, int]]:
         """Answer with the upstream's answer to `raw`, and count its tokens.
 
-        Returns the response and (prompt tokens, generated tokens), zeros where it doesn't tell.
+        Returns the response and (prompt tokens, generated tokens), zeros where it has no counts.
         Raises ApiError with the upstream's status and message, 503 if it went to sleep over the
         answer, 502 if it can't be reached or breaks off, 504 if it takes longer than
         ANSWER_TIMEOUT_S.
@@ -73,10 +73,10 @@ class Proxy:
     async def fetch(
         self, upstream: Upstream, path: str, raw: bytes
     ) -> tuple[bytes, str, tuple[int, int]]:
-        """Get the upstream's answer to `raw` in one piece, however long it takes.
+        """Get the upstream's answer to `raw` in one piece, without a limit of time.
 
         Returns body, content type, and tokens as `forward` does. Raises ApiError as it does, but
-        none for the time: whoever waits asks whether the engine advances.
+        none for the time: a client that waits learns whether the engine advances.
         """
         try:
             async with self._connections.post(upstream.url, path, raw, upstream.api_key) as answer:
@@ -97,25 +97,25 @@ async def _read_whole(answer: Answer) -> tuple[bytes, str]:
 
 
 def _read_error(status: int, body: bytes, upstream: Upstream) -> ApiError:
-    """OpenAI's error object for an error of the upstream, whose own come in several shapes."""
+    """OpenAI's error object for an error of the upstream, which has several shapes."""
     try:
         answer: Any = bounds.parse_json(body)
     except ValueError:
         answer = body.decode(errors="replace")
     if isinstance(answer, dict):
         answer = answer.get("error", answer)
-    # 1. Its message: vLLM's own object, FastAPI's `detail`, or whatever came.
+    # 1. Its message: vLLM's own object, FastAPI's `detail`, or the whole body.
     fields = answer if isinstance(answer, dict) else {}
     message = fields.get("message", fields.get("detail", answer))
     text = message if isinstance(message, str) else json.dumps(message)
     text = _without_key(text, upstream)[:2000] or f"HTTP {status}"
     # 2. Its status.
     if status in (401, 403) or status < 400:
-        # The client's key is right; it is ours that the engine refuses.
+        # The client's key is right; the engine refuses ours.
         return ApiError(
             502, f"The engine refused the server: HTTP {status}: {text}", code="engine_error"
         )
-    # 3. A code for what it says in words alone.
+    # 3. A code where it has words alone.
     code, param = fields.get("code"), fields.get("param")
     if not isinstance(code, str):
         code = "engine_error" if status >= 500 else None
@@ -135,7 +135,7 @@ def _read_error(status: int, body: bytes, upstream: Upstream) -> ApiError:
 
 
 def _explain(upstream: Upstream, error: Exception) -> ApiError:
-    """The error object for what went wrong on the way."""
+    """The error object for a failure on the way."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TimeoutError):

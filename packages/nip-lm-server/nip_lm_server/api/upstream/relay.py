@@ -1,11 +1,11 @@
 """Passing the events of an upstream's stream on, without a look at most of them.
 
 relay         an upstream's streamed answer -> the client's, its end or its error included
-WholeEvents   which bytes of a stream may be sent on
-find_aborted  where an answer says that the upstream broke it off
+WholeEvents   the bytes of a stream that may be sent on
+find_aborted  the place where an answer says that the upstream broke it off
 read_usage    the token counts in a body
 
-What a socket of the upstream gave is searched for the few words that matter and written to the
+Each piece from the upstream's socket is searched for the few words that matter, and written to the
 client's socket in the same turn of the event loop: no task is woken and no JSON read for a token.
 """
 
@@ -38,10 +38,10 @@ async def relay(
 ) -> tuple[web.StreamResponse, tuple[int, int]]:
     """Send the events on as they come, ``[DONE]`` among them, until `deadline` of the loop's clock.
 
-    Returns the response and (prompt tokens, generated tokens). What goes wrong before the first
-    event is raised: ApiError 503 for an answer that was broken off, EngineLost, TimeoutError. After
-    it, an event with `explain`'s error object ends the stream, without ``[DONE]``. Raises
-    ClientGone if the client has left.
+    Returns the response and (prompt tokens, generated tokens). Raises an error before the first
+    event: ApiError 503 for an answer that was broken off, EngineLost, TimeoutError. After it, an
+    event with `explain`'s error object ends the stream, without ``[DONE]``. Raises ClientGone if
+    the client has left.
     """
     stream = _Stream(request, answer)
     try:
@@ -71,25 +71,25 @@ class _Stream:
     async def send_all(self) -> None:
         """Send all events. Raises ApiError 503 where the upstream reports a broken answer."""
         events, answer = self.events, self._answer
-        # 1. The first events start the response; what fails before them can still be a status.
-        ended = await answer.pass_on(self._hold)
-        if ended and not events.broken_off:
+        # 1. The first events start the response; a failure before them can still be a status.
+        has_ended = await answer.pass_on(self._hold)
+        if has_ended and not events.broken_off:
             self._first += events.rest()
         if events.broken_off and not self._first:
             raise broken_off_error()
         await self.send(self._first)
         # 2. The others, straight from socket to socket; a client that is slow is waited for.
-        while not ended and not events.broken_off:
-            ended = await answer.pass_on(self._write)
+        while not has_ended and not events.broken_off:
+            has_ended = await answer.pass_on(self._write)
             await self._drain()
         # 3. The end: a stream need not end with a whole event.
-        if ended and not events.broken_off:
+        if has_ended and not events.broken_off:
             await self.send(events.rest())
         if events.broken_off:
             raise broken_off_error()
 
     async def send(self, data: bytes) -> None:
-        """Send with the response's head before, if it is the first. Raises ClientGone."""
+        """Send data, the response's head first if need be. Raises ClientGone."""
         try:
             if not self.response.prepared:
                 await self.response.prepare(self._request)
@@ -115,7 +115,7 @@ class _Stream:
         if transport is None or transport.is_closing():
             raise ClientGone
         if events:
-            # Framed here: aiohttp's own way to here is a coroutine.
+            # Framed here: aiohttp's own framing is a coroutine.
             if self.response.chunked:
                 events = b"%x\r\n%b\r\n" % (len(events), events)
             transport.write(events)
@@ -125,8 +125,8 @@ class _Stream:
 class WholeEvents:
     """Lets the whole events of a stream through, up to the upstream's word of a broken answer.
 
-    Half of that one could not be taken back. `usage` is (prompt tokens, generated tokens), zeros
-    as long as no event has told.
+    Half an event could not be taken back. `usage` is (prompt tokens, generated tokens), zeros until
+    an event has the counts.
     """
 
     def __init__(self) -> None:
@@ -143,26 +143,26 @@ class WholeEvents:
         if not events.endswith(_EVENT_END):
             events, part = _split(events, len(events))
         self._part = part
-        # 2. None that says so, and nothing after it.
-        at = find_aborted(events)
-        if at is not None:
+        # 2. Neither the event with the upstream's word, nor anything after it.
+        place = find_aborted(events)
+        if place is not None:
             self.broken_off = True
-            events, _ = _split(events, at)
-        # 3. The counts stand in the last event, if they were asked for.
+            events, _ = _split(events, place)
+        # 3. The counts stand in the last event, if the client wants them.
         if _GENERATED in events:
             self.usage = read_usage(events)
         return events
 
     def rest(self) -> bytes:
-        """Return what may be sent on of an unfinished event, at the stream's end."""
+        """Return an unfinished event at the stream's end, as far as it may be sent on."""
         part, self._part = self._part, b""
         self.broken_off = self.broken_off or find_aborted(part) is not None
         return b"" if self.broken_off else part
 
 
-def _split(data: bytes, before: int) -> tuple[bytes, bytes]:
-    """Split `data` behind its last whole event before this place."""
-    end = data.rfind(_EVENT_END, 0, before)
+def _split(data: bytes, place: int) -> tuple[bytes, bytes]:
+    """Split `data` behind its last whole event before `place`."""
+    end = data.rfind(_EVENT_END, 0, place)
     end = 0 if end < 0 else end + len(_EVENT_END)
     return data[:end], data[end:]
 
@@ -170,14 +170,14 @@ def _split(data: bytes, before: int) -> tuple[bytes, bytes]:
 def find_aborted(data: bytes) -> int | None:
     """Return the place of the upstream's word of a broken answer, None without one.
 
-    Most answers have no such word at all, and a plain search tells those.
+    Most answers have no such word at all, and a plain search finds that out.
     """
     match = _ABORTED.search(data) if b'"abort"' in data else None
     return None if match is None else match.start()
 
 
 def broken_off_error() -> ApiError:
-    """vLLM answers so, with status 200 and what there is, when it is put to sleep."""
+    """The error of a broken answer. vLLM sends one, with status 200, when it is put to sleep."""
     return ApiError(
         503,
         "The engine broke this answer off, as it leaves its device to a training or sleeps: ask "

@@ -4,7 +4,7 @@ EmbeddedEngine    the `Engine` interface; the thread behind it is `worker.ModelW
 
 Requests wait in a queue. Between two tokens the thread takes waiting commands (load, unload,
 prove) and lets waiting requests join the batch, each with its own adapter, settings and random
-numbers. What a request gets depends on its own seed alone, up to float rounding.
+numbers. A request's answer depends on its own seed alone, up to float rounding.
 
 Log-probabilities are the model's own, before temperature, penalty and top-p.
 """
@@ -48,7 +48,7 @@ from nip_lm_server.engines.embedded.requests import (
     refuse_broken,
     refuse_unguided,
     score_prompt,
-    with_calls,
+    separate_calls,
 )
 from nip_lm_server.engines.embedded.worker import ModelWorker, Pending
 from nip_lm_server.lora.probes import MAX_RIVALS
@@ -56,14 +56,14 @@ from nip_lm_server.lora.prove_weights import prove, prove_base
 from nip_lm_server.lora.rowwise_lora import LoraAdapter, read_lora
 
 SLEEP_TIMEOUT_S = 60.0
-"""Time that running requests have to end when the engine is put to sleep. A rule of thumb: with
-much less, answers fail that were nearly whole; with much more, a training waits for its device."""
+"""Time for running requests to end when the engine is put to sleep. A rule of thumb: with far less,
+nearly whole answers fail; with far more, a training waits for its device."""
 
 
 class EmbeddedEngine(Engine):
     """Serves `model_path` (a directory or a hub name) and adapters over it.
 
-    `options` are those of `loaded_model.EmbeddedOptions`.
+    `options` are the fields of `loaded_model.EmbeddedOptions`.
     """
 
     name = "embedded"
@@ -82,18 +82,18 @@ class EmbeddedEngine(Engine):
         await self._worker.start()
 
     async def stop(self) -> None:
-        """End the thread and free the model. What still waits or runs fails with EngineError."""
-        # Before the await: who asks meanwhile is refused instead of joining what ends.
+        """End the thread and free the model. Waiting and running requests fail with EngineError."""
+        # Before the await: a request that comes meanwhile is refused and does not join.
         worker, self._worker = self._worker, None
         self._state = "stopped"
         if worker is not None:
             await worker.stop()
 
     async def sleep(self) -> None:
-        """Refuse requests, finish those there are, free the cache and, on CUDA, the weights.
+        """Refuse new requests, finish the others, free the cache and, on CUDA, the weights.
 
-        The weights and the adapters stay in the machine's memory. What has not ended after
-        SLEEP_TIMEOUT_S fails with EngineError.
+        The weights and the adapters stay in the machine's memory. Requests that have not ended
+        after SLEEP_TIMEOUT_S fail with EngineError.
         """
         if self.state != "sleeping":
             await self._serving().sleep(SLEEP_TIMEOUT_S)
@@ -104,14 +104,14 @@ class EmbeddedEngine(Engine):
             await self._worker.wake()
 
     async def wait_dead(self) -> str:
-        """Return why, once the model's thread has ended without being asked to."""
+        """Wait until the model's thread ends without `stop`, and return the reason."""
         if self._worker is None:
             raise EngineError(f"the engine is {self.state}")
-        # Shielded: cancelling who waits here would cancel the future that the thread reports to.
+        # Shielded: a cancelled caller would cancel the future that the thread reports to.
         return await asyncio.shield(asyncio.wrap_future(self._worker.death))
 
     async def measure_work(self) -> WorkDone | None:
-        """Count what the thread has computed; None while it is not at work."""
+        """Count the thread's work; None while it does not run."""
         worker = self._worker
         if worker is None or worker.state != "running":
             return None
@@ -123,17 +123,17 @@ class EmbeddedEngine(Engine):
     async def read_prompts(
         self, requests: Sequence[GenerationRequest]
     ) -> Sequence[GenerationRequest]:
-        worker, read = self._serving(), []
+        worker, readable = self._serving(), []
         for request in requests:
             check_counts(request, self._options.max_batch)
             prompt = await encode_request(worker, request)
             room_for_answer(request, len(prompt), worker.loaded.max_model_len)
-            read.append(replace(request, prompt=tuple(prompt)))
-            await asyncio.sleep(0)  # a body may have very many, and others have their turn
-        return read
+            readable.append(replace(request, prompt=tuple(prompt)))
+            await asyncio.sleep(0)  # a body may have very many, and other tasks get a turn
+        return readable
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        # Woken once, at the end, so that each choice is one piece.
+        # Not streamed: it is woken once, at the end, so that each choice is one piece.
         choices = [choice async for choice in self._pieces(request, streamed=False)]
         first = choices[0]
         if request.echo:
@@ -143,7 +143,7 @@ class EmbeddedEngine(Engine):
         )
 
     async def _echo(self, request: GenerationRequest, choices: Sequence[Delta]) -> list[Delta]:
-        """Put the prompt before each choice, scored where log-probabilities are asked for."""
+        """Put the prompt before each choice, scored where the request wants log-probabilities."""
         worker, _ = self._find(request.model)
         ids = await encode_request(worker, request)
         scores = PromptScores(())
@@ -156,12 +156,12 @@ class EmbeddedEngine(Engine):
         return self._pieces(request, streamed=True)
 
     async def _pieces(self, request: GenerationRequest, *, streamed: bool) -> AsyncIterator[Delta]:
-        # 1. Queue the rows. All that can be refused is refused before.
+        # 1. Queue the rows. All refusals come before.
         worker, pending = await self._prepare(request, streamed)
         worker.submit(pending)
-        readers = [RowReader(worker, row, i, request) for i, row in enumerate(pending.rows)]
+        readers = [RowReader(worker, row, index, request) for index, row in enumerate(pending.rows)]
         prompt = pending.rows[0].prompt
-        said_once: dict[str, Any] = {
+        first_facts: dict[str, Any] = {
             "prompt_tokens": len(prompt),
             "prompt_token_ids": tuple(prompt) if request.return_token_ids else None,
         }
@@ -174,29 +174,29 @@ class EmbeddedEngine(Engine):
                     raise pending.failure
                 refuse_broken(pending.rows)
                 refuse_unguided(pending.rows, request.form_parameter)
-                # 3. Tell of every row what is certain by now.
+                # 3. Yield the text of every row that is certain by now.
                 for row, reader in zip(pending.rows, readers, strict=True):
-                    # Whether a text is a call is known at its end.
-                    waits = bool(request.tools) and row.finish_reason is None
-                    delta = None if reader.finished or waits else reader.read()
+                    # Only the end of a text shows whether it is a call.
+                    is_waiting = bool(request.tools) and row.finish_reason is None
+                    delta = None if reader.finished or is_waiting else reader.read()
                     if delta is None:
                         continue
-                    delta = with_calls(worker, delta, request)
-                    yield replace(delta, **said_once) if said_once else delta
-                    said_once = {}
+                    delta = separate_calls(worker, delta, request)
+                    yield replace(delta, **first_facts) if first_facts else delta
+                    first_facts = {}
         finally:
-            # Whoever leaves early leaves no row that takes a place in the batch.
+            # A reader that leaves early must not leave rows in the batch.
             abandon(pending.rows)
         self._requests += 1
 
     async def score_prompt(self, model: str, tokens: Sequence[int], top: int) -> PromptScores:
         worker, adapter = self._find(model)
-        asked = GenerationRequest(model=model, prompt=tuple(tokens))
-        # The last one is scored and never read: no room is needed behind it.
-        ids = await encode_request(worker, replace(asked, prompt=tuple(tokens[:-1] or tokens)))
+        request = GenerationRequest(model=model, prompt=tuple(tokens))
+        # The last token is scored and never read: it needs no room in the context.
+        ids = await encode_request(worker, replace(request, prompt=tuple(tokens[:-1] or tokens)))
         score_bytes = 8 if worker.loaded.dtype == "float64" else 4
         check_scored(len(ids), worker.loaded.vocabulary, top, score_bytes)
-        await encode_request(worker, replace(asked, prompt=tuple(tokens[-1:])))
+        await encode_request(worker, replace(request, prompt=tuple(tokens[-1:])))
         return await worker.run(lambda: score_prompt(worker.decoder, tokens, adapter, top))
 
     async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
@@ -213,7 +213,7 @@ class EmbeddedEngine(Engine):
     # Adapters
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        # The name would be the base's all the same: the adapter would never answer.
+        # Under the base's name the adapter would never answer.
         if name == self.base_model:
             raise EngineError(f"{name!r} is the base model's name")
         files = await asyncio.to_thread(read_lora, path)
@@ -224,12 +224,12 @@ class EmbeddedEngine(Engine):
             )
         worker = self._serving()
 
-        # In the worker's thread, so that two loads of one name come one after the other.
+        # In the worker's thread, so that two loads of one name run one after the other.
         def attach() -> None:
-            present = worker.adapters.get(name)
-            if present is None:
+            current = worker.adapters.get(name)
+            if current is None:
                 worker.adapters[name] = worker.lora.attach(name, files)
-            elif present.digest != files.digest:
+            elif current.digest != files.digest:
                 raise EngineError(f"an adapter with other weights already answers to {name!r}")
 
         await worker.run(attach)
@@ -237,7 +237,7 @@ class EmbeddedEngine(Engine):
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Running requests are finished with it."""
         worker = self._worker
-        # With a dead thread its adapters are gone, and nobody would run the command.
+        # A dead thread has lost its adapters and runs no command.
         if worker is not None and worker.state != "failed" and name in worker.adapters:
             await worker.run(lambda: worker.unload(name))
 
@@ -256,16 +256,16 @@ class EmbeddedEngine(Engine):
         files = await asyncio.to_thread(read_lora, path)
 
         def compare() -> Proof:
-            served = worker.adapters.get(name)
-            if served is None:  # it was unloaded while the files were read
+            loaded_adapter = worker.adapters.get(name)
+            if loaded_adapter is None:  # it was unloaded while the files were read
                 raise EngineError(f"no adapter answers to {name!r}")
             # Every rival is one more row of the proof's pass, so there is a limit.
-            rivals = [other for key, other in worker.adapters.items() if key != name]
-            return prove(worker.decoder, worker.loaded, served, files, rivals[-MAX_RIVALS:])
+            rivals = [rival for key, rival in worker.adapters.items() if key != name]
+            return prove(worker.decoder, worker.loaded, loaded_adapter, files, rivals[-MAX_RIVALS:])
 
         return await worker.run(compare)
 
-    # What it is
+    # Facts
 
     @property
     def state(self) -> EngineState:
@@ -320,9 +320,9 @@ class EmbeddedEngine(Engine):
             return worker, None
         adapter = worker.adapters.get(model)
         if adapter is None:
-            known = ", ".join([self.base_model, *worker.adapters])
+            names = ", ".join([self.base_model, *worker.adapters])
             raise EngineRequestError(
-                f"no model answers to {model!r}; known: {known}",
+                f"no model answers to {model!r}; known: {names}",
                 code="model_not_found",
                 param="model",
             )
@@ -336,6 +336,6 @@ class EmbeddedEngine(Engine):
         check_counts(request, self._options.max_batch)
         guide = None
         if request.has_form:
-            guide = await aside.follow_form(make_guide, worker, request)  # the first takes seconds
+            guide = await aside.follow_form(make_guide, worker, request)  # takes seconds once
         prompt = await encode_request(worker, request)
         return worker, Pending(make_rows(worker, request, prompt, adapter, guide), streamed)

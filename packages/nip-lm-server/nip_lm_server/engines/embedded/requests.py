@@ -1,12 +1,12 @@
-"""From a request to the rows of the embedded engine, and from those to its answer.
+"""From a request to the rows of the embedded engine, and from the rows to its answer.
 
 check_counts      refuses more choices than there can be
-refuse_tools      refuses tools that the model can't be told of
+refuse_tools      refuses tools that the chat template can't describe
 make_guide        the grammar of an answer, where it has one
 encode_request    a request -> the token ids of its prompt
-make_rows         a request and these -> one row for each of its choices
-RowReader         what has been added to a row since the last look, as a `Delta`
-with_calls        what a reader told of a whole row, calls of tools apart from its text
+make_rows         a request, its prompt and its guide -> one row for each of its choices
+RowReader         the tokens added to a row since the last look, as a `Delta`
+separate_calls    the `Delta` of a whole row, with calls of tools apart from its text
 """
 
 import math
@@ -45,9 +45,9 @@ from nip_lm_server.engines.guided import (
 from nip_lm_server.lora.rowwise_lora import LoraAdapter
 
 MAX_SCORED_TOP = 256
-"""Likeliest tokens at each place of a prompt. A rule of thumb: who distills takes twenty."""
+"""Most likeliest tokens at each place of a prompt. A rule of thumb: distillation takes twenty."""
 MAX_SCORED_BYTES = 4 * 2**30
-"""Memory of the scores of one prompt: they are there for all tokens at once."""
+"""Memory of the scores of one prompt: they are computed for all tokens at once."""
 _TOOL_KEYS = {"tool_calls", "tool_call_id"}
 
 
@@ -56,10 +56,10 @@ async def encode_request(
 ) -> list[int]:
     """The token ids of a request's prompt. Raises EngineRequestError.
 
-    Messages may take so many times the model's context.
+    Messages may take `contexts` times the model's context.
 
-    A text is encoded by the tokenizer's own rule for plain texts: where the model was trained with
-    a token at their beginning, it has one. Token ids are taken as they are.
+    A text is encoded by the tokenizer's own rule for plain texts: it begins with a special token
+    where the model was trained so. Token ids stay as they are.
     """
     prompt = request.prompt
     if prompt is None:
@@ -71,19 +71,19 @@ async def encode_request(
     if isinstance(prompt, str):
         ids = await worker.prompts.text(prompt, body_bytes=request.body_bytes)
     else:
-        # Before they are looked at one by one, for the same reason as below.
+        # Before the ids are looked at one by one, for the same reason as below.
         room_for_answer(request, len(prompt), worker.loaded.max_model_len)
         ids, vocabulary = list(prompt), worker.loaded.vocabulary
-        # The least and the largest, since a body may have very many.
+        # The smallest and the largest alone, since a body may have very many.
         if ids and (min(ids) < 0 or max(ids) >= vocabulary):
-            wrong = next(token for token in ids if not 0 <= token < vocabulary)
+            wrong_id = next(token for token in ids if not 0 <= token < vocabulary)
             raise EngineRequestError(
-                f"the token id {wrong} is not in the vocabulary: this model has 0 to "
+                f"the token id {wrong_id} is not in the vocabulary: this model has 0 to "
                 f"{vocabulary - 1}",
                 code="invalid_value",
                 param="prompt",
             )
-    # A model has no first logits without a token.
+    # Without a token a model gives no logits.
     if not ids:
         raise EngineRequestError("the prompt has no tokens", "invalid_value", "prompt")
     return ids
@@ -91,13 +91,13 @@ async def encode_request(
 
 def check_counts(request: GenerationRequest, max_batch: int) -> None:
     """Raise EngineRequestError for more choices or alternatives than there can be."""
-    for name, value, most in (
+    for name, value, limit in (
         ("n", request.n, max_batch),
         ("top_logprobs", request.top_logprobs, MAX_TOP_LOGPROBS),
     ):
-        if value > most:
+        if value > limit:
             raise EngineRequestError(
-                f"{name} is {value}, but this engine gives at most {most}",
+                f"{name} is {value}, but this engine gives at most {limit}",
                 code="invalid_value",
                 param=name,
             )
@@ -144,10 +144,10 @@ def check_scored(tokens: int, vocabulary: int, top: int, score_bytes: int = 4) -
             "invalid_value",
             "topk_prompt_logprobs",
         )
-    needed = tokens * vocabulary * 2 * score_bytes  # logits, and their log-probabilities
-    if needed > MAX_SCORED_BYTES:
+    size = tokens * vocabulary * 2 * score_bytes  # logits and log-probabilities
+    if size > MAX_SCORED_BYTES:
         raise EngineRequestError(
-            f"to score {tokens} tokens among {vocabulary} takes {needed / 2**30:.1f} GiB, at most "
+            f"to score {tokens} tokens among {vocabulary} takes {size / 2**30:.1f} GiB, at most "
             f"{MAX_SCORED_BYTES / 2**30:.0f} are taken: score a shorter prompt",
             "invalid_value",
             "prompt_logprobs",
@@ -177,23 +177,23 @@ def refuse_tools(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Raise EngineRequestError for tools in a prompt, if the template knows none: it would leave
-    them out without a word.
+    """Raise EngineRequestError for tools in a prompt, if the template has none: it would leave
+    them out without an error.
     """
     if worker.loaded.tool_form is not None:
         return
-    at = next((i for i, m in enumerate(messages) if m.keys() & _TOOL_KEYS), None)
-    if tools or at is not None:
+    place = next((i for i, m in enumerate(messages) if m.keys() & _TOOL_KEYS), None)
+    if tools or place is not None:
         raise EngineRequestError(
             "this model's chat template has no tools, or writes calls in a form that this "
             "engine can't read: ask for JSON with 'response_format' instead",
             "unsupported_value",
-            "tools" if tools else f"messages[{at}]",
+            "tools" if tools else f"messages[{place}]",
         )
 
 
 def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
-    """Begin to guide an answer, if the request gives it a grammar; None if not."""
+    """Begin to guide an answer; None if the request has no form or the form no grammar."""
     form, param = worker.loaded.tool_form, request.form_parameter
     if request.grammar is not None:
         return worker.guide(write_lark_grammar(request.grammar), param)
@@ -208,7 +208,7 @@ def make_guide(worker: ModelWorker, request: GenerationRequest) -> Guide | None:
 
 
 def refuse_unguided(rows: Sequence[Row], param: str) -> None:
-    """Raise EngineRequestError for an answer outside of its grammar: nothing in it is right."""
+    """Raise EngineRequestError where an answer left its grammar: none of it can be used."""
     failure = next((row.guide.failure for row in rows if row.guide and row.guide.failure), "")
     if failure:
         raise EngineRequestError(
@@ -222,9 +222,9 @@ def refuse_broken(rows: Sequence[Row]) -> None:
     """Raise EngineError where the model had no next token."""
     row = next((row for row in rows if row.broken), None)
     if row is not None:
-        of = "the base model" if row.adapter is None else f"adapter {row.adapter.name}"
+        model = "the base model" if row.adapter is None else f"adapter {row.adapter.name}"
         raise EngineError(
-            f"the scores of {of} are no finite numbers after {len(row.prompt)} tokens of prompt "
+            f"the scores of {model} are no finite numbers after {len(row.prompt)} tokens of prompt "
             f"and {len(row.generated)} of the answer: its weights or their precision can't be used"
         )
 
@@ -236,49 +236,49 @@ class RowReader:
         self._worker, self._row, self._index, self._request = worker, row, index, request
         self._text = AnswerText(worker.decode, request.stop)
         self._pushed = 0
-        self._told = 0
+        self._delivered = 0
         self.finished = False
 
     def read(self) -> Delta | None:
-        """Tell what became certain since the last call; None where there is no text yet.
+        """The text that became certain since the last call; None where there is none yet.
 
-        Tokens whose text is held back are told with the text, or at the end.
+        Tokens whose text is held back come with the text, or at the end.
         """
         row, request = self._row, self._request
         # The end is set after the last token, so it is looked at before the tokens.
         finish_reason = row.finish_reason
         count = len(row.generated)
         for token in row.generated[self._pushed : count]:
-            # The stop token is counted and shown, and is no part of the text.
+            # The stop token is counted and listed, but is no part of the text.
             if token not in self._worker.loaded.stop_tokens:
                 self._text.push(token)
         self._pushed = count
-        # Now, since what was held back for a stop string or a character is certain only now.
+        # Now a text that was held back, for a stop string or a character, is certain.
         if finish_reason is not None:
             self._text.finish()
             self.finished = True
         text = self._text.take()
-        # A token may end within a character: a piece for it would have nothing in it.
+        # A token may end within a character: its piece would be empty.
         if not text and not self.finished:
             return None
-        new = slice(self._told, count)
-        self._told = count
-        ids = tuple(row.generated[new])
+        added = slice(self._delivered, count)
+        self._delivered = count
+        ids = tuple(row.generated[added])
         return Delta(
             index=self._index,
             text=text,
             finish_reason=finish_reason,
             tokens=tuple(map(self._show, ids)) if request.logprobs else (),
             token_ids=ids if request.return_token_ids else (),
-            logprobs=tuple(row.logprobs[new]) if request.logprobs else (),
-            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[new]))
+            logprobs=tuple(row.logprobs[added]) if request.logprobs else (),
+            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[added]))
             if request.top_logprobs
             else (),
             completion_tokens=len(ids),
         )
 
     def _alternatives(self, likeliest: Sequence[tuple[int, float]]) -> tuple[TopLogprob, ...]:
-        # A grammar may allow fewer tokens than were asked for.
+        # A grammar may allow fewer tokens than the request wants.
         possible = [(token, logprob) for token, logprob in likeliest if logprob > -math.inf]
         return tuple(TopLogprob(self._show(token), logprob, token) for token, logprob in possible)
 
@@ -294,11 +294,11 @@ def echo_prompt(
     text: str,
     scores: PromptScores,
 ) -> Delta:
-    """Put a prompt before a whole answer. Its first token has no score: nothing came before it."""
-    shown: tuple[str, ...] = ()
+    """Put a prompt before a whole answer. Its first token has no score: no token precedes it."""
+    tokens: tuple[str, ...] = ()
     logprobs: tuple[float | None, ...] = ()
     if request.logprobs:
-        shown, logprobs = tuple(map(worker.show_token, ids)), (None, *scores.logprobs)
+        tokens, logprobs = tuple(map(worker.show_token, ids)), (None, *scores.logprobs)
     likeliest: tuple[tuple[TopLogprob, ...], ...] = ()
     if request.top_logprobs:
         places = [
@@ -309,7 +309,7 @@ def echo_prompt(
     return replace(
         whole,
         text=text + whole.text,
-        tokens=shown + whole.tokens,
+        tokens=tokens + whole.tokens,
         token_ids=(tuple(ids) + whole.token_ids) if request.return_token_ids else (),
         logprobs=logprobs + whole.logprobs,
         top_logprobs=likeliest + whole.top_logprobs,
@@ -317,23 +317,23 @@ def echo_prompt(
 
 
 def abandon(rows: Sequence[Row]) -> None:
-    """Mark rows that nobody waits for; the worker's thread drops them between two steps."""
+    """Mark rows without a reader; the worker's thread drops them between two steps."""
     for row in rows:
-        row.cancelled = True  # of no effect once finished
+        row.cancelled = True  # no effect on a finished row
 
 
-def with_calls(worker: ModelWorker, whole: Delta, request: GenerationRequest) -> Delta:
+def separate_calls(worker: ModelWorker, whole: Delta, request: GenerationRequest) -> Delta:
     """A whole answer with the calls of tools taken out of its text."""
     form = worker.loaded.tool_form
     if not request.tools or form is None:
         return whole
     names = [tool["function"]["name"] for tool in request.tools]
     text, calls = form.read(whole.text, names)
-    if not calls:  # a text that only looks like a call stays as it was written
+    if not calls:  # a text that only looks like a call stays a text
         return whole
-    # One was asked for, and a model may write more all the same.
+    # The request wants one, and a model may write more all the same.
     if not request.parallel_tool_calls:
         calls = calls[:1]
-    # An answer that was cut at its limit says so, calls or not: the last one may lack its end.
+    # An answer cut at its limit keeps that reason, calls or not: the last call may lack its end.
     reason = "tool_calls" if whole.finish_reason == "stop" else whole.finish_reason
     return replace(whole, text=text, tool_calls=calls, finish_reason=reason)

@@ -1,12 +1,12 @@
 """The thread that owns a model: it loads it, runs its batches and takes commands in between.
 
-Pending           a request that waits or runs, and where its progress is told
+Pending           a request that waits or runs, with the event of its progress
 ModelWorker       the thread; other threads only call its public methods
 
 Between two tokens the thread takes waiting commands (load, unload, prove) and lets waiting
-requests join the batch. Requests that are streamed run in the same batch as the others: after
-each step the thread sets the events of all that listen in one call, and goes on; who listens reads
-the rows by itself.
+requests join the batch. Streamed requests run in the same batch as the others: after each step
+the thread sets the events of all listeners in one call, and goes on. The listeners read the rows
+themselves.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 
 from nip_lm_server.engines.base import EngineError, EngineState
-from nip_lm_server.engines.embedded.decoding.answers import tell
+from nip_lm_server.engines.embedded.decoding.answers import wake_listeners
 from nip_lm_server.engines.embedded.decoding.batching import Decoder, Row
 from nip_lm_server.engines.embedded.decoding.kv_cache import find_cache_room
 from nip_lm_server.engines.embedded.decoding.loaded_model import (
@@ -42,18 +42,17 @@ from nip_lm_server.engines.guided import Guide, begin_matching, make_vocabulary
 from nip_lm_server.lora.rowwise_lora import LoraAdapter, RowwiseLora
 
 JOIN_EVERY_STEPS = 8
-"""Requests join a running batch at most this often: joining copies the cache. A rule of thumb: with
-much less the copies cost more than the steps, with much more a first token is long in coming."""
+"""Steps between two joinings of a running batch: joining copies the cache. A rule of thumb: with
+far fewer, the copies cost more than the steps; with far more, a first token comes late."""
 STOP_TIMEOUT_S = 30.0
-"""For the pass that is under way, which nothing can interrupt. A rule of thumb: with much less a
-long prompt would count as a thread that hangs, with much more the server's own end is held up by
-one."""
+"""Time for the pass that is under way, which nothing can interrupt. A rule of thumb: with far less,
+a long prompt would count as a thread that hangs; with far more, such a thread holds up the server's
+own end."""
 _IDLE_WAIT_S = 1.0
-"""Whoever brings something to do wakes the thread; this only bounds what a wake-up that was lost
-would cost."""
+"""Requests and commands wake the thread; this only bounds the delay of a lost wake-up."""
 _DRAIN_INTERVAL_S = 0.02
-"""Each look is a command that runs between two steps, so more looks than steps would tell no
-more."""
+"""Each look is a command that runs between two steps: more looks than steps would find nothing
+new."""
 _T = TypeVar("_T")
 _log = logging.getLogger("nip.lm_server.engine")
 _KEPT_GRAMMARS = 32
@@ -63,8 +62,9 @@ _KEPT_GRAMMARS = 32
 class Pending:
     """A waiting or running request; its rows share one prompt.
 
-    It belongs to the event loop that it is made on. `progress` is set there once it has `ended`,
-    or has a `failure`, and where it is `streamed` also after every step that may have added tokens.
+    It belongs to the event loop that it is made on. `progress` is set there once the request has
+    `ended` or has a `failure`, and for a `streamed` one also after every step that may have added
+    tokens.
     """
 
     rows: list[Row]
@@ -78,9 +78,9 @@ class Pending:
 class ModelWorker:
     """Loads the model and serves it until it is stopped; used once.
 
-    After `start`, `loaded` says what was loaded. `adapters` (by served name) is changed by
-    commands alone. `state` is starting, running, sleeping or failed; `death` has the reason once
-    the thread has ended after `start` without `stop`.
+    After `start`, `loaded` is the model. Only commands change `adapters` (by served name). `state`
+    is starting, running, sleeping or failed; `death` has the reason once the thread has ended after
+    `start` without `stop`.
     """
 
     loaded: LoadedModel
@@ -99,17 +99,17 @@ class ModelWorker:
         self._running: list[Pending] = []
         self._commands: deque[Callable[[EngineError | None], None]] = deque()
         self._wake = threading.Condition()
-        # The event loop encodes prompts while this thread decodes answers; the tokenizer is not
-        # made for that.
+        # The event loop encodes prompts while this thread decodes answers, and the tokenizer
+        # allows one at a time.
         self._tokenizer_lock = threading.Lock()
-        # Of one token, special or not. Kept, as the likeliest ones are the same all the time.
+        # The text of one token, special or not. Cached, since the likeliest ones come again.
         self.show_token = cache(lambda token: self.decode([token], special=True))
         self._guides_lock = threading.Lock()
         self._vocabulary: Any = None
-        self._begun: dict[str, Guide] = {}
+        self._guides: dict[str, Guide] = {}
         self._closing = False
-        # A daemon: nothing can interrupt a pass, and one that hangs must not keep the server from
-        # ending.
+        # A daemon: nothing can interrupt a pass, and a pass that hangs must not keep the server
+        # from ending.
         self._thread = threading.Thread(target=self._work, name="embedded-engine", daemon=True)
         self._started: Future[None] = Future()
 
@@ -121,7 +121,7 @@ class ModelWorker:
         await asyncio.wrap_future(self._started)
 
     async def stop(self) -> None:
-        """End the thread and free the model. What still waits or runs fails with EngineError."""
+        """End the thread and free the model. Waiting and running requests fail with EngineError."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -131,22 +131,22 @@ class ModelWorker:
             raise EngineError(f"the engine did not stop within {STOP_TIMEOUT_S:.0f} s")
 
     async def sleep(self, timeout_s: float) -> None:
-        """Take no more requests, finish those there are, and free the device's memory.
+        """Refuse new requests, finish the others, and free the device's memory.
 
-        What has not ended after `timeout_s` fails with EngineError.
+        Requests that have not ended after `timeout_s` fail with EngineError.
         """
         # 1. No more requests.
         with self._wake:
             self._refuse_unless("running")
             self.state = "sleeping"
-        # 2. Those that run may end. Commands go on, and so does the thread.
+        # 2. Running requests may end. Commands go on, and so does the thread.
         deadline = time.monotonic() + timeout_s
         while await self.run(lambda: bool(self._running or self._waiting)):
-            # A long answer must not hold up what the device is wanted for.
+            # A long answer must not hold up the next user of the device.
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(_DRAIN_INTERVAL_S)
-        # 3. The others fail.
+        # 3. The remaining requests fail.
         await self.run(self._leave_device)
 
     async def wake(self) -> None:
@@ -174,23 +174,25 @@ class ModelWorker:
     async def run(self, action: Callable[[], _T]) -> _T:
         """Run `action` in this thread, between two forward passes.
 
-        Raises what it raises; EngineError where the device's memory was too small for it.
+        Raises the action's error; EngineError where the device's memory was too small for it.
         """
         result: Future[_T] = Future()
 
         def command(failure: EngineError | None) -> None:
-            if not result.set_running_or_notify_cancel():  # nobody waits for it any more
+            if not result.set_running_or_notify_cancel():  # its sender was cancelled
                 return
             if failure is not None:
                 result.set_exception(failure)
                 return
             try:
                 result.set_result(action())
-            # A command that fails is its sender's trouble; the batch goes on.
+            # The error of a command goes to its sender; the batch goes on.
             except Exception as error:
-                result.set_exception(_without_memory(error) if is_out_of_memory(error) else error)
+                result.set_exception(
+                    _describe_lost_memory(error) if is_out_of_memory(error) else error
+                )
             except BaseException as error:
-                # It ends the thread, and who waits here is told first.
+                # It ends the thread. The sender, who waits, gets an error first.
                 result.set_exception(EngineError(f"the engine died: {error!r}"))
                 raise
 
@@ -201,7 +203,7 @@ class ModelWorker:
         return await asyncio.wrap_future(result)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Text of token ids; `special` keeps the special tokens."""
+        """The text of token ids; `special` keeps the special tokens."""
         with self._tokenizer_lock:
             return str(
                 self.loaded.tokenizer.decode(
@@ -210,12 +212,12 @@ class ModelWorker:
             )
 
     def guide(self, grammar: str, param: str) -> Guide:
-        """Begin an answer with a grammar. Raises EngineRequestError for too large a one.
+        """Begin an answer with a grammar. Raises EngineRequestError for one that is too large.
 
-        The model's vocabulary is made when it is needed first. The newest grammars are kept at
+        The first call makes the model's vocabulary. The guides of the newest grammars are kept at
         their beginning: players send the same few again and again.
         """
-        # One of several requests makes the vocabulary, and the others wait for that one.
+        # One of several requests makes the vocabulary, and the others wait for it.
         with self._guides_lock:
             if self._vocabulary is None:
                 with self._tokenizer_lock:
@@ -223,13 +225,13 @@ class ModelWorker:
                     self._vocabulary = make_vocabulary(
                         loaded.tokenizer, config.vocab_size, loaded.stop_tokens
                     )
-            begun = self._begun.pop(grammar, None)
-            if begun is None:
-                begun = Guide(begin_matching(self._vocabulary, grammar, param))
-            self._begun[grammar] = begun
-            if len(self._begun) > _KEPT_GRAMMARS:
-                del self._begun[next(iter(self._begun))]
-            return begun.copy()
+            guide = self._guides.pop(grammar, None)
+            if guide is None:
+                guide = Guide(begin_matching(self._vocabulary, grammar, param))
+            self._guides[grammar] = guide
+            if len(self._guides) > _KEPT_GRAMMARS:
+                del self._guides[next(iter(self._guides))]
+            return guide.copy()
 
     def _refuse_unless(self, *states: EngineState) -> None:
         if self._closing or self.state not in states:
@@ -239,21 +241,21 @@ class ModelWorker:
     # In the thread itself
 
     def _work(self) -> None:
-        # 1. Load. From here on, cancelling `start` no longer cancels what the thread reports to.
+        # 1. Load. From here on, a cancelled `start` does not cancel the future that the thread
+        #    reports to.
         if not self._started.set_running_or_notify_cancel():
             return
         try:
             with torch.inference_mode():
                 self._load()
-        # Everything: an error that ended the thread without a word would have `start` wait for
-        # ever.
+        # Any error: one that ended the thread silently would leave `start` waiting for ever.
         except BaseException as error:
             self.state = "failed"
             failure = EngineError(f"can't serve {self._model_path!r}: {error!r}")
             failure.__cause__ = error
             self._started.set_exception(error if isinstance(error, EngineError) else failure)
             return
-        # In this order: who is told that it has started may submit at once.
+        # In this order: a caller that `start` returns to may submit at once.
         self.state = "running"
         self._started.set_result(None)
         # 2. Serve until it is stopped, or an error ends it.
@@ -261,30 +263,30 @@ class ModelWorker:
         try:
             with torch.inference_mode():
                 self._loop()
-        # Everything, for the same reason: step 3 is what tells those who wait.
+        # Any error, for the same reason: step 3 wakes the callers that wait.
         except BaseException as error:
             reason = f"out of memory: {error}" if is_out_of_memory(error) else repr(error)
             _log.exception("the engine of %s died", self._model_path)
             self.state = "failed"
-        # 3. Tell all that still wait, free the model, and say why.
-        ended = "was stopped" if reason is None else f"died: {reason}"
-        self._fail_all(EngineError(f"the engine {ended}"))
+        # 3. Fail all requests that wait, free the model, and give the reason.
+        ending = "was stopped" if reason is None else f"died: {reason}"
+        self._fail_all(EngineError(f"the engine {ending}"))
         self._release()
-        # Last: whoever hears of it may start another engine, for which the memory has to be free.
+        # Last: its reader may start another engine, for which the memory has to be free.
         if reason is not None:
             self.death.set_result(reason)
 
     def _load(self) -> None:
-        # 1. The model, and what runs it.
+        # 1. The model, its prompts and its adapters.
         loaded = self.loaded = load_engine_model(self._model_path, self._options)
         self.prompts = PromptEncoder(loaded.tokenizer, self._tokenizer_lock, loaded.max_model_len)
         self.lora = RowwiseLora(loaded.model)
-        # 2. One that answers otherwise in a batch than alone is refused; a token's bytes.
+        # 2. Refuse a model that answers otherwise in a batch than alone; measure a token's bytes.
         library = Decoder(loaded.model, self.lora, loaded.stop_tokens)
         token_bytes = check_batching(library, loaded, self._model_path)
-        # 3. What runs it: our own pass where that computes the same.
+        # 3. The decoder, with our own pass where that computes the same.
         self.decoder = make_decoder(loaded, self.lora)
-        # 4. Room, now that all else is on the device.
+        # 4. Room for the cache, now that the model is on the device.
         room = self.decoder.most_bytes = find_cache_room(self._options.cache_bytes, loaded.device)
         self._cache_tokens = room // token_bytes
 
@@ -295,21 +297,21 @@ class ModelWorker:
             with self._wake:
                 while not (self._closing or self._commands or self._waiting or self._running):
                     self._wake.wait(_IDLE_WAIT_S)
-                    self.decoder.heed_memory()  # others may want it while nothing is asked here
-                # Before the commands: who stops an engine waits for no load or proof. `_fail_all`
-                # tells their senders.
+                    self.decoder.heed_memory()  # other programs may want it meanwhile
+                # Before the commands: a stop waits for no load or proof. `_fail_all` answers their
+                # senders.
                 if self._closing:
                     return
-            # 2. Load, unload and prove, while no pass is under way, with as many threads as suit.
+            # 2. Adapt the number of threads. Load, unload and prove, while no pass is under way.
             self.loaded.threads.look()
             while self._commands:
                 self._commands.popleft()(None)
                 self.commands_done += 1
             # 3. Let requests join the batch.
-            # Only an idle engine waits: one at work has requests join later anyway.
+            # Only an idle engine waits: at work, requests join later anyway.
             if not self._running and len(self._waiting) < self._options.max_batch:
                 self._await_company()
-            # Joining copies the cache of all that run, so it waits for a few tokens of theirs.
+            # Joining copies the cache of all running rows, so it waits for a few of their tokens.
             if steps >= JOIN_EVERY_STEPS or not self._running:
                 steps = 0
                 self._advance_safely(self._admit)
@@ -321,10 +323,10 @@ class ModelWorker:
         """Wait a moment for requests sent at the same time: they can then run together."""
         deadline = time.monotonic() + self._options.max_wait_s
         while self._waiting and len(self._waiting) < self._options.max_batch:
-            before = len(self._waiting)
+            count = len(self._waiting)
             time.sleep(self._options.max_wait_s / 4)
-            # Nobody came for a moment, so nobody else was sent at the same time.
-            if len(self._waiting) == before or time.monotonic() > deadline:
+            # No request came for a moment, so no other was sent at the same time.
+            if len(self._waiting) == count or time.monotonic() > deadline:
                 return
 
     def _advance_safely(self, advance: Callable[[], list[Row]]) -> None:
@@ -333,64 +335,62 @@ class ModelWorker:
             advance()
         except Exception as error:
             if is_fatal(error):
-                raise  # ends the thread, and with it the engine, which is then started anew
-            # The cache may be half written, so nothing of the batch can go on.
+                raise  # ends the thread and the engine, which is then started anew
+            # The cache may be half written, so no row of the batch can go on.
             self.decoder.clear()
             failure = EngineError(f"generation failed: {error!r}")
             failure.__cause__ = error
             self._fail_running(failure)
             return
-        # Who waits is told at the end, who listens to a stream after every step.
+        # The reader of a whole answer is woken at its end, of a stream after every step.
         for pending in self._running:
             pending.ended = all(row.finish_reason is not None for row in pending.rows)
-        tell([each for each in self._running if each.ended or each.streamed])
+        wake_listeners([each for each in self._running if each.ended or each.streamed])
         self._running = [p for p in self._running if not (p.ended or p.rows[0].cancelled)]
 
     def _admit(self) -> list[Row]:
-        # 1. Take requests in their order, as long as rows and cache have room for the next one. One
-        #    that alone is too large runs alone.
-        taken: list[Pending] = []
+        # 1. Take requests in their order, as long as rows and cache have room for the next one. A
+        #    request that is too large by itself runs alone.
+        admitted: list[Pending] = []
         rows, longest = self.decoder.rows, self.decoder.longest
         with self._wake:
             while self._waiting:
                 pending = self._waiting[0]
-                # Nobody waits for it, so its prompt need not be run.
+                # It was abandoned, so its prompt need not be run.
                 if pending.rows[0].cancelled:
                     self._waiting.popleft()
                     continue
-                need = len(pending.rows[0].prompt) + pending.rows[0].max_tokens
-                total = rows + len(pending.rows)
-                too_large = total * max(longest, need) > self._cache_tokens
-                # In order and without passing anyone: a large request would else wait for ever
-                # behind small ones.
-                if rows and (total > self._options.max_batch or too_large):
+                needed_tokens = len(pending.rows[0].prompt) + pending.rows[0].max_tokens
+                total_rows = rows + len(pending.rows)
+                is_too_large = total_rows * max(longest, needed_tokens) > self._cache_tokens
+                # Strictly in order: else a large request would wait for ever behind small ones.
+                if rows and (total_rows > self._options.max_batch or is_too_large):
                     break
                 self._waiting.popleft()
-                taken.append(pending)
-                rows, longest = total, max(longest, need)
-        if not taken:
+                admitted.append(pending)
+                rows, longest = total_rows, max(longest, needed_tokens)
+        if not admitted:
             return []
-        # 2. From here on their failure is told to them; run their prompts.
-        self._running += taken
-        return self.decoder.admit([pending.rows for pending in taken])
+        # 2. Run their prompts. As running requests, they get an error that ends the pass.
+        self._running += admitted
+        return self.decoder.admit([pending.rows for pending in admitted])
 
     def _leave_device(self) -> None:
-        """Fail what is left of the requests, and move everything to the machine's memory.
+        """Fail the remaining requests, and move everything to the machine's memory.
 
-        First the requests, since no pass may run on a model that moves. Those that wait fail too:
-        nobody knows when the engine wakes.
+        First the requests, since no pass may run on a model that moves. Waiting ones fail too:
+        the engine may sleep for any time.
         """
         with self._wake:
             self._running += self._waiting
             self._waiting.clear()
         self._fail_running(EngineError("the engine went to sleep before the answer was ready"))
         self.decoder.clear()
-        # On a CPU the weights would stay in the same memory, so the cache is all that is given
-        # back.
+        # On a CPU the weights would stay in the same memory, so only the cache is given back.
         if self.loaded.device != "cpu":
             self.decoder.leave_model()
             self._move("cpu")
-            # torch keeps freed memory for itself, where the training could not have it.
+            # torch keeps freed memory for itself, and a training could not have it.
             torch.cuda.empty_cache()
 
     def _return_to_device(self) -> None:
@@ -406,13 +406,12 @@ class ModelWorker:
     def _fail_running(self, failure: EngineError) -> None:
         for pending in self._running:
             pending.failure = failure
-        tell(self._running)
+        wake_listeners(self._running)
         self._running = []
 
     def _fail_all(self, failure: EngineError) -> None:
         with self._wake:
-            # First, so that what is submitted from here on is refused, instead of never being
-            # answered.
+            # First, so that later requests are refused instead of never being answered.
             self._closing = True
             self._running += self._waiting
             self._waiting.clear()
@@ -427,16 +426,16 @@ class ModelWorker:
         self.decoder.clear()
         self.adapters.clear()
         del self.decoder, self.lora
-        self.loaded = replace(self.loaded, model=None)  # answers that ended are still decoded
-        gc.unfreeze()  # the start of the server may have frozen what holds on to the model
-        # A model's modules hold on to each other, and nothing else would look for them soon: on a
-        # card the weights would stay beside the training that the engine was stopped for.
+        self.loaded = replace(self.loaded, model=None)  # ended answers are still decoded
+        gc.unfreeze()  # the server's start may have frozen objects that hold the model
+        # A model's modules hold each other, and the collector might run late: on a card the weights
+        # would stay beside the training that the engine was stopped for.
         gc.collect()
         if torch.cuda.is_available():
-            with contextlib.suppress(Exception):  # after an error on the device it refuses
+            with contextlib.suppress(Exception):  # an error on the device makes it refuse
                 torch.cuda.empty_cache()
 
 
-def _without_memory(error: Exception) -> EngineError:
-    # Without its traceback, which would keep the memory of its frames.
+def _describe_lost_memory(error: Exception) -> EngineError:
+    # Without the error's traceback, which would hold the memory of its frames.
     return EngineError(f"the device's memory is too small for this: {error}")

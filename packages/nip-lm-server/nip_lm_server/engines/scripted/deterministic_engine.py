@@ -1,12 +1,12 @@
 """An engine without a model: the same request gets the same answer, on any machine, for ever.
 
 DeterministicEngine    replies drawn by a stable hash of (model, messages, seed, choice index)
-InjectedFault          a transport fault that the replies file asked for; the server plays it
+InjectedFault          a transport fault from the replies file; the server plays it
 
 Its training is `training.deterministic_trainer`. Sampling settings (temperature, top_p,
-repetition_penalty) have nothing to act on here and change nothing. Log-probabilities are refused,
-there being none. Tokens are pieces of three UTF-8 bytes: stable, reversible, and about as long as
-real ones. For the rules, a prompt that is no conversation is one message of a user.
+repetition_penalty) change nothing here. There are no log-probabilities, so they are refused. Tokens
+are pieces of three UTF-8 bytes: stable, reversible, and about as long as real ones. For the rules,
+a prompt that is no conversation is one message of a user.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ from nip_lm_server.engines.scripted.reply_rules import Reply, ReplyFile, Rule, T
 ADAPTER_FILE = "adapter.json"
 BASE_FILE = "base.json"
 _FAULT_MEMORY = 200_000
-"""Requests whose number of tries is remembered, the newest. One that is forgotten between two tries
-meets its first fault again, so it has to be many times what is in flight; without an end they would
-grow as long as a server stays up."""
+"""The numbers of tries are remembered for so many requests, the newest. A request that is forgotten
+between two tries meets its first fault again, so the limit has to be many times the requests in
+flight. Without a limit the memory would grow as long as a server stays up."""
 
 
 def hash_fraction(text: str) -> float:
@@ -70,11 +70,11 @@ class InjectedFault(EngineError):
 
 
 class _Weights:
-    """A trained model: what its file said when it was loaded."""
+    """A trained model, as its file was at the loading."""
 
     def __init__(self, path: Path):
-        # What is wrong with a model's file is told as every engine tells it; the server would take
-        # any other error for a mistake of its own.
+        # As in every engine, a wrong file of a model is an EngineError; the server would take any
+        # other error for a mistake of its own.
         try:
             content = path.read_bytes()
             value = parse_json(content)
@@ -86,7 +86,7 @@ class _Weights:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Question:
     """A request as the rules see it. `digest` decides every draw."""
 
     request: GenerationRequest
@@ -94,14 +94,14 @@ class _Asked:
     generation: int
     digest: bytes
     prompt_tokens: int
-    limit: int  # of the answer, in tokens
+    limit: int  # most tokens of the answer
     prompt_ids: tuple[int, ...] | None
 
 
 class DeterministicEngine(Engine):
     """Answers by rule and hash; see the module.
 
-    `path` is the directory of a base model that the trainer made; None: one that was never trained.
+    `path` is the directory of a base model that the trainer made; None: an untrained base model.
     """
 
     name = "deterministic"
@@ -163,24 +163,24 @@ class DeterministicEngine(Engine):
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer by rule. Raises EngineRequestError, or InjectedFault where faults are set."""
-        asked = await self._ask(request)
+        question = await self._ask(request)
         return GenerationResult(
             model=request.model,
-            choices=await self._answer(asked),
-            prompt_tokens=asked.prompt_tokens,
-            prompt_token_ids=asked.prompt_ids,
+            choices=await self._answer(question),
+            prompt_tokens=question.prompt_tokens,
+            prompt_token_ids=question.prompt_ids,
         )
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Answer by rule, a token of each choice at a time. Errors come before the first delta."""
-        asked = await self._ask(request)
-        choices = await self._answer(asked)
-        prompt = {"prompt_tokens": asked.prompt_tokens, "prompt_token_ids": asked.prompt_ids}
+        question = await self._ask(request)
+        choices = await self._answer(question)
+        prompt = {"prompt_tokens": question.prompt_tokens, "prompt_token_ids": question.prompt_ids}
         for tokens in zip_longest(*map(split_choice, choices)):
             for delta in filter(None, tokens):
                 yield replace(delta, **prompt) if prompt else delta
-                prompt = {}  # said once
-            await asyncio.sleep(0)  # others have their turn
+                prompt = {}  # the first delta alone has it
+            await asyncio.sleep(0)  # other tasks get a turn
 
     async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
         """Pseudo token ids of the prompt."""
@@ -188,8 +188,8 @@ class DeterministicEngine(Engine):
         return await aside.run(request.body_bytes, self._counted_ids, request.messages)
 
     def _counted_ids(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        tokens = _token_count(messages)
-        # Before the ids are made, which take longer than counting them.
+        tokens = _count_tokens(messages)
+        # Before the ids are made, which takes longer than to count them.
         if tokens > COUNTED_CONTEXTS * self.max_model_len:
             raise EngineRequestError(
                 f"This model's context is {self.max_model_len} tokens; the messages take {tokens}, "
@@ -202,7 +202,7 @@ class DeterministicEngine(Engine):
     # Adapters
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Read the adapter's file; it is not looked at again."""
+        """Read the adapter's file, once."""
         self._adapters[name] = _Weights(path / ADAPTER_FILE)
 
     async def unload_adapter(self, name: str) -> None:
@@ -212,21 +212,20 @@ class DeterministicEngine(Engine):
         return tuple(self._adapters)
 
     async def prove(self, name: str, path: Path) -> Proof:
-        """Compare the digest of what was loaded with the one in the model's manifest."""
+        """Compare the digest of the loaded file with the one in the model's manifest."""
         file = ADAPTER_FILE
         weights = self._adapters.get(name)
         if name == self.base_model:
             file, weights = BASE_FILE, self._base
         loaded = weights.digest if weights else None
-        # A digest that no file has: the proof then fails by the comparison that every model goes
-        # through.
+        # No file has this digest: the proof then fails by the usual comparison.
         if loaded is not None and hash_fraction(f"prove {loaded}") < (
             self._replies.training.unproved_rate
         ):
             loaded = "injected"
         try:
             saved = parse_json((path / "manifest.json").read_text())["files"][file]["sha256"]
-        # Without it nothing was compared, which is another thing than a proof that failed.
+        # Without a manifest nothing was compared: an error and no failed proof.
         except (OSError, ValueError, KeyError) as error:
             raise EngineError(f"{path} has no manifest with {file}: {error!r}") from error
         unchanged = weights is not None and weights.unchanged
@@ -246,41 +245,41 @@ class DeterministicEngine(Engine):
             raise EngineRequestError(f"{model!r} is not loaded", "model_not_found", "model")
         return adapter.generation
 
-    async def _ask(self, request: GenerationRequest) -> _Asked:
+    async def _ask(self, request: GenerationRequest) -> _Question:
         """Check a request, play its faults and wait for its latency."""
-        # 1. Refuse what can't be answered.
+        # 1. Refuse requests that can't be answered.
         if request.logprobs or request.top_logprobs:
             raise EngineRequestError(
                 "the deterministic engine has no log-probabilities", "unsupported", "logprobs"
             )
         generation = self._generation(request.model)
-        # 2. Draw what becomes of it. Nothing but the digest decides, so that order and company of
-        #    requests change no answer.
-        asked = await aside.run(request.body_bytes, self._read, request, generation)
-        # 3. Fail or wait, as was drawn. A fault comes at once: the latency is that of answers.
+        # 2. Read it. The digest alone decides every draw, so that order and company of requests
+        #    change no answer.
+        question = await aside.run(request.body_bytes, self._read, request, generation)
+        # 3. Fail or wait, as drawn. A fault comes at once: only answers have a latency.
         self._requests += 1
         if self._replies.faults.any_transport:
-            self._maybe_fail(asked.digest)
+            self._maybe_fail(question.digest)
         if self._replies.latency_s.mean or self._replies.latency_s.min:
-            await asyncio.sleep(self._latency(asked.digest))
-        return asked
+            await asyncio.sleep(self._latency(question.digest))
+        return question
 
-    def _read(self, request: GenerationRequest, generation: int) -> _Asked:
+    def _read(self, request: GenerationRequest, generation: int) -> _Question:
         """A request as the rules see it. Raises EngineRequestError where it has no room."""
         messages, ids = _read_prompt(request, self.max_model_len)
-        prompt_tokens = _token_count(messages) if ids is None else len(ids)
+        prompt_tokens = _count_tokens(messages) if ids is None else len(ids)
         limit = room_for_answer(request, prompt_tokens, self.max_model_len)
         digest = self._digest(request, messages)
         if ids is None and request.return_token_ids:
             ids = prompt_ids(messages)
-        shown = ids if request.return_token_ids else None
-        return _Asked(request, messages, generation, digest, prompt_tokens, limit, shown)
+        returned_ids = ids if request.return_token_ids else None
+        return _Question(request, messages, generation, digest, prompt_tokens, limit, returned_ids)
 
     def _digest(self, request: GenerationRequest, messages: tuple[ChatMessage, ...]) -> bytes:
-        """Hash all that may change the answer.
+        """Hash all parts of the request that may change the answer.
 
-        Forms, tools and calls enter only where there are any: a request without them has the
-        digest, and with it the answer, that it would have if this engine knew of none.
+        Forms, tools and calls enter only where there are any: a request without them keeps the
+        digest, and so the answer, that it has in an engine without forms and tools.
         """
         parts = [request.model, str(request.seed)]
         if request.has_form:
@@ -299,51 +298,50 @@ class DeterministicEngine(Engine):
         joined = f"{lengths}\n{''.join(parts)}".encode("utf-8", "surrogatepass")
         return hashlib.sha256(self._seed + b"\n" + joined).digest()
 
-    async def _answer(self, asked: _Asked) -> tuple[Delta, ...]:
-        """Draw the choices, one in a form aside: it can take a second."""
-        request = asked.request
+    async def _answer(self, question: _Question) -> tuple[Delta, ...]:
+        """Draw the choices; in a form this can take a second, so a thread does it."""
+        request = question.request
         is_free = request.schema is None and request.grammar is None
         if is_free and not request.forced_tools:
-            return await aside.run(asked.request.body_bytes, self._choices, asked)
-        return await aside.follow_form(self._choices, asked)
+            return await aside.run(question.request.body_bytes, self._choices, question)
+        return await aside.follow_form(self._choices, question)
 
-    def _choices(self, asked: _Asked) -> tuple[Delta, ...]:
-        request = asked.request
-        here = (request.model, asked.messages, asked.generation)
-        rule = next(rule for rule in self._rules if rule.when.holds(*here))
-        return tuple(self._choice(rule, asked, index) for index in range(request.n))
+    def _choices(self, question: _Question) -> tuple[Delta, ...]:
+        request = question.request
+        facts = (request.model, question.messages, question.generation)
+        rule = next(rule for rule in self._rules if rule.when.holds(*facts))
+        return tuple(self._choice(rule, question, index) for index in range(request.n))
 
-    def _choice(self, rule: Rule, asked: _Asked, index: int) -> Delta:
-        # 1. All that is drawn comes from three numbers of the request's digest and the index.
-        request = asked.request
-        drawn = hashlib.sha256(asked.digest + index.to_bytes(4, "big")).digest()
-        place, of_text, of_form = (int.from_bytes(drawn[i : i + 8], "big") for i in (0, 8, 16))
-        # A rule has no calls to offer, so one that must be made is always drawn.
+    def _choice(self, rule: Rule, question: _Question, index: int) -> Delta:
+        # 1. All draws come from three numbers, of the request's digest and the index.
+        request = question.request
+        digest = hashlib.sha256(question.digest + index.to_bytes(4, "big")).digest()
+        place, text_seed, form_seed = (int.from_bytes(digest[i : i + 8], "big") for i in (0, 8, 16))
+        # Rules have no calls, so a forced call is always drawn.
         if request.forced_tools:
-            return draw_call(index, request, Random(of_form), asked.limit)
-        # 2. A reply of the rule, with what it has in braces filled in.
-        reply = rule.draw(asked.generation, place / 2**64)
+            return draw_call(index, request, Random(form_seed), question.limit)
+        # 2. A reply of the rule, with its generators filled in.
+        reply = rule.draw(question.generation, place / 2**64)
         finish_reason: str = reply.finish_reason
-        # The usual case is spared the seeding of a generator.
+        # The usual case needs no seeded generator.
         if reply.template.fixed is not None and not self._faulty_text:
             text = reply.template.fixed
         else:
-            text, finish_reason = self._text(reply, Random(of_text), asked.generation)
-        # 3. In the form that was asked for, if there is one. A reply without it is replaced by a
-        #    drawn one, as a model that is guided can't leave the form either. That is no mistake of
-        #    the rule's author, who writes for all requests and can't know their forms, so nobody
-        #    is told; an empty or malformed text by a fault is replaced as well. The finish reason
-        #    stays the reply's (or its fault's): how an answer ends is what a rule tests its readers
-        #   with, whatever the text.
+            text, finish_reason = self._text(reply, Random(text_seed), question.generation)
+        # 3. In the form of the request, if it has one. A reply without the form is replaced by a
+        #    drawn one, as a guided model can't leave the form either. An empty or malformed text by
+        #    a fault is replaced as well. There is no warning: the rule's author writes for all
+        #    requests and can't know their forms. The finish reason stays the reply's (or its
+        #    fault's): with it a rule tests how readers take the end of an answer.
         if request.schema is not None or request.grammar is not None:
-            text = fit(request, text, Random(of_form), asked.limit)
+            text = fit(request, text, Random(form_seed), question.limit)
         # 4. Cut at a stop string, and at the limit.
         cut = min((text.find(stop) for stop in request.stop if stop in text), default=-1)
         if cut >= 0:
             text, finish_reason = text[:cut], "stop"
-        if count_pseudo_tokens(text) > asked.limit:
-            # A character that is cut in two is left out, so that there may be a token less.
-            text = text.encode()[: asked.limit * TOKEN_BYTES].decode("utf-8", "ignore")
+        if count_pseudo_tokens(text) > question.limit:
+            # A character that is cut in two is left out: there may be one token fewer.
+            text = text.encode()[: question.limit * TOKEN_BYTES].decode("utf-8", "ignore")
             finish_reason = "length"
         return Delta(
             index,
@@ -354,10 +352,10 @@ class DeterministicEngine(Engine):
         )
 
     def _text(self, reply: Reply, random: Random, generation: int) -> tuple[str, str]:
-        """Return (text, finish reason) of a reply, or of a fault drawn in its place."""
+        """(text, finish reason) of a reply, or of a fault drawn in its place."""
         faults, template, finish_reason = self._replies.faults, reply.template, reply.finish_reason
         if self._faulty_text:
-            # One number for all faults, so that each comes as often as its rate says.
+            # One number for all faults, so that each comes at its rate.
             draw = random.random()
             if draw < faults.empty:
                 return "", finish_reason
@@ -371,11 +369,11 @@ class DeterministicEngine(Engine):
         key = digest[:12]
         tries = self._tries.pop(key, 0)
         self._tries[key] = tries + 1
-        # Taken out and put back, a request that is tried again is the newest: the oldest goes.
+        # A request that is tried again becomes the newest; the oldest is dropped.
         if len(self._tries) > _FAULT_MEMORY:
             self._tries.popitem(last=False)
         faults = self._replies.faults
-        # By the number of the try as well: a request that is sent again may get through.
+        # By the number of the try as well: a repeated request may get through.
         draw = hash_fraction(f"fault {digest.hex()} {tries}")
         if draw < faults.server_error:
             raise InjectedFault("server_error")
@@ -386,13 +384,13 @@ class DeterministicEngine(Engine):
 
     def _latency(self, digest: bytes) -> float:
         latency = self._replies.latency_s
-        # 1 minus a number below 1: never the logarithm of 0.
+        # 1 minus a number below 1 is never 0, which has no logarithm.
         share = -math.log(1.0 - int.from_bytes(digest[16:22], "big") / 2**48)
-        drawn = latency.min + max(0.0, latency.mean - latency.min) * share
-        return min(latency.max, drawn)
+        seconds = latency.min + max(0.0, latency.mean - latency.min) * share
+        return min(latency.max, seconds)
 
 
-def _token_count(messages: Sequence[ChatMessage]) -> int:
+def _count_tokens(messages: Sequence[ChatMessage]) -> int:
     return sum(count_pseudo_tokens(m["content"]) for m in messages) + MESSAGE_OVERHEAD * len(
         messages
     )
@@ -411,7 +409,7 @@ def _read_prompt(
         text, ids = request.prompt, token_ids(request.prompt)
     else:
         ids = request.prompt
-        room_for_answer(request, len(ids), context)  # or very many would be read in vain
+        room_for_answer(request, len(ids), context)  # first: a long list would be read in vain
         try:
             text = decode_ids(ids)
         except ValueError as error:

@@ -1,9 +1,9 @@
-"""Answers in a requested form, by an engine without a model, and how they are told.
+"""Answers in a requested form, by an engine without a model, whole and token by token.
 
-fit           a text in the form of a request: the reply, if it has that form, else a drawn one
+fit           a text in the form of a request: the reply, if it has the form, else a drawn one
 draw          a JSON text of a schema, byte by byte
-follow        a text as JSON of a schema, if it is that
-draw_call     a call of one of the tools that must be called
+follow        a text as JSON of a schema; None if it is not
+draw_call     a call of one of the forced tools
 split_choice  a choice token by token
 """
 
@@ -31,19 +31,19 @@ from nip_lm_server.engines.scripted.pseudo_tokens import (
 )
 
 _END = 256  # the token that ends a text
-# By equal chances a text would hardly ever end before its limit, so what ends something is likelier
-# than a letter and what opens something less likely. By how much is a rule of thumb; other figures
-# would change the answers of all seeds.
+# With equal chances a text would hardly ever end before its limit. So a token that ends a part is
+# likelier than a letter, and one that opens a part less likely. The weights are a rule of thumb;
+# others would change the answers of all seeds.
 _LIKELY = {**dict.fromkeys(b'"}]', 8.0), _END: 8.0, **dict.fromkeys(b"{[", 0.5)}
 _BRACKETS = frozenset(b"{[]}")
 _QUOTE, _MEANINGLESS = ord('"'), ord("q")  # outside of texts, JSON has no q
 _LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789 ")
-_ENDS = frozenset(b"?.\n")  # of sentences, which in JSON end nothing
+_ENDS = frozenset(b"?.\n")  # of sentences, which end no part of JSON
 _MAX_TOKENS = re.compile(r"(?<=max_tokens=)[0-9]+")
 
 
 class _Bytes:
-    """The vocabulary of 256 bytes and an end, in the shape llguidance asks for."""
+    """The vocabulary of 256 bytes and an end, in the shape that llguidance takes."""
 
     eos_token_id, bos_token_id = _END, None
     tokens = (*(bytes([value]) for value in range(256)), b"<end>")
@@ -61,12 +61,12 @@ def fit(request: GenerationRequest, text: str, random: Random, limit: int) -> st
     """
     param = request.form_parameter
     if request.schema is not None:
-        fitting = follow(request.schema, text)
-        return draw(request.schema, random, limit, param) if fitting is None else fitting
+        fitting_text = follow(request.schema, text)
+        return draw(request.schema, random, limit, param) if fitting_text is None else fitting_text
     if request.grammar is None:
         return text
-    # What it allows in tokens of a model, it allows in as many of ours, which have several bytes.
-    in_bytes = _MAX_TOKENS.sub(lambda most: str(TOKEN_BYTES * int(most[0])), request.grammar)
+    # The grammar counts a model's tokens. It allows as many of ours, which have several bytes.
+    in_bytes = _MAX_TOKENS.sub(lambda match: str(TOKEN_BYTES * int(match[0])), request.grammar)
     grammar = write_lark_grammar(in_bytes)
     matcher = _begin(grammar, param)
     if matcher.consume_tokens(list(text.encode())) and matcher.is_accepting():
@@ -85,28 +85,28 @@ def draw(schema: Mapping[str, Any], random: Random, limit: int, param: str) -> s
 def _draw(
     matcher: Any, random: Random, limit: int, param: str, ends: frozenset[int] = frozenset()
 ) -> str:
-    most = limit * TOKEN_BYTES + 1
+    most_bytes = limit * TOKEN_BYTES + 1
     text = bytearray()
-    while not matcher.is_stopped() and len(text) < most:
+    while not matcher.is_stopped() and len(text) < most_bytes:
         allowed = [token for token, bias in enumerate(matcher.compute_logit_bias()) if bias]
-        inside_text = _QUOTE in allowed and _MEANINGLESS in allowed
+        is_inside_text = _QUOTE in allowed and _MEANINGLESS in allowed
         weights = [
-            _LIKELY[_END] if token in ends else _weight(token, inside_text) for token in allowed
+            _LIKELY[_END] if token in ends else _weight(token, is_inside_text) for token in allowed
         ]
         token = random.choices(allowed, weights)[0]
         matcher.consume_token(token)
         if token != _END:
             text.append(token)
-    # A schema may be too complex only from some place on.
+    # A schema may become too complex at some place of the text.
     if matcher.is_error():
         raise wrong_schema(matcher.get_error(), param)
-    # Cut at its limit it may end within a character.
+    # A text cut at its limit may end within a character.
     return text.decode("utf-8", "ignore")
 
 
 def follow(schema: Mapping[str, Any], text: str) -> str | None:
-    """A text as `draw` writes JSON, if it is JSON of the schema; else None."""
-    # A reply that is no JSON is the usual case: most rules know nothing of forms.
+    """A text in the style of `draw`, if it is JSON of the schema; else None."""
+    # A reply is usually no JSON: most rules are written for free text.
     try:
         raw = json.dumps(json.loads(text), ensure_ascii=False).encode()
     except (ValueError, RecursionError):
@@ -124,11 +124,11 @@ def _begin(grammar: str, param: str) -> Any:
     return begin_matching(vocabulary, grammar, param)
 
 
-def _weight(token: int, inside_text: bool) -> float:
-    """Prefers what ends a string, list or object, and readable text to all other."""
+def _weight(token: int, is_inside_text: bool) -> float:
+    """The weight of a token: ends of strings, lists and objects first, then readable text."""
     if token in _LETTERS:
         return 1.0
-    return 0.02 if inside_text and token in _BRACKETS else _LIKELY.get(token, 0.02)
+    return 0.02 if is_inside_text and token in _BRACKETS else _LIKELY.get(token, 0.02)
 
 
 def draw_call(index: int, request: GenerationRequest, random: Random, limit: int) -> Delta:

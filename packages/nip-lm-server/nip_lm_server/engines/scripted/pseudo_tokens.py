@@ -1,10 +1,10 @@
 """The tokens of an engine without a model: pieces of three UTF-8 bytes, stable and reversible.
 
-count_pseudo_tokens  how many a text has
+count_pseudo_tokens  the number of a text's tokens
 token_ids            text -> ids; the number of bytes is in the id, so that ids can be turned back
 prompt_ids           a conversation -> ids, with overhead as a chat template has it
 decode_ids           ids -> text; raises ValueError for an id that is no token
-split_pieces         text -> what a stream says of it token by token
+split_pieces         text -> its pieces, token by token, as a stream has them
 """
 
 import codecs
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from nip_lm_server.chats.chat_types import ChatMessage
 
 TOKEN_BYTES = 3
-"""About the length of real tokens, so that limits mean what they mean elsewhere. With
-their number in the top byte, an id fits into 32 bits."""
+"""About the length of real tokens, so that limits mean the same as with a model. With their number
+in the top byte, an id fits into 32 bits."""
 MESSAGE_OVERHEAD = 3  # tokens that a chat template would add to a message, as `prompt_ids` does
 _BEGIN, _END, _ROLES = 1, 2, 256  # a role is _ROLES plus a byte
 
@@ -45,7 +45,7 @@ def prompt_ids(messages: Sequence[ChatMessage]) -> tuple[int, ...]:
 
 
 def decode_ids(ids: Sequence[int]) -> str:
-    """Return the text of tokens. Those of `prompt_ids` without a text of their own add none."""
+    """The text of tokens. The tokens around a message in `prompt_ids` add none."""
     raw = bytearray()
     for token in ids:
         size, value = token >> 24, token & 0xFFFFFF
@@ -67,5 +67,5 @@ def split_pieces(text: str) -> Iterator[str]:
 
 
 def _encode(text: str) -> bytes:
-    # JSON may carry half a surrogate pair, which plain UTF-8 refuses: it has tokens like any text.
+    # JSON may carry half a surrogate pair, which plain UTF-8 refuses: it gets tokens as well.
     return text.encode("utf-8", "surrogatepass")

@@ -51,14 +51,14 @@ class Template:
     _TOKEN = re.compile(r"\{\{|\}\}|\{([a-z]+)(?::([^{}]*))?\}|[{}]|[^{}]+")
 
     def __init__(self, text: str):
-        # At the start of a server, and not at the answer that would have it.
+        # Here, at the start of a server, and not in the answer with this text.
         if not text.isascii() and text != text.encode("utf-8", "replace").decode():
             raise ValueError(f"half a surrogate pair in {text!r:.80}: no answer can carry it")
         self._parts: list[str | Callable[[Random, int], str]] = []
         for match in self._TOKEN.finditer(text):
             token, name, argument = match.group(), match.group(1), match.group(2)
             if name is not None:
-                self._parts.append(_generator(name, argument, text))
+                self._parts.append(_make_generator(name, argument, text))
             elif token in ("{", "}"):
                 raise ValueError(f"a single {token!r} in {text!r}: write {token * 2!r}")
             else:
@@ -68,7 +68,7 @@ class Template:
             if all(isinstance(part, str) for part in self._parts)
             else None
         )
-        """The text itself, if there is nothing to draw in it."""
+        """The text itself, if it has no generators; else None."""
 
     def render(self, random: Random, generation: int) -> str:
         """Fill the generators. The same random state gives the same text."""
@@ -79,8 +79,8 @@ class Template:
         )
 
 
-def _generator(name: str, argument: str | None, text: str) -> Callable[[Random, int], str]:
-    # Only Random.random() is used: Python promises its sequence for ever, and no other method's.
+def _make_generator(name: str, argument: str | None, text: str) -> Callable[[Random, int], str]:
+    # Only Random.random() is used: Python promises the sequence of this method alone for ever.
     if name == "word" and argument is None:
         return lambda random, _: _pick(random, _WORDS)
     if name == "generation" and argument is None:
@@ -94,13 +94,13 @@ def _generator(name: str, argument: str | None, text: str) -> Callable[[Random, 
             low = int(bounds[1])
             high = int(bounds[2] or low)
             if low <= high:
-                return _sized(name, low, high)
+                return _make_sized_generator(name, low, high)
     raise ValueError(
         f"unknown generator {{{name}{':' + argument if argument else ''}}} in {text!r}"
     )
 
 
-def _sized(name: str, low: int, high: int) -> Callable[[Random, int], str]:
+def _make_sized_generator(name: str, low: int, high: int) -> Callable[[Random, int], str]:
     def render(random: Random, _: int) -> str:
         size = low + int(random.random() * (high - low + 1))
         if name == "words":
@@ -118,11 +118,11 @@ def _pick(random: Random, options: Sequence[str]) -> str:
     return options[int(random.random() * len(options))]
 
 
-def _within(value: int, low: int | None, high: int | None) -> bool:
+def _is_within(value: int, low: int | None, high: int | None) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
 
 
-def _contains(text: str, any_of: tuple[str, ...]) -> bool:
+def _contains_any(text: str, any_of: tuple[str, ...]) -> bool:
     return any(part in text for part in any_of)
 
 
@@ -138,7 +138,7 @@ _Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=
 
 
 def _check(text: str) -> str:
-    """Refuse a wrong template with its place in the file, before anything is answered by it."""
+    """Refuse a wrong template with its place in the file, before a request is answered."""
     Template(text)
     return text
 
@@ -147,7 +147,7 @@ _TemplateText = Annotated[str, AfterValidator(_check)]
 
 
 class When(_Strict):
-    """Conditions of a rule. All given ones must hold; of a list, one entry is enough."""
+    """Conditions of a rule. All that are set must hold; of a list, one entry is enough."""
 
     last_role: _Texts | None = None
     """Role of the last message."""
@@ -169,26 +169,28 @@ class When(_Strict):
 
     def holds(self, model: str, messages: Messages, generation: int) -> bool:
         """Say whether every condition holds."""
-        if not _within(len(messages), self.min_messages, self.max_messages):
+        if not _is_within(len(messages), self.min_messages, self.max_messages):
             return False
-        if not _within(generation, self.min_generation, self.max_generation):
+        if not _is_within(generation, self.min_generation, self.max_generation):
             return False
         if self.last_role is not None and messages[-1]["role"] not in self.last_role:
             return False
-        if self.last_contains is not None and not _contains(
+        if self.last_contains is not None and not _contains_any(
             messages[-1]["content"], self.last_contains
         ):
             return False
         if self.system_contains is not None and not any(
-            _contains(m["content"], self.system_contains) for m in messages if m["role"] == "system"
+            _contains_any(m["content"], self.system_contains)
+            for m in messages
+            if m["role"] == "system"
         ):
             return False
         if self.last_system_contains is not None:
             last = next((m["content"] for m in reversed(messages) if m["role"] == "system"), "")
-            if not _contains(last, self.last_system_contains):
+            if not _contains_any(last, self.last_system_contains):
                 return False
         if self.any_contains is not None and not any(
-            _contains(m["content"], self.any_contains) for m in messages
+            _contains_any(m["content"], self.any_contains) for m in messages
         ):
             return False
         return self.model_matches is None or self.model_matches.search(model) is not None
@@ -232,8 +234,8 @@ class Rule(_Strict):
 
     when: When = When()
     replies: tuple[Reply, ...] = Field(min_length=1)
-    # Sums of the weights by generation, since they are asked for at every answer. It has no end but
-    # the number of trainings in a chain.
+    # Sums of the weights by generation, since every answer needs them. There are as many as
+    # trainings in a chain.
     _sums: dict[int, list[float]] = PrivateAttr(default_factory=dict)
 
     def draw(self, generation: int, fraction: float) -> Reply:
@@ -242,8 +244,7 @@ class Rule(_Strict):
         if sums is None:
             sums = list(accumulate(reply.weight_at(generation) for reply in self.replies))
             self._sums[generation] = sums
-        # Weights may shrink to nothing with training; some reply there must be, so all are alike
-        # then.
+        # Weights may shrink to zero with training. There must be a reply, so then all are alike.
         if sums[-1] <= 0:
             return self.replies[int(fraction * len(self.replies))]
         # A product that is rounded up to the whole sum would lie beyond the last reply.
@@ -265,8 +266,8 @@ _Rate = Annotated[float, Field(ge=0, le=1)]
 class Faults(_Strict):
     """Rates of planned failures, as fractions of requests.
 
-    The first three are of the transport: drawn anew each time a request comes, so that trying
-    again helps. The others belong to the answer: the same request gets the same one.
+    The first three are faults of the transport, drawn anew at each try, so that a repeated request
+    may succeed. The others are faults of the answer: the same request gets the same one.
     """
 
     server_error: _Rate = 0.0
@@ -299,7 +300,7 @@ class TrainingRules(_Strict):
     """The behaviour of training jobs. They always really read and check their files."""
 
     seconds: float = Field(0.0, ge=0)
-    """How long a job seems to train. What a checkpoint has is not waited for again."""
+    """How long a job seems to train. A resumed job waits for the rest alone."""
     fail_rate: _Rate = 0.0
     """Jobs that fail with code ``injected_failure``, drawn by the job's key."""
     unproved_rate: _Rate = 0.0
@@ -329,10 +330,10 @@ def load_replies(path: Path | None) -> ReplyFile:
         data = parse_yaml(read_text(source))
         return ReplyFile.model_validate(data if data is not None else {})
     except ValidationError as error:
-        # The first alone, in one line: a run shows no more of what its server said.
+        # The first alone, in one line: a run shows no more of its server's message.
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise ValueError(f"replies file {source}: {key}: {first['msg']}") from None
-    # No YAML, or no text: the file's name is what these don't know.
+    # No YAML, or no text: these errors lack the file's name.
     except ValueError as error:
         raise ValueError(f"replies file {source}: {' '.join(str(error).split())}") from None

@@ -1,9 +1,9 @@
-"""The environment of vLLM: found, asked, and refused where it would be wrong.
+"""The environment of vLLM: found, inspected, and refused where it would serve wrongly.
 
 find_executable     the Python of vLLM's environment
-find_build_script   what builds one
-inspect             what that environment is: versions, CPU build or CUDA
-Installation        the answer; its `check` refuses what would serve wrongly or not at all
+find_build_script   the script that builds an environment
+inspect             the facts of an environment: versions, CPU build or CUDA
+Installation        these facts; its `check` refuses a vLLM that would serve wrongly or not at all
 without_ours        an environment without our settings and secrets
 """
 
@@ -23,14 +23,15 @@ from nip_lm_server.engines.base import EngineError
 
 EXECUTABLE_VARIABLE = "NIP_VLLM"
 INSPECT_TIMEOUT_S = 120.0
-"""Long, because torch is imported for it, perhaps from a disk that is cold or far."""
+"""Long, because it imports torch, perhaps from a cold or remote disk."""
 OLDEST_VLLM = (0, 26)
-"""The oldest that is taken. Up to 0.22.1 an adapter that is loaded while vLLM runs may answer with
-another's weights (vLLM issue 47724); 0.26 has the mending, the ones between were not looked at."""
+"""The oldest that is accepted. Up to 0.22.1 an adapter that is loaded while vLLM runs may answer
+with another's weights (vLLM issue 47724). 0.26 has the fix; the releases between were not
+checked."""
 NEWEST_VLLM = (0, 32)
 """The newest that the tests run with."""
 BITSANDBYTES_APART = (0, 28)
-"""From here on bitsandbytes is no part of vLLM but its plugin (vLLM pull request 43529)."""
+"""From this release on bitsandbytes is not in vLLM but in a plugin (vLLM pull request 43529)."""
 BITSANDBYTES_PLUGIN = "vllm-bnb-plugin"
 _BUILD = "`nip doctor --vllm` says how to build a right one"
 _INSPECT = """
@@ -66,14 +67,14 @@ class Installation:
 
     @property
     def has_cuda(self) -> bool:
-        """Say whether it will run on CUDA."""
+        """Say whether vLLM will run on CUDA."""
         return self.capability is not None
 
     @property
     def release(self) -> tuple[int, int] | None:
-        """The first two numbers of vLLM's version; None of a development version.
+        """The first two numbers of vLLM's version; None for a development version.
 
-        The numbers of one don't say what is in it: it may be older or newer than both limits.
+        Its numbers don't show its contents: it may be older or newer than both limits.
         """
         version = self.versions["vllm"]
         numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -84,9 +85,9 @@ class Installation:
     def check(
         self, *, quantization: str | None = None, device: str = "auto", devices: int = 1
     ) -> tuple[str, ...]:
-        """Return warnings. Raises EngineError for what would serve wrongly or not at all.
+        """Return warnings. Raises EngineError for a vLLM that would serve wrongly or not at all.
 
-        `quantization` is vLLM's word for how the weights are held, `devices` the number of CUDA
+        `quantization` is vLLM's word for the form of the weights, `devices` the number of CUDA
         devices that a model is spread over.
         """
         warnings = self._check_release()
@@ -95,9 +96,9 @@ class Installation:
         return warnings
 
     def _check_release(self) -> tuple[str, ...]:
-        """Warn of what was not tested, refuse what is known to serve wrongly.
+        """Warn of an untested release, refuse one that is known to serve wrongly.
 
-        Not tested need not mean wrong, and every adapter is proved before it answers.
+        An untested one need not be wrong, and every adapter is proved before it answers.
         """
         version, release = self.versions["vllm"], self.release
         newest = ".".join(map(str, NEWEST_VLLM))
@@ -115,7 +116,7 @@ class Installation:
 
     def _check_quantization(self, quantization: str | None) -> None:
         release = self.release
-        # A development version is taken for a new one: who builds it seldom builds an old one.
+        # A development version counts as new: old ones are seldom built.
         is_apart = release is None or release >= BITSANDBYTES_APART
         if quantization == "bitsandbytes" and is_apart and BITSANDBYTES_PLUGIN not in self.versions:
             raise EngineError(
@@ -125,14 +126,14 @@ class Installation:
             )
 
     def _check_devices(self, device: str, devices: int) -> None:
-        build, other = ("CPU", "cuda") if self.cpu_build else ("CUDA", "cpu")
-        # "auto" is whatever the build is for.
-        if device.startswith(other):
+        build, target = ("CPU", "cuda") if self.cpu_build else ("CUDA", "cpu")
+        # "auto" fits either build.
+        if device.startswith(target):
             raise EngineError(
                 f"device is {device!r}, but {self.python} has vLLM's {build} build: "
-                f"`nip doctor --vllm` has the script build_vllm_{other}.sh, which builds the other"
+                f"`nip doctor --vllm` has the script build_vllm_{target}.sh, which builds the other"
             )
-        # Only a torch for CUDA counts CUDA devices; of any other vLLM itself will tell.
+        # Only a torch for CUDA counts CUDA devices; with any other vLLM reports a lack itself.
         if self.cpu_build or self.torch_cuda is None or self.devices >= devices:
             return
         oldest = OLDEST_DRIVERS.get(str(self.torch_cuda).partition(".")[0])
@@ -146,24 +147,25 @@ class Installation:
 
 
 def find_executable(executable: str | None, environment: Mapping[str, str]) -> Path:
-    """Find the Python beside the given `vllm`, beside that of NIP_VLLM, or beside the PATH's.
+    """Find the Python of vLLM's environment: by the option, by NIP_VLLM, or by the PATH.
 
-    `executable` may be the command, or a Python. Raises EngineError if there is none.
+    Each may be the command `vllm`, beside which the Python lies, or the Python itself. Raises
+    EngineError if there is none.
     """
-    # The option first: it was set for this server, the variable for the machine, and what the PATH
-    # has may be anybody's.
-    named = executable or environment.get(EXECUTABLE_VARIABLE)
-    command = named or shutil.which("vllm", path=environment.get("PATH"))
+    # The option was set for this server, the variable for the machine; the PATH's command may
+    # belong to any program.
+    command_name = executable or environment.get(EXECUTABLE_VARIABLE)
+    command = command_name or shutil.which("vllm", path=environment.get("PATH"))
     if command is None:
         raise EngineError(
             "vLLM was not found: install it into a virtual environment of its own (`nip doctor "
             "--vllm` prints the commands) and give that "
             f"environment's `vllm` as the engine's option `executable` or in {EXECUTABLE_VARIABLE}"
         )
-    # Not resolved: a virtual environment's Python is a link, and known by the link's place.
+    # Not resolved: a virtual environment's Python is a link, and the link's place names it.
     path = Path(command).expanduser().absolute()
     python = path if path.name.startswith("python") else path.parent / "python"
-    # Here, where the message can name the option's value; later it would be a failed start.
+    # Here the message can name the option's value; later it would be a failed start.
     if not os.access(python, os.X_OK):
         raise EngineError(f"there is no executable {python} (vLLM was looked for at {command})")
     return python
@@ -172,7 +174,7 @@ def find_executable(executable: str | None, environment: Mapping[str, str]) -> P
 def find_build_script(is_for_cuda: bool) -> Path:
     """Return the script that builds an environment with vLLM, for CUDA or for the CPU.
 
-    With what it reads it is a part of the wheel, too.
+    The wheel has it too, with the files that it reads.
     """
     name = "build_vllm_cuda.sh" if is_for_cuda else "build_vllm_cpu.sh"
     return Path(__file__).parent / "scripts" / name
@@ -187,22 +189,22 @@ async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
         stderr=asyncio.subprocess.PIPE,
         env=without_ours(environment),
     )
-    # An import that hangs, on a disk or a driver that does, would else have the start hang.
+    # Else an import that hangs, with a disk or a driver, would make the start hang.
     try:
         out, err = await asyncio.wait_for(child.communicate(), INSPECT_TIMEOUT_S)
     except TimeoutError:
         raise EngineError(f"{python} gave no answer within {INSPECT_TIMEOUT_S:g} s") from None
     finally:
-        # Cancellation included: nothing is left running.
+        # Cancellation included: no process goes on.
         with contextlib.suppress(ProcessLookupError):
             child.kill()
-    # By the output and not by the exit status: the facts are printed last, so who gave them has
-    # done all that was asked, whatever a library does to the status while it unloads.
+    # By the output and not by the exit status: the facts are printed last, so the work is done
+    # then, even if a library that unloads changes the status.
     try:
         # The last line is ours; libraries may have printed others before.
         facts = json.loads(out.decode().splitlines()[-1])
     except (ValueError, IndexError):
-        tail = err.decode(errors="replace")[-500:]  # the end of a traceback says what is missing
+        tail = err.decode(errors="replace")[-500:]  # a traceback ends with the missing part
         raise EngineError(f"{python} can't say what it has installed: {tail}") from None
     versions = {name: value for name, value in facts["versions"].items() if value is not None}
     if "vllm" not in versions:
@@ -222,8 +224,8 @@ async def inspect(python: Path, environment: Mapping[str, str]) -> Installation:
 def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment for a child of vLLM's: without our settings, our Python's, and secrets.
 
-    Our Python's paths would have it load our packages instead of its own, and coverage would start
-    in it. A resolver of vLLM's loads adapters by the names in requests, proved by nobody.
+    With our Python's paths it would load our packages instead of its own, and coverage would start
+    in it. A resolver of vLLM's would load adapters by the names in requests, without a proof.
     """
     return {
         name: value

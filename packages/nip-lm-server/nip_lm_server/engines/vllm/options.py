@@ -11,13 +11,13 @@ from nip_base.formats.bounds import parse_json
 from nip_base.machine.devices import DEVICE, device_numbers
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM takes for its largest rank."""
+"""The values that vLLM allows for its largest rank."""
 LARGEST_LORA_RANK = LORA_RANKS[-1]
 DEFAULT_LORA_RANK = 64
-"""A rule of thumb: adapters of higher ranks are refused, and vLLM computes every adapter as if it
-had this one, so more makes all answers slower."""
+"""A rule of thumb: adapters of higher ranks are refused, and vLLM computes every adapter at this
+rank, so a higher one makes all answers slower."""
 WIDEST_VOCABULARY = 258_048
-"""vLLM refuses adapters over a larger one (0.33, lora/layers/logits_processor.py)."""
+"""vLLM refuses adapters over a larger vocabulary (0.33, lora/layers/logits_processor.py)."""
 _OUR_ARGUMENTS = frozenset(
     {
         *("model", "model-tag", "config", "host", "port", "uds", "api-key", "middleware"),
@@ -33,20 +33,20 @@ _OUR_ARGUMENTS = frozenset(
         *("chat-template", "default-chat-template-kwargs"),
     }
 )
-"""Arguments that are set by us or would undo what keeps the child safe and provable."""
+"""Arguments that we set, or that would make the child unsafe or its models unprovable."""
 _SHORT_ARGUMENTS = frozenset({"-h", "-q", "-tp", "-asc"})
-"""Short forms of some of them, and of --help, with which vLLM would end at once."""
+"""Short forms of some of these arguments, and of --help, with which vLLM would end at once."""
 _MORE_DEVICES = ("--pipeline-", "-pp", "--data-parallel", "-dp", "--prefill-context", "-pcp")
-"""Beginnings of arguments of a user's by which a model takes more devices. How many is vLLM's rule,
-and not repeated here."""
+"""Beginnings of a user's arguments by which a model takes more devices. Their number is vLLM's
+rule, and not repeated here."""
 
 
 @dataclass(frozen=True)
 class VllmOptions:
     """Settings of the engine. Raises ValueError for senseless ones.
 
-    `executable` is the `vllm` command or the Python of its environment; None: NIP_VLLM, or what
-    the PATH has. `dtype` "auto" is float32 on CPU, bfloat16 on CUDA (float16 where the device has
+    `executable` is the `vllm` command or the Python of its environment; None: NIP_VLLM, or the
+    PATH's `vllm`. `dtype` "auto" is float32 on CPU, bfloat16 on CUDA (float16 where the device has
     none). `device` is "cpu", "cuda" or "cuda:0,1", as many as `tensor_parallel_size`; "auto": the
     first ones. `quantization` and the numbers are vLLM's own settings, None its defaults, but for
     `gpu_memory_utilization` where engines or trainings share a device (see `device_memory`).
@@ -81,7 +81,7 @@ class VllmOptions:
     start_timeout_s: float = 900.0
 
     def __post_init__(self) -> None:
-        # All that a start would fail by after minutes of loading is refused before it.
+        # Values that would fail a start after minutes of loading are refused here.
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(
                 f"dtype is {self.dtype!r}, expected auto, float32, bfloat16 or float16"
@@ -117,24 +117,24 @@ class VllmOptions:
 
     @property
     def device_count(self) -> int | None:
-        """Count the CUDA devices of a model; None: a user's arguments say more."""
+        """The number of a model's CUDA devices; None: a user's arguments ask for more."""
         names = [argument.replace("_", "-") for argument in self.extra_arguments]
-        more = any(name.startswith(_MORE_DEVICES) for name in names)
-        return None if more else self.tensor_parallel_size
+        asks_for_more = any(name.startswith(_MORE_DEVICES) for name in names)
+        return None if asks_for_more else self.tensor_parallel_size
 
     @property
     def cuda_device(self) -> str:
-        """Return the engine's devices where there is CUDA; "cuda": vLLM decides."""
+        """The engine's devices where there is CUDA; "cuda": vLLM decides."""
         if self.device not in ("auto", "cuda"):
             return self.device
-        # Whoever gives arguments for more devices gets all that are visible.
+        # With arguments for more devices, all visible ones are used.
         if self.device_count is None:
             return "cuda"
         return "cuda:" + ",".join(map(str, range(self.device_count)))
 
     @property
     def served_lora_rank(self) -> int:
-        """The largest rank as vLLM takes it."""
+        """The largest rank, rounded up to a value that vLLM allows."""
         return served_lora_rank(self.max_lora_rank)
 
     def arguments(self) -> list[str]:
@@ -167,7 +167,7 @@ def served_lora_rank(rank: int) -> int:
 
 
 def find_wide_vocabulary(model: str) -> str | None:
-    """Explain why vLLM may have refused a model: its vocabulary. None: nothing known.
+    """Say that vLLM may have refused a model for its vocabulary; None: its size is no reason.
 
     A model whose output layer is its embedding may be served all the same.
     """
@@ -175,7 +175,7 @@ def find_wide_vocabulary(model: str) -> str | None:
         config = parse_json((Path(model).expanduser() / "config.json").read_text())
         size = int(config.get("vocab_size") or config["text_config"]["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # a name on the Hub has no file here, and this is no more than a hint
+        return None  # a model on the Hub has no file here, and this is only a hint
     if size <= WIDEST_VOCABULARY:
         return None
     return (
@@ -190,11 +190,13 @@ def _refuse_ours(extra: Sequence[str]) -> None:
     for argument in extra:
         if not isinstance(argument, str):
             raise ValueError(f"extra_arguments must be texts, got {argument!r}")
-        # vLLM takes _ for -, JSON fields behind a dot, and any beginning that is unambiguous.
+        # vLLM reads _ as -, JSON fields behind a dot, and any beginning that is unambiguous.
         name = argument.split("=")[0].split(".")[0].replace("_", "-")
-        short = any(name.startswith(s) for s in _SHORT_ARGUMENTS) and not name.startswith("--")
-        long = name.startswith("--") and any(ours.startswith(name[2:]) for ours in _OUR_ARGUMENTS)
-        if short or long:
+        is_short = any(name.startswith(s) for s in _SHORT_ARGUMENTS) and not name.startswith("--")
+        is_long = name.startswith("--") and any(
+            ours.startswith(name[2:]) for ours in _OUR_ARGUMENTS
+        )
+        if is_short or is_long:
             raise ValueError(
                 f"{argument!r} can't be given to vLLM by extra_arguments: the engine sets it, has "
                 "an option for it, or it would weaken the server"

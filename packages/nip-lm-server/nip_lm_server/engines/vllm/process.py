@@ -1,4 +1,4 @@
-"""The `vllm serve` child: how it is called, guarded, started, asked and ended.
+"""The `vllm serve` child: its environment, its start, its calls and its end.
 
 child_environment the environment of the child, without our own secrets
 VllmProcess       one child from start to end, behind `guard`
@@ -33,22 +33,21 @@ from nip_lm_server.engines.vllm.threads import share_processors
 
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 5.0
-"""Short: one question without an answer means nothing, see `vllm_engine.UNRESPONSIVE_S`."""
+"""Short: a single missing answer is no fault yet, see `vllm_engine.UNRESPONSIVE_S`."""
 ANSWER_TIMEOUT_S = 600.0
-"""For the tokens of a proof, which wait behind what others asked. A rule of thumb: much less would
-fail proofs on a busy engine, much more would keep a job waiting for one that hangs."""
+"""For the tokens of a proof, which wait behind other requests. A rule of thumb: far less would fail
+proofs on a busy engine, far more would keep a job waiting for an engine that hangs."""
 MOVE_TIMEOUT_S = 300.0
 """For sleeping, waking, and loading an adapter. The first sleep of a model of 8 billion parameters
-was seen to take 11 s (vLLM issue 48337), and larger ones on slower machines must not be given
-up."""
+was seen to take 11 s (vLLM issue 48337); larger models on slower machines must not time out."""
 KEEP_ALIVE_S = 600
-"""See where it is used. No client of vLLM's here keeps an idle connection for that long."""
+"""Longer than any of our clients of vLLM keeps an idle connection, see `child_environment`."""
 PROGRESS_INTERVAL_S = 15.0
-"""How often a slow start is reported in the server's log: that it goes on is seen, and minutes of
-it don't fill a screen."""
+"""The time between two reports of a slow start in the server's log: its progress is seen, and
+minutes of it don't fill a screen."""
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 """A log longer than this is moved aside at the next start. A rule of thumb: some starts fit into
-it, and it can still be opened in an editor. One old log is kept."""
+it, and an editor can still open it. One old log is kept."""
 
 _KEYS_DIRECTORY = Path(__file__).parents[2] / "vllm_keys"
 
@@ -67,9 +66,9 @@ def child_environment(
 ) -> dict[str, str]:
     """The environment of the child: ours without secrets and Python settings, plus vLLM's own.
 
-    A token for the model hub stays, since a base model may need it. What it compiles is kept in
-    `caches`, unless the environment says where. On a CPU `model` decides on how many threads it is
-    computed (`threads`).
+    A token for the model hub stays, since a base model may need it. Compiled code is kept in
+    `caches`, unless the environment names a folder. On a CPU the size of `model` decides the number
+    of threads (`threads`).
     """
     child = {
         **compile_caches(caches),
@@ -77,12 +76,12 @@ def child_environment(
         "PATH": os.pathsep.join([str(python.parent), environment.get("PATH", os.defpath)]),
         "VLLM_API_KEY": secrets.token_urlsafe(32),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        # Longer than any client of it keeps a connection: one that is closed by the other side
-        # while a request is on its way fails that request.
+        # Longer than any client of it keeps a connection: a request fails if vLLM closes the
+        # connection while it is on its way.
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        # Sleep and wake are only there in this mode; its other paths need the key as well.
+        # Only this mode has sleep and wake; its other paths need the key as well.
         "VLLM_SERVER_DEV_MODE": "1" if sleep else "0",
     }
     if cpu:
@@ -93,7 +92,7 @@ def child_environment(
 
 
 class VllmProcess:
-    """One child. `start` it once; `exited` is done when it has ended."""
+    """One child. Call `start` once; `exited` is done when the child has ended."""
 
     def __init__(self, log_path: Path, environment: Mapping[str, str]):
         self.log_path = log_path
@@ -116,24 +115,24 @@ class VllmProcess:
 
     async def start(self, python: Path, arguments: Sequence[str], timeout_s: float) -> None:
         """Start and wait until it answers. Raises EngineError with the log's end if it doesn't."""
-        # 1. End what a server that was killed has left: it holds the device's memory, so a start
-        #    beside it would fail later and say less.
+        # 1. End the processes that a killed server has left: they hold the device's memory, so a
+        #    start beside them would fail later and say less.
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         if not await asyncio.to_thread(end_recorded, self._record):
             raise EngineError(f"processes of an earlier vLLM can't be ended, see {self._record}")
-        # 2. Move a long log aside, here where nobody has it open.
+        # 2. Move a long log aside, now that no process has it open.
         with contextlib.suppress(FileNotFoundError):  # it was never started before
             if self.log_path.stat().st_size > LOG_LIMIT_BYTES:
                 self.log_path.replace(self.log_path.with_suffix(self.log_path.suffix + ".1"))
         # 3. Reserve a port, and start the child behind its guard.
         with socket.socket() as reserved:
             # Kept bound, not listening, until the child listens: it sets the same option, so it
-            # gets the port all the same, and the system gives it to nobody else.
+            # gets the port all the same, and the system gives it to no other program.
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserved.bind((HOST, 0))
             self.port = reserved.getsockname()[1]
             self.url = f"http://{HOST}:{self.port}"
-            # The guard has our package on its path, vLLM has our middleware and nothing else.
+            # The guard has our package on its path, vLLM has our middleware alone.
             command = ["env", f"PYTHONPATH={_KEYS_DIRECTORY}", "PYTHONSAFEPATH=1"]
             command += [str(python), "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
             command += ["--host", HOST, "--port", str(self.port)]
@@ -141,7 +140,7 @@ class VllmProcess:
                 self._guard = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-P", "-m", "nip_lm_server.engines.vllm.guard"),
                     *(str(os.getpid()), str(self._record), *command),
-                    stdin=asyncio.subprocess.PIPE,  # its end tells the guard that we are gone
+                    stdin=asyncio.subprocess.PIPE,  # its end shows the guard that we are gone
                     stdout=log,
                     stderr=log,
                     env={**self._environment, "PYTHONPATH": str(Path(__file__).parents[3])},
@@ -152,31 +151,33 @@ class VllmProcess:
             await self._until_healthy(timeout_s)
 
     async def _until_healthy(self, timeout_s: float) -> None:
-        began = reported = time.monotonic()
+        start_s = report_s = time.monotonic()
         while await self.health() != "ok":
-            now = time.monotonic()
-            # After the health check: of one that has ended the log says why, and waiting is vain.
+            now_s = time.monotonic()
+            # After the health check: the log of an ended child has the reason.
             if self.exited.done():
                 raise EngineError(
                     f"vLLM {self.describe_end()}. End of {self.log_path}:\n{self._tail()}"
                 )
-            if now - began > timeout_s:
+            if now_s - start_s > timeout_s:
                 raise EngineError(
                     f"vLLM did not answer within {timeout_s:g} s (start_timeout_s). End of "
                     f"{self.log_path}:\n{self._tail()}"
                 )
-            # The last line of its log, so that who waits sees what takes so long.
-            if now - reported > PROGRESS_INTERVAL_S:
-                reported = now
-                last = self._tail().rpartition("\n")[2]
-                _log.info("vLLM is starting, %.0f s so far; its log: %s", now - began, last[:300])
+            # The last line of its log shows the user the slow step.
+            if now_s - report_s > PROGRESS_INTERVAL_S:
+                report_s = now_s
+                last_line = self._tail().rpartition("\n")[2]
+                _log.info(
+                    "vLLM is starting, %.0f s so far; its log: %s", now_s - start_s, last_line[:300]
+                )
             await asyncio.wait({self.exited}, timeout=0.2)
 
     async def health(self) -> Literal["ok", "dead", "silent"]:
-        """Ask whether it answers; "dead" is its own word for an ended engine process."""
+        """Check that it answers; "dead" is its own report of an ended engine process."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
-        # No answer is no error here: one that starts does not listen yet, and a busy one may be
-        # late. The callers count how long it has been silent.
+        # No answer is no error here: a starting child does not listen yet, and a busy one may be
+        # late. The callers count the time of its silence.
         try:
             async with self._connections().get(self.url + "/health", timeout=timeout) as response:
                 return "ok" if response.status == 200 else "dead"
@@ -191,7 +192,7 @@ class VllmProcess:
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
         """Its answer, JSON or else a text. Raises EngineRequestError or EngineError."""
-        # It listens already, so only the answer may take long.
+        # The child listens already, so only the answer may take long.
         timeout = aiohttp.ClientTimeout(None, sock_connect=10, sock_read=timeout_s)
         try:
             url = self.url + path
@@ -199,7 +200,7 @@ class VllmProcess:
                 method, url, json=body, timeout=timeout
             ) as response:
                 answer: Any = await response.text()
-        # What was asked may have been done all the same; whoever asks for a change deals with that.
+        # vLLM may have done it all the same; callers that change vLLM handle that.
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"vLLM does not answer {path}: {error!r}") from error
         # Loading and sleeping are answered with a text, or with nothing.
@@ -210,7 +211,7 @@ class VllmProcess:
         return answer
 
     async def sleep(self) -> None:
-        """Put it to sleep: its weights go to the host's memory. What it answers is aborted."""
+        """Put it to sleep: its weights go to the host's memory. Running answers are aborted."""
         await self.call("POST", "/sleep?level=1&mode=abort", timeout_s=MOVE_TIMEOUT_S)
 
     async def wake(self) -> None:
@@ -218,19 +219,19 @@ class VllmProcess:
         await self.call("POST", "/wake_up", timeout_s=MOVE_TIMEOUT_S)
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Make it answer to `name` with an adapter. Raises EngineError; then it does not."""
+        """Make it answer to `name` with an adapter. After an EngineError it does not answer."""
         try:
             await self._load(name, path)
         except BaseException:
-            # Cancellation included: it may have loaded all the same, and would never do so again.
-            # If that fails too, the first error is the one to tell.
+            # Cancellation included: vLLM may have loaded it all the same, and would refuse to do so
+            # again. If this fails too, the first error is raised.
             with contextlib.suppress(EngineError):
                 await self.unload_adapter(name)
             raise
 
     async def _load(self, name: str, path: Path) -> None:
         body = {"lora_name": name, "lora_path": str(path)}
-        # Twice: what is in the way is removed once. If it is there again, somebody else loads it.
+        # Twice: an adapter in the way is removed once. If it comes back, another process loads it.
         for attempt in (1, 2):
             try:
                 await self.call("POST", "/v1/load_lora_adapter", body, MOVE_TIMEOUT_S)
@@ -238,20 +239,19 @@ class VllmProcess:
             except EngineRequestError as error:
                 if attempt == 2 or "already been loaded" not in str(error):
                     raise EngineError(f"vLLM can't load {path}: {error}") from error
-                # Left by a load whose answer was lost, and maybe of another path.
+                # A load whose answer was lost has left it, maybe with another path.
                 await self.unload_adapter(name)
 
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter; no error if it has none of this name."""
-        # What vLLM refuses here is an adapter that it doesn't have, which is what was asked for.
+        # vLLM refuses to unload an adapter that it doesn't have: that is the wanted state.
         with contextlib.suppress(EngineRequestError):
             body = {"lora_name": name}
             await self.call("POST", "/v1/unload_lora_adapter", body, MOVE_TIMEOUT_S)
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No limit on connections: a load or a health check must not wait behind the answers of
-            # a proof.
+            # No limit on connections: a load or a health check must not wait behind a proof.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 headers={"Authorization": f"Bearer {self.key}"},
@@ -259,17 +259,17 @@ class VllmProcess:
         return self._session
 
     def describe_end(self) -> str:
-        """Tell in words how it ended."""
+        """The way it ended, in words."""
         status = self.exited.result() if self.exited.done() else 0
         if status > 128:
-            with contextlib.suppress(ValueError):  # a status of its own that is no signal's
+            with contextlib.suppress(ValueError):  # its own status, of no signal
                 return f"was ended by {signal.Signals(status - 128).name}"
         return f"exited with status {status}"
 
     async def stop(self) -> None:
         """End it with all its children. No error if it has ended."""
         guard = self._guard
-        if guard is None:  # the start failed before there was anything to end
+        if guard is None:  # the start failed before a process ran
             return
         try:
             if not self.exited.done():
@@ -277,16 +277,15 @@ class VllmProcess:
                     # The guard alone: it passes the signal to vLLM, which closes down its own
                     # workers, and kills the group when that takes too long.
                     guard.terminate()
-                # The guard may take its grace twice: before it kills, and until all that was killed
-                # is gone.
+                # The guard may take its grace twice: before it kills, and until all killed
+                # processes are gone.
                 await asyncio.wait({self.exited}, timeout=2 * GRACE_S + 1)
         finally:
-            # A guard that outlasts its own graces hangs, and what it was to end is ended by its
-            # record.
+            # A guard that outlasts its own graces hangs. Its processes are ended by its record.
             with contextlib.suppress(ProcessLookupError):
                 guard.kill()
-            # Also where this is cancelled: a vLLM that is left holds the device's memory. What
-            # can't be ended keeps its record, and the next start refuses because of it.
+            # Also where this is cancelled: a vLLM that goes on holds the device's memory. A process
+            # that can't be ended keeps its record, and the next start refuses because of it.
             await asyncio.shield(asyncio.to_thread(end_recorded, self._record))
         await asyncio.wait({self.exited}, timeout=GRACE_S)
         if guard.stdin is not None:
@@ -299,11 +298,11 @@ class VllmProcess:
 
 
 def read_error(status: int, body: Any) -> EngineError:
-    """Return the exception for an error of vLLM's: 4xx is the request's fault."""
+    """The exception for an error of vLLM's: 4xx is the request's fault."""
     error = body.get("error") if isinstance(body, Mapping) else None
     error = error if isinstance(error, Mapping) else {"message": str(error or body)}
     message = str(error.get("message") or f"status {status}")
-    # A refused key, or too many requests, is this server's own doing.
+    # A refused key, or too many requests, is this server's own fault.
     if 400 <= status < 500 and status not in (401, 403, 429):
         return EngineRequestError(message, param=error.get("param"))
     return EngineError(f"vLLM answered with {status}: {message}")

@@ -1,18 +1,18 @@
 """The engine over a supervised `vllm serve` child: for GPUs, and for the CPU build of vLLM.
 
 VllmEngine          the `Engine` interface
-options             its settings, and what may not be one
-installation        the environment of vLLM, and what is refused of it
+options             its settings, and the arguments that are refused
+installation        the environment of vLLM, and the releases that are refused
 adapter_proof       the proof that a model is served as it was saved
-process             how the child is started, asked and ended
-threads             on how many processors a CPU computes it
-guard               how it dies with the server
-vllm_keys           what runs inside the child: a key on every path, no control tokens in texts
+process             the child: its start, its calls and its end
+threads             the threads of the CPU build
+guard               the process that ends the child with the server
+vllm_keys           middleware inside the child: a key on every path, no control tokens in texts
 
 Clients' requests are passed through to `upstream`. Nothing here imports vLLM or torch: they are
 in an environment of their own.
 
-Adapters are loaded and unloaded while it runs. An adapter's name stands for the same weights as
+Adapters are loaded and unloaded while vLLM runs. An adapter's name stands for the same weights as
 long as the child lives, since vLLM's prefix cache goes by name and path.
 """
 
@@ -50,11 +50,11 @@ from nip_lm_server.lora.adapter_files import ServedAdapter, read_adapter
 
 MAX_TOP_LOGPROBS = 20  # vLLM's own limit, unless an argument raises it
 UNRESPONSIVE_S = 60.0
-"""An engine that gives no sign of health for so long counts as dead. Long, because what it answers
-is lost when it is started again."""
+"""An engine without a sign of health for so long counts as dead. Long, because a new start loses
+its running answers."""
 HEALTH_INTERVAL_S = 1.0
-"""Short beside UNRESPONSIVE_S, and a dead engine process is noticed within it. A vLLM that exits is
-noticed at once."""
+"""A dead engine process is noticed within this time, which is short beside UNRESPONSIVE_S. A vLLM
+that exits is noticed at once."""
 _log = logging.getLogger("nip.lm_server.vllm")
 _WITHHELD = frozenset(
     {
@@ -65,7 +65,7 @@ _WITHHELD = frozenset(
     }
 )
 """Parameters not passed on: for talk between vLLM servers, or without effect here. The last two
-have vLLM score a prompt, in which it mistakes the adapters of a batch: on a CPU its engine process
+make vLLM score a prompt, for which it confuses the adapters of a batch: on a CPU its engine process
 dies of that, on CUDA an adapter's output layer is left out (vLLM issues 16668 and 51594)."""
 
 
@@ -74,7 +74,7 @@ _COUNTERS = {
     for name, metric in (
         ("prompt", "prompt_tokens_total"),
         ("generation", "generation_tokens_total"),
-        ("iteration", "iteration_tokens_total_sum"),  # of a prompt that is read in pieces, each
+        ("iteration", "iteration_tokens_total_sum"),  # counts each piece of a prompt
     )
 }
 
@@ -82,7 +82,7 @@ _COUNTERS = {
 class VllmEngine(Engine):
     """Serves `base_path` (a directory or a hub name) as `served_name`, and adapters over it.
 
-    `options` are those of `VllmOptions`. vLLM's log is ``engines/<name>.log`` in `state_dir`.
+    `options` are the fields of `VllmOptions`. vLLM's log is ``engines/<name>.log`` in `state_dir`.
     """
 
     name = "vllm"
@@ -98,14 +98,14 @@ class VllmEngine(Engine):
     ):
         self.base_path, self.base_model = base_path, served_name
         self._options = VllmOptions(**options)
-        # Names with slashes, and long ones, are no file names; the digest keeps apart what becomes
-        # alike by that.
+        # Names with slashes, and long ones, are no file names. The digest keeps names apart that
+        # become alike.
         readable = re.sub(r"[^A-Za-z0-9._-]", "-", served_name)[:80]
         digest = hashlib.sha256(served_name.encode()).hexdigest()[:8]
         self._log_path = Path(state_dir).absolute() / "engines" / f"{readable}-{digest}.log"
         self._caches = Path(state_dir).absolute() / "caches"
         self._environment = dict(environment)
-        # Where there is no CUDA, there is nothing to choose from.
+        # Without CUDA there are no devices to choose from.
         if self._options.device == "cpu" or has_cuda(environment):
             self._environment = only_on(environment, self._options.cuda_device, "device")
         self._installation: Installation | None = None
@@ -115,7 +115,7 @@ class VllmEngine(Engine):
         self._version = "?"
         self._warnings: tuple[str, ...] = ()
         self._adapters: dict[str, ServedAdapter] = {}
-        self._digests: dict[str, str] = {}  # of all names that have answered since the start
+        self._digests: dict[str, str] = {}  # by each name that has answered since the start
         self._prover: VllmProver | None = None
         self._template_facts: dict[str, Any] = {}
 
@@ -133,7 +133,7 @@ class VllmEngine(Engine):
             sleep=self.capabilities.sleep,
             caches=self._caches,
         )
-        # For the middleware, which reads the model's tokenizer and tells of its template.
+        # For the middleware, which reads the model's tokenizer and writes its template's facts.
         environment["NIP_VLLM_MODEL"] = self.base_path
         environment["NIP_VLLM_TEMPLATE"] = json.dumps(dict(self._options.chat_template_kwargs))
         facts = self._log_path.with_suffix(".template.json")
@@ -144,20 +144,20 @@ class VllmEngine(Engine):
         try:
             await process.start(installation.python, arguments, self._options.start_timeout_s)
         except EngineError as error:
-            # What helps against this one is ours to say.
+            # vLLM's own error does not name this cause.
             reason = find_wide_vocabulary(self.base_path)
             raise EngineError(f"{error}\n{reason}" if reason else str(error)) from error
-        # 3. Ask it what it serves and which parameters it takes. The facts of the template, which
-        #    the middleware writes, are for the status: without them a client knows less of the
-        #    template, and the start does not fail.
+        # 3. Ask it for its models and parameters. The facts of the template, which the middleware
+        #    writes, are for the status: without them a client knows less of the template, and the
+        #    start does not fail.
         with contextlib.suppress(OSError, ValueError):
             self._template_facts = json.loads(facts.read_text())
         models = await process.call("GET", "/v1/models")
-        served = next((m for m in models["data"] if m["id"] == self.base_model), None)
-        # It was healthy, so something answers there; this tells whether it is ours.
-        if served is None:
+        base = next((m for m in models["data"] if m["id"] == self.base_model), None)
+        # It was healthy, so a server answers there; this shows whether it is ours.
+        if base is None:
             raise EngineError(f"what listens on {process.url} does not serve {self.base_model!r}")
-        self._max_model_len = int(served["max_model_len"])
+        self._max_model_len = int(base["max_model_len"])
         self._version = str((await process.call("GET", "/version"))["version"])
         schemas = (await process.call("GET", "/openapi.json"))["components"]["schemas"]
         self._upstream = Upstream(
@@ -166,7 +166,7 @@ class VllmEngine(Engine):
             parameters=frozenset(schemas["ChatCompletionRequest"]["properties"]) - _WITHHELD,
             completion_parameters=frozenset(schemas["CompletionRequest"]["properties"]) - _WITHHELD,
         )
-        # 4. The first requests compile what they need; a new adapter should not wait for that.
+        # 4. Compile, which the first requests do; a new adapter should not wait for that.
         self._prover = VllmProver(
             self.base_model,
             process.call,
@@ -175,20 +175,20 @@ class VllmEngine(Engine):
             quantization=self._options.quantization or "none",
         )
         await self._prover.warm_up()
-        # 5. So does the first sleep, which reserves memory of the host's.
+        # 5. Sleep once: the first sleep reserves memory of the host's, which takes long.
         if self._options.rehearse_sleep and self.capabilities.sleep:
             await process.sleep()
             await process.wake()
 
     async def _inspect(self) -> Installation:
-        """Look at vLLM before it is started. Raises EngineError for what would go wrong."""
+        """Inspect vLLM before its start. Raises EngineError if it would fail or serve wrongly."""
         options = self._options
         python = find_executable(options.executable, self._environment)
         installation = await inspect(python, self._environment)
         self._warnings = installation.check(
             quantization=options.quantization,
             device=options.device,
-            devices=options.device_count or 1,  # None: by a user's arguments, which vLLM checks
+            devices=options.device_count or 1,  # None: vLLM checks a user's arguments
         )
         for warning in self._warnings:
             _log.warning("%s", warning)
@@ -201,12 +201,12 @@ class VllmEngine(Engine):
             # Sampling settings are the request's, not the model directory's.
             *("--generation-config", "vllm"),
             *("--enable-lora", "--disable-uvicorn-access-log"),
-            # The last one is the first to see a request.
+            # The last middleware sees a request first.
             *("--middleware", "nip_control_tokens.BreakControlTokens"),
             *("--middleware", "nip_vllm_keys.RequireKey"),
         ]
         if installation.cpu_build:
-            # A request with a seed whose prompt is taken in pieces kills the engine process: CPU
+            # A request with a seed whose prompt is read in pieces kills the engine process: CPU
             # generators of random numbers can't be set back.
             arguments.append("--no-enable-chunked-prefill")
         if self.capabilities.sleep:
@@ -214,25 +214,25 @@ class VllmEngine(Engine):
         return [*arguments, *self._options.arguments()]
 
     def _served_dtype(self) -> str:
-        """Return the precision that vLLM is told to serve in, "auto" resolved.
+        """The precision that vLLM serves in, with "auto" resolved.
 
-        It is resolved here and not by vLLM, which would not tell what it took: the limits of the
-        proof go by the precision, and the status shows it. "auto" remains before the installation
-        was looked at.
+        vLLM would not report its own choice, so "auto" is resolved here: the limits of the proof
+        depend on the precision, and the status shows it. "auto" remains until the installation was
+        inspected.
         """
         installation = self._installation
         if self._options.dtype != "auto" or installation is None:
             return self._options.dtype
-        # Without the noise of half precisions a proof needs few places (`CPU_PLACES`), which is
-        # what makes it quick enough on a CPU.
+        # Without the noise of half precisions a proof needs few places (`CPU_PLACES`), and so is
+        # quick enough on a CPU.
         if installation.capability is None:
             return "float32"
-        # Devices before that have no bfloat16.
+        # Older devices have no bfloat16.
         return "bfloat16" if installation.capability >= (8, 0) else "float16"
 
     async def stop(self) -> None:
-        # All of this before the first await: who asks meanwhile is refused, and `wait_dead` sees
-        # that the end was wanted.
+        # All of this before the first await: requests that come meanwhile are refused, and
+        # `wait_dead` sees that the end was wanted.
         self._state = "stopped"
         process, self._process = self._process, None
         self._upstream = None
@@ -245,7 +245,7 @@ class VllmEngine(Engine):
     async def sleep(self) -> None:
         """Move the weights to the host's memory and drop keys and values.
 
-        What still runs is answered at once with what there is, and the finish reason "abort".
+        Running answers end at once with their text so far and the finish reason "abort".
         Raises EngineError without CUDA or sleep mode.
         """
         if self._state == "sleeping":
@@ -258,26 +258,26 @@ class VllmEngine(Engine):
         try:
             await self._serving().sleep()
         except BaseException:
-            self._state = "failed"  # nobody knows how far it came
+            self._state = "failed"  # vLLM may be half asleep
             raise
 
     async def wake(self) -> None:
-        """Undo `sleep`. Adapters lost meanwhile are not among the loaded any more."""
+        """Undo `sleep`. `loaded_adapters` has no adapters that were lost meanwhile."""
         self._refuse_unless("running", "sleeping")
         if self._state == "running":
             return
         process = self._serving()
         await process.wake()
         self._state = "running"
-        # Asked, not assumed: an adapter that we name and vLLM lacks would fail its requests.
-        known = {model["id"] for model in (await process.call("GET", "/v1/models"))["data"]}
-        self._adapters = {name: a for name, a in self._adapters.items() if name in known}
+        # vLLM lists its adapters: requests for one that it has lost would fail.
+        names = {model["id"] for model in (await process.call("GET", "/v1/models"))["data"]}
+        self._adapters = {name: a for name, a in self._adapters.items() if name in names}
 
     async def wait_dead(self) -> str:
-        """Return why, once vLLM has ended, or its engine process has, without `stop`."""
+        """Wait until vLLM or its engine process ends without `stop`, and return the reason."""
         process = self._process
         if process is None:
-            # A start that failed has stopped the process itself, so there is nothing to watch.
+            # A failed start has stopped the process itself, so there is none to watch.
             if self._state == "failed":
                 return "it did not start"
             raise EngineError(f"the engine is {self._state}")
@@ -285,13 +285,13 @@ class VllmEngine(Engine):
         healthy_at = loop.time()
         while True:
             await asyncio.wait({process.exited}, timeout=HEALTH_INTERVAL_S)
-            # Looked at first: a process that `stop` has ended has exited as well.
+            # First: a process that `stop` has ended has exited as well.
             if self._process is not process:
-                await asyncio.Event().wait()  # stopped on purpose: nothing to tell, until cancelled
+                await asyncio.Event().wait()  # stopped on purpose: wait until cancelled
             if process.exited.done():
                 reason = f"vLLM {process.describe_end()}"
                 break
-            # The HTTP server outlives its engine process, and either may hang: each is asked for.
+            # The HTTP server outlives its engine process, and either may hang: both are checked.
             health = await process.health()
             if health == "ok":
                 healthy_at = loop.time()
@@ -305,54 +305,51 @@ class VllmEngine(Engine):
         return f"{reason}; see {self._log_path}"
 
     async def measure_work(self) -> WorkDone | None:
-        """Count what vLLM says that it has computed; None while it says nothing."""
+        """Count the work that vLLM reports; None while it reports none."""
         process = self._process
         if process is None or self._state != "running":
             return None
         try:
             text = str(await process.call("GET", "/metrics", timeout_s=HEALTH_TIMEOUT_S))
-        except EngineError:  # `wait_dead` finds out what that means
+        except EngineError:  # `wait_dead` finds the cause
             return None
-        counted = {name: sum(map(float, each.findall(text))) for name, each in _COUNTERS.items()}
-        return WorkDone(
-            int(counted["prompt"]), int(counted["generation"]), int(counted["iteration"])
-        )
+        totals = {name: sum(map(float, each.findall(text))) for name, each in _COUNTERS.items()}
+        return WorkDone(int(totals["prompt"]), int(totals["generation"]), int(totals["iteration"]))
 
     # Adapters
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Make the adapter in `path` answer to `name` without stopping anything.
 
-        Loading the same weights again does nothing; other weights under a name that was used since
-        the start raise EngineError, and so does what vLLM can't load.
+        Loading the same weights again does nothing. Raises EngineError for other weights under a
+        name that was used since the start, and for files that vLLM can't load.
         """
         self._refuse_unless("running")
-        # vLLM would have two models of one name, and nobody could say which answers.
+        # vLLM would have two models of one name, and either might answer.
         if name == self.base_model:
             raise EngineError(f"{name!r} is the base model's name")
         adapter = await asyncio.to_thread(read_adapter, path.absolute())
-        # vLLM's prefix cache goes by the adapter's name: keys and values of the old weights would
-        # answer for the new ones.
+        # vLLM's prefix cache goes by the adapter's name: it would use keys and values of the old
+        # weights for the new ones.
         if self._digests.get(name, adapter.digest) != adapter.digest:
             raise EngineError(f"an adapter with other weights already answered to {name!r}")
         if name in self._adapters:  # the same weights, by the digest
             return
-        most = self._options.served_lora_rank
-        # vLLM would refuse it too, but knows nothing of the option.
-        if adapter.rank > most:
+        limit = self._options.served_lora_rank
+        # vLLM would refuse it too, but could not name the option.
+        if adapter.rank > limit:
             raise EngineError(
-                f"the adapter in {adapter.path} has rank {adapter.rank}, the engine takes {most} "
+                f"the adapter in {adapter.path} has rank {adapter.rank}, the engine takes {limit} "
                 "at most (option max_lora_rank)"
             )
-        # Before the loading: one whose answer is lost may have answered all the same.
+        # Before the loading: an adapter may have answered even if the load's answer is lost.
         self._digests[name] = adapter.digest
         await self._serving().load_adapter(name, adapter.path)
         self._adapters[name] = adapter
 
     async def unload_adapter(self, name: str) -> None:
-        # The digest stays: vLLM's prefix cache may still have keys and values under this name. One
-        # that does not run is not asked; what it still has of the name is replaced by the next
-        # load.
+        # The digest stays: vLLM's prefix cache may still have keys and values under this name. A
+        # vLLM that does not run is not called; the next load replaces its adapter of this name.
         if self._adapters.pop(name, None) is None or self._state != "running":
             return
         await self._serving().unload_adapter(name)
@@ -361,7 +358,7 @@ class VllmEngine(Engine):
         return tuple(self._adapters)
 
     async def prove(self, name: str, path: Path) -> Proof:
-        """Compare what `name` serves with ``probe.json`` in `path`; see `adapter_proof`.
+        """Compare the answers of `name` with ``probe.json`` in `path`; see `adapter_proof`.
 
         `name` is an adapter or the base model. Raises EngineError if there is no probe.
         """
@@ -370,7 +367,7 @@ class VllmEngine(Engine):
             raise EngineError(f"the engine is {self._state}")
         return await self._prover.prove(name, path, self._adapters, self.max_model_len)
 
-    # What it is
+    # Facts
 
     @property
     def max_model_len(self) -> int:
@@ -380,7 +377,7 @@ class VllmEngine(Engine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Its abilities. Whether it can sleep is known once it has been started."""
+        """Its abilities. `sleep` is only known after the start."""
         cuda = self._installation is not None and self._installation.has_cuda
         return replace(
             ENGINES[self.name],
@@ -392,7 +389,7 @@ class VllmEngine(Engine):
 
     @property
     def upstream(self) -> Upstream | None:
-        # While it sleeps, clients must not be sent there.
+        # Clients must not be sent to a sleeping vLLM.
         return self._upstream if self._state == "running" else None
 
     def status(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""The cells of a server's database, each compared with what can stand there and with the others.
+"""Check every cell of a server's database, by itself and against the other cells.
 
-find_broken_cells   a database that is open to read -> what is wrong in which cell
+find_broken_cells   a database that is open to read -> its broken cells, each with its problem
 
-What is covered: the kind of value in every cell, JSON, words, ids, digests, times, and whatever two
-cells, or a cell and a model's manifest, say of the same thing. What is not: a text that is told
-nowhere else (a file's name, the message of an event) and that is still a text.
+Covered: the kind of value in every cell, JSON, words, ids, digests, times, and each fact that two
+cells, or a cell and a model's manifest, have in common. Not covered: a changed text that stands
+nowhere else (a file's name, the message of an event), as long as it is a text.
 """
 
 import math
@@ -24,23 +24,23 @@ from nip_lm_server.state.models import adapter_name
 from nip_lm_server.state.rows import FileRow, JobRow, ModelRow, read_row
 
 Row = Mapping[str, Any]
-"""By column, of any kind of value; those of an older format lack some."""
+"""Values of any kind, by column; a row of an older format lacks some."""
 Cell = tuple[str, str]
-"""Where it is ("row 3 of jobs, status"), and what is wrong there."""
+"""The place of a cell ("row 3 of jobs, status"), and its problem."""
 
 _KINDS = {"TEXT": "text", "INTEGER": "integer", "REAL": "real"}
 _LATEST_S = 2.0**33
-"""No time is later: in the year 2242."""
+"""No time is later; it is in the year 2242."""
 _RESULTS = "fine-tune-results"
 _ROWID = "rowid "
-"""SQLite's number of a row; no column of ours is called so."""
+"""SQLite's number of a row; no column of ours has this name."""
 
 Holds = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
 class _Tables:
-    """The rows of all tables, each cell of the right kind. Those of a job are numbered by `seq`."""
+    """The rows of all tables, each cell of the right kind. A job's `seq` is its row's number."""
 
     jobs: Sequence[JobRow]
     models: Mapping[int, ModelRow]  # by the number of the row
@@ -87,10 +87,11 @@ _OBJECTS = {table: set(columns) for table, columns in JSON_COLUMNS.items() if ta
 
 
 def find_broken_cells(
-    connection: sqlite3.Connection, manifest_of: Callable[[str], ModelManifest | None]
+    connection: sqlite3.Connection, find_manifest: Callable[[str], ModelManifest | None]
 ) -> Iterator[Cell]:
-    """Yield every cell no server can have written. `manifest_of` has a model's manifest by digest.
+    """Yield every cell that no server can have written.
 
+    `find_manifest` returns a model's manifest by its digest; None where it can't be read.
     Raises sqlite3.Error for a table that can't be read at all.
     """
     connection.row_factory = sqlite3.Row
@@ -98,12 +99,14 @@ def find_broken_cells(
         table: [*map(dict, connection.execute(f"SELECT rowid AS '{_ROWID}', * FROM {table}"))]  # noqa: S608
         for table in TABLES
     }
-    # 1. Each cell by itself. What is wrong there is not compared with others.
-    alone = [cell for table in TABLES for cell in _check_alone(connection, table, rows[table])]
-    yield from alone
-    if alone:
+    # 1. Each cell by itself. Broken cells are not compared with others.
+    broken_cells = [
+        cell for table in TABLES for cell in _check_alone(connection, table, rows[table])
+    ]
+    yield from broken_cells
+    if broken_cells:
         return
-    # 2. What two of them say of the same thing.
+    # 2. Cells with a fact in common.
     tables = _Tables(
         jobs=[read_row(JobRow, row) for row in rows["jobs"]],
         models={row[_ROWID]: read_row(ModelRow, row) for row in rows["models"]},
@@ -114,8 +117,8 @@ def find_broken_cells(
     yield from _check_jobs(tables)
     metadata = connection.execute("SELECT job_seq, key, value FROM job_metadata").fetchall()
     yield from _check_metadata(tables, metadata)
-    # 3. What a model's manifest says too.
-    yield from _check_manifests(tables, manifest_of)
+    # 3. Facts that a model's manifest has, too.
+    yield from _check_manifests(tables, find_manifest)
 
 
 def _name_cell(table: str, rowid: int, column: str) -> str:
@@ -149,8 +152,8 @@ def _find_problem(table: str, column: str, value: Any) -> str | None:
         return f"no server writes {str(value)[:60]!r} there"
     if column in JSON_COLUMNS.get(table, ()):
         try:
-            told = parse_json(value)
-            if column in _OBJECTS.get(table, ()) and not isinstance(told, dict):
+            parsed = parse_json(value)
+            if column in _OBJECTS.get(table, ()) and not isinstance(parsed, dict):
                 return f"{value[:60]!r} is no JSON object"
             if (table, column) == ("jobs", "settings"):
                 EffectiveSettings.model_validate_json(value)
@@ -171,13 +174,13 @@ def _check_references(connection: sqlite3.Connection, tables: _Tables) -> Iterat
             ("validation_file", job.validation_file),
             ("result_file", job.result_file),
         ):
-            if id and id not in files:  # a job that was imported has no file
+            if id and id not in files:  # the job of an imported model has no file
                 yield _name_cell("jobs", job.seq, column), f"there is no file {id!r}"
     for rowid, (key, value) in tables.meta.items():
         kind = list if key.startswith("active ") else int
         if type(parse_json(value)) is not kind:
             yield _name_cell("meta", rowid, "value"), f"{key} is no {kind.__name__}: {value!r}"
-    # What was imported came without its parent.
+    # A parent doesn't come with an imported model.
     own = {job.id for job in tables.jobs if job.payload_digest}
     children = [("jobs", job.seq, job.id, job.parent) for job in tables.jobs]
     children += [("models", n, row.job_id, row.parent) for n, row in tables.models.items()]
@@ -210,7 +213,7 @@ def _check_jobs(tables: _Tables) -> Iterator[Cell]:
                 f"it is {status!r}, but the job has {says}",
             )
         name = adapter_name("", job.suffix, job.adapter_digest).removeprefix("ft::")
-        if not job.payload_digest:  # imported, without its suffix
+        if not job.payload_digest:  # the job of an imported model has no suffix
             name = job.adapter_digest
         if not job.adapter_name.endswith(f":{name}"):
             expected = f"suffix and digest make a name on {name!r}"
@@ -219,26 +222,26 @@ def _check_jobs(tables: _Tables) -> Iterator[Cell]:
                 f"{job.adapter_name!r}, but {expected}",
             )
         if model is not None:
-            for column, got, made in (
+            for column, jobs_value, models_value in (
                 ("adapter_name", job.adapter_name, model.name),
                 ("adapter_digest", job.adapter_digest, model.digest),
                 ("base_model", job.base_model, model.base_model),
                 ("parent", job.parent, model.parent),
             ):
-                if got != made:
+                if jobs_value != models_value:
                     yield (
                         _name_cell("jobs", job.seq, column),
-                        f"{got!r}, but its model has {made!r}",
+                        f"{jobs_value!r}, but its model has {models_value!r}",
                     )
 
 
-def _check_metadata(tables: _Tables, stored: list[sqlite3.Row]) -> Iterator[Cell]:
+def _check_metadata(tables: _Tables, rows: list[sqlite3.Row]) -> Iterator[Cell]:
     by_job: dict[int, dict[str, str]] = {}
-    for seq, key, value in stored:
+    for seq, key, value in rows:
         by_job.setdefault(seq, {})[key] = value
     for job in tables.jobs:
-        told = parse_json(job.metadata) if job.metadata else {}
-        if told != by_job.get(job.seq, {}):
+        metadata = parse_json(job.metadata) if job.metadata else {}
+        if metadata != by_job.get(job.seq, {}):
             yield (
                 _name_cell("jobs", job.seq, "metadata"),
                 "job_metadata has other pairs of this job",
@@ -246,39 +249,41 @@ def _check_metadata(tables: _Tables, stored: list[sqlite3.Row]) -> Iterator[Cell
 
 
 def _check_manifests(
-    tables: _Tables, manifest_of: Callable[[str], ModelManifest | None]
+    tables: _Tables, find_manifest: Callable[[str], ModelManifest | None]
 ) -> Iterator[Cell]:
     """Compare each job with its model's manifest, where there is one."""
     jobs = {job.id: job for job in tables.jobs}
     for rowid, model in tables.models.items():
-        manifest = None if model.deleted_at is not None else manifest_of(model.digest)
+        manifest = None if model.deleted_at is not None else find_manifest(model.digest)
         job = jobs.get(model.job_id)
         if manifest is None or job is None:
             continue
         if model.kind != manifest.kind:
             yield _name_cell("models", rowid, "kind"), f"its manifest says {manifest.kind!r}"
-        told: dict[str, tuple[Any, Any]] = {
+        facts: dict[str, tuple[Any, Any]] = {
             "method": (job.method, manifest.method),
             "seed": (job.seed, manifest.seed),
             "parent": (job.parent, manifest.parent),
         }
-        if job.payload_digest:  # imported ones left their key behind
-            told["idempotency_key"] = (job.idempotency_key or job.id, manifest.job_key)
-        for column, (got, stated) in told.items():
-            if stated is not None and got != stated:
+        if job.payload_digest:  # the job of an imported model has no key
+            facts["idempotency_key"] = (job.idempotency_key or job.id, manifest.job_key)
+        for column, (jobs_value, manifests_value) in facts.items():
+            if manifests_value is not None and jobs_value != manifests_value:
                 yield (
                     _name_cell("jobs", job.seq, column),
-                    f"{got!r}, but its model's manifest {stated!r}",
+                    f"{jobs_value!r}, but its model's manifest {manifests_value!r}",
                 )
-        # Later versions may have written more of either.
+        # A later version may have written more keys.
         for column, text, expected in (
             ("settings", job.settings, manifest.settings),
             ("result", job.result, manifest.training),
         ):
             figures = parse_json(text or "{}")
-            other = [k for k in figures.keys() & expected.keys() if figures[k] != expected[k]]
-            if other:
+            different_keys = [
+                k for k in figures.keys() & expected.keys() if figures[k] != expected[k]
+            ]
+            if different_keys:
                 yield (
                     _name_cell("jobs", job.seq, column),
-                    f"its model's manifest has another {min(other)}",
+                    f"its model's manifest has another {min(different_keys)}",
                 )

@@ -1,10 +1,10 @@
-"""A server's state directory read from outside: every file with a digest is checked.
+"""Check every file with a digest in a server's state directory, from outside.
 
-examine     what is damaged or missing there, and the jobs and models that its database has
+examine     its damaged and missing files, and the jobs and models that its database has
 stored_ids  the ids of its jobs, or of its uploads
 
-What is covered: the database's structure and its cells (`cells`), uploads, models. Logs, locks and
-the key have no digest. Nothing is written.
+Covered: the database's structure and its cells (`cells`), uploads, models. Logs, locks and the key
+have no digest. Nothing is written.
 """
 
 import sqlite3
@@ -22,12 +22,12 @@ from nip_lm_server.state.directory import DATABASE, FILES, MODELS
 
 @dataclass(frozen=True)
 class Damage:
-    """A file with other contents than it was given."""
+    """A file that has changed since it was written, or is missing."""
 
     path: Path
-    what: str
+    problem: str
     expected: str
-    got: str
+    actual: str
 
 
 @dataclass
@@ -39,22 +39,22 @@ class Examined:
     damages: list[Damage] = field(default_factory=list)
     unknown: list[Path] = field(default_factory=list)  # files among uploads and models
 
-    def add(self, path: Path, what: str, expected: object, got: object) -> None:
+    def add(self, path: Path, problem: str, expected: object, actual: object) -> None:
         """Note a damage."""
-        self.damages.append(Damage(path, what, str(expected), str(got)))
+        self.damages.append(Damage(path, problem, str(expected), str(actual)))
 
 
 def examine(state_dir: Path) -> Examined:
     """Compare the files with the database and the manifests; nothing where there is no state."""
     result = Examined()
     database = state_dir / DATABASE
-    held = [path for name in (FILES, MODELS) for path in files_under(state_dir / name)]
+    paths = [path for name in (FILES, MODELS) for path in files_under(state_dir / name)]
     if not database.exists():
-        if held:
-            result.add(database, "missing", f"the database of {len(held)} files", "none")
+        if paths:
+            result.add(database, "missing", f"the database of {len(paths)} files", "none")
         return result
-    # Whatever the database and the manifests name is compared; what is left over is unknown.
-    known: set[Path] = set()
+    # The files that the database and the manifests name are compared; all others are unknown.
+    known_paths: set[Path] = set()
     try:
         with closing(open_to_read(database)) as connection:
             _check_structure(connection)
@@ -63,20 +63,20 @@ def examine(state_dir: Path) -> Examined:
             for row in connection.execute(
                 "SELECT id, bytes, sha256 FROM files WHERE deleted_at IS NULL"
             ):
-                known.add(state_dir / FILES / row[0])
+                known_paths.add(state_dir / FILES / row[0])
                 _check_file(result, state_dir / FILES / row[0], row[1], row[2])
             for row in connection.execute(
                 "SELECT name, digest, content_digest, base_model, job_id FROM models "
                 "WHERE deleted_at IS NULL"
             ):
                 result.models[row[0]] = row[2]
-                known |= _check_model(result, state_dir / MODELS / row[1], row)
-            for where, problem in find_broken_cells(connection, partial(_read_manifest, state_dir)):
-                result.add(database, f"damaged: {where}", "what the server wrote", problem)
+                known_paths |= _check_model(result, state_dir / MODELS / row[1], row)
+            for cell, problem in find_broken_cells(connection, partial(_read_manifest, state_dir)):
+                result.add(database, f"damaged: {cell}", "what the server wrote", problem)
     except (sqlite3.Error, ValueError) as error:
         result.add(database, "damaged", "the server's database", error)
         return result
-    result.unknown = sorted(set(held) - known)
+    result.unknown = sorted(set(paths) - known_paths)
     return result
 
 
@@ -91,20 +91,19 @@ def stored_ids(state_dir: Path, table: Literal["jobs", "files"]) -> set[str]:
 
 def open_to_read(database: Path) -> sqlite3.Connection:
     """Open the database of a server, perhaps a running one, without writing anything."""
-    # A database in WAL mode that nobody has open would be given files beside it.
+    # Where no process has a database in WAL mode open, SQLite would write files beside it.
     still = "" if database.with_name(f"{database.name}-wal").exists() else "&immutable=1"
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro{still}", uri=True)
 
 
 def _check_structure(connection: sqlite3.Connection) -> None:
-    found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if found != "ok":
-        raise ValueError(found)
+    problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise ValueError(problem)
 
 
 def _read_manifest(state_dir: Path, digest: str) -> ModelManifest | None:
-    """Read a model's manifest. None if it can't be read: its file is told as damaged elsewhere."""
-    # What it says of a job counts for nothing where it is damaged, which is told of the file.
+    """Read a model's manifest. None if it can't be read, or is damaged: `_check_model` says so."""
     try:
         folder = state_dir / MODELS / digest
         return read_manifest(folder) if has_right_checksum(folder) else None
@@ -120,16 +119,16 @@ def _check_model(result: Examined, folder: Path, row: tuple[str, str, str, str, 
         if not has_right_checksum(folder):
             raise ValueError("its own checksum does not match")
         manifest = read_manifest(folder)
-        recorded = {
+        facts = {
             "name": (name, manifest.name),
             "digest": (digest, manifest.digest),
             "content_digest": (of_content, manifest.content_digest),
             "base_model": (base_model, manifest.base_model),
             "job": (job, manifest.job),
         }
-        for key, (value, got) in recorded.items():
-            if got != value:
-                result.add(path, f"another {key}", value, got)
+        for key, (expected, actual) in facts.items():
+            if actual != expected:
+                result.add(path, f"another {key}", expected, actual)
                 break
         else:
             if manifest.digest_of_files() != of_content:
@@ -150,8 +149,8 @@ def _check_file(result: Examined, path: Path, size_bytes: int, sha256: str) -> N
         result.add(path, "missing", f"{size_bytes} bytes", "none")
     elif path.stat().st_size != size_bytes:
         result.add(path, "damaged", f"{size_bytes} bytes", path.stat().st_size)
-    elif (found := hash_file(path)) != sha256:
-        result.add(path, "damaged", f"SHA-256 {sha256}", found)
+    elif (actual_sha256 := hash_file(path)) != sha256:
+        result.add(path, "damaged", f"SHA-256 {sha256}", actual_sha256)
 
 
 def files_under(folder: Path) -> list[Path]:

@@ -1,10 +1,11 @@
 """Removing unneeded models and uploads from the state of a stopped server.
 
-State         what is there: fine-tuned models and uploaded files, read without writing
-read_state    read it
-remove        remove some of it, under the server's own lock
+State         the fine-tuned models and uploaded files
+read_state    read them, and write nothing
+remove        remove some of them, under the server's own lock
 
-The same rules hold as for DELETE over HTTP: what another model or an unfinished job needs stays.
+The same rules hold as for DELETE over HTTP: a model or file stays while another model or an
+unfinished job needs it.
 """
 
 import os
@@ -29,7 +30,7 @@ class StoredModel:
     bytes: int
     needs: tuple[str, ...]
     metadata: Mapping[str, str]
-    """What its job was made with."""
+    """The metadata of its job."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class State:
 
 
 def read_state(state_dir: Path) -> State:
-    """Return what a server with this state directory keeps; nothing if there is none."""
+    """Return the models and files in a state directory; an empty state where there is none."""
     database = state_dir / DATABASE
     if not database.exists():
         return State()
@@ -101,7 +102,7 @@ def remove(state_dir: Path, models: Collection[str], files: Collection[str]) -> 
     try:
         with closing(Database(state_dir / DATABASE)) as database:
             store = ModelStore(state_dir / MODELS, database)
-            # The content first: on a full disk the mark can't be written before.
+            # The content goes first: on a full disk the mark needs the room.
             for name in models:
                 row = store.get_row(name)
                 if row is not None:

@@ -1,11 +1,11 @@
 """Taking over models of another server, from its state directory into a new one.
 
-A model's directory has a manifest that says all about it, so nothing but that is read, and
-nothing is written on the other side. Everything is copied aside and checked against the digests
+A model's manifest has all facts about it, so only the model's directory is read, and nothing is
+written in the other state directory. A model is copied aside and checked against its digests
 first; then one rename makes the directory the server's own, and one transaction enters it. A model
-that is there already is left as it is, so what was interrupted is repeated.
+that is there already stays as it is, so an interrupted import can be repeated.
 
-No server may run in the directory that takes over. The one that is started there proves each
+No server may run in the new state directory. A server that is started there later proves each
 model before it answers, as it does with its own.
 """
 
@@ -25,7 +25,7 @@ _ASIDE = "adopted.part"
 
 
 def find_model(state_dir: Path, name: str) -> Path | None:
-    """Return where a server with this state keeps the fine-tuned model, or None if it has none."""
+    """Return the folder of a fine-tuned model in a state directory, or None if it has none."""
     path = state_dir / MODELS / name.rpartition(":")[2]
     try:
         return path if read_manifest(path).name == name else None
@@ -36,10 +36,10 @@ def find_model(state_dir: Path, name: str) -> Path | None:
 def import_models(source: Path, target: Path, expected: Mapping[str, str | None]) -> None:
     """Copy models from the state directory `source` into `target`.
 
-    `expected` has by name the content digest that the model must have (None: whatever its manifest
-    says). Base models that these are adapters over, and that were made there, come with them.
-    Raises AdapterError for a model that is missing or damaged, or if `target` is no server's,
-    OSError if the disk refuses.
+    `expected` has by name the content digest that the model must have (None: any). A base model
+    that was made there comes with the adapters over it.
+    Raises AdapterError for a model that is missing or damaged, or if `target` is no state
+    directory, OSError if the disk refuses.
     """
     try:
         check_state_dir(target)
@@ -48,14 +48,14 @@ def import_models(source: Path, target: Path, expected: Mapping[str, str | None]
     aside = target / _ASIDE
     shutil.rmtree(aside, ignore_errors=True)
     target.mkdir(parents=True, exist_ok=True)
-    target.chmod(0o700)  # as whoever starts a server there would
+    target.chmod(0o700)  # as the start of a server does
     try:
         with closing(Database(target / DATABASE)) as database:
             models, copies = ModelStore(target / MODELS, database), ModelStore(aside, database)
             for name, digest in _add_bases(source, expected).items():
                 if models.get_row(name) is None:
                     manifest = _copy(source, name, digest, models, copies)
-                    # Job and model together: neither is anything without the other.
+                    # Job and model are entered together: neither may stand without the other.
                     with database.transaction():
                         _enter(database, models, manifest, source)
     finally:
@@ -63,7 +63,7 @@ def import_models(source: Path, target: Path, expected: Mapping[str, str | None]
 
 
 def _add_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Add to `expected` the base models made here beneath them, and put those first."""
+    """Add the base models under the `expected` adapters that were made there; they come first."""
     ordered: dict[str, str | None] = {}
     for name, digest in expected.items():
         chain: list[tuple[str, str | None]] = [(name, digest)]
@@ -72,7 +72,7 @@ def _add_bases(source: Path, expected: Mapping[str, str | None]) -> dict[str, st
             if find_model(source, base) is None:
                 break
             chain.append((base, None))
-        # A base model before what stands on it, so that a kill never leaves a model without its
+        # A base model comes before its adapters, so that no kill leaves an adapter without its
         # base.
         for model, content_digest in reversed(chain):
             ordered[model] = content_digest or ordered.get(model)
@@ -92,7 +92,7 @@ def _copy(
             shutil.copytree(path, copies.path(path.name))
         except shutil.Error as error:
             raise AdapterError(f"{path} can't be copied: {error}") from error
-    # Checked aside, so that what is damaged never gets a place among models.
+    # The copy is checked aside, so that no damaged one gets a place among the models.
     manifest = (models if is_there else copies).verify(path.name)
     if digest is not None and manifest.content_digest != digest:
         raise AdapterError(
@@ -110,7 +110,7 @@ def _enter(database: Database, models: ModelStore, manifest: ModelManifest, sour
     database.insert(
         "jobs",
         id=manifest.job,
-        payload_digest="",  # its key, which would find it again, was left behind
+        payload_digest="",  # without its key, no request finds this job again
         method=manifest.method,
         model=manifest.parent or manifest.base_model,
         base_model=manifest.base_model,

@@ -1,6 +1,6 @@
-"""A server's state directory as others see it, while no server runs there or while one does.
+"""A server's state directory for other programs, while a server runs there or while none does.
 
-StateDirectory   where its parts lie, and what is in them
+StateDirectory   the paths of its parts, and their contents
 """
 
 from collections.abc import Collection, Mapping
@@ -52,7 +52,7 @@ class StateDirectory:
         return stored_ids(self.path, "files")
 
     def read(self) -> State:
-        """Return what the server keeps; nothing where there is no state."""
+        """Return the models and files; an empty state where there is none."""
         return read_state(self.path)
 
     def remove(self, models: Collection[str], files: Collection[str]) -> None:

@@ -1,8 +1,8 @@
-"""Where Tinker's weights lie: ``tinker/<model>/<what>-<number>``, each written whole.
+"""The folders of Tinker's weights: ``tinker/<model>/<kind>-<number>``, each written whole.
 
-A folder is named by its model and the number of the request that made it, so what is done again
-after a kill lies where it lay. Its digest covers every file, and is in the database: files that
-were exchanged are noticed, whatever their own manifest says.
+A folder is named by its model and the number of the request that made it, so a request that is done
+again after a kill writes the same folder. Its digest covers every file, and is in the database:
+exchanged files are noticed even with a manifest of their own.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ class Folders:
         self.root = root
         root.mkdir(mode=0o700, exist_ok=True)
 
-    def path(self, model_id: str, what: str, seq: int) -> Path:
-        """Return the folder of what a model's request makes, and make its parent."""
+    def path(self, model_id: str, kind: str, seq: int) -> Path:
+        """Return the folder for the weights of a model's request, and make its parent."""
         parent = self.parent(model_id)
         parent.mkdir(mode=0o700, exist_ok=True)
-        return parent / f"{what}-{seq}"
+        return parent / f"{kind}-{seq}"
 
     def parent(self, model_id: str) -> Path:
         """Return the folder of a model's folders."""
@@ -37,7 +37,7 @@ class Folders:
         return self.root / relative
 
     def relative(self, path: Path) -> str:
-        """Return what a record says of a folder."""
+        """Return the name of a folder in records."""
         return str(path.relative_to(self.root))
 
     def remove(self, relative: str) -> None:
@@ -58,16 +58,16 @@ class Folders:
         return await asyncio.to_thread(_measure, path)
 
     async def verify(self, relative: str, content_digest: str) -> Path:
-        """Return a folder whose files are those on record. Raises AdapterError."""
+        """Return a folder if its files are those on record. Raises AdapterError."""
         path = self.find(relative)
         try:
-            measured, _ = await asyncio.to_thread(_measure, path)
+            digest, _ = await asyncio.to_thread(_measure, path)
         except OSError as error:
             raise AdapterError(f"the weights in {path} can't be read: {error!r}") from error
-        if measured != content_digest:
+        if digest != content_digest:
             raise AdapterError(
                 f"the files in {path} are not those that were saved: their digest is "
-                f"{measured[:12]}…, on record {content_digest[:12]}…"
+                f"{digest[:12]}…, on record {content_digest[:12]}…"
             )
         return path
 

@@ -6,7 +6,7 @@ from typing import Literal
 Status = Literal["pending", "done", "failed"]
 Category = Literal["user", "server", "unknown"]
 CheckpointKind = Literal["weights", "sampler_weights", "external_weights", "snapshot"]
-"""A ``snapshot`` has no name of its client's: only its sampler uses it."""
+"""A ``snapshot`` has no name by its client: only its sampler uses it."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SessionRow:
 
 @dataclass(frozen=True)
 class LoraShape:
-    """The LoRA of a model as its client asked for it; alpha is not on the wire."""
+    """The LoRA of a model by its client's request; alpha is not on the wire."""
 
     rank: int
     seed: int | None = None
@@ -33,7 +33,7 @@ class LoraShape:
 
 @dataclass(frozen=True)
 class TinkerModelRow:
-    """A model in training. What it has executed up to `durable_seq` is in a folder of its own."""
+    """A model in training. Its state after request `durable_seq` is in a folder of its own."""
 
     id: str
     session_id: str
@@ -46,7 +46,7 @@ class TinkerModelRow:
 
 @dataclass(frozen=True)
 class RequestRow:
-    """A numbered request of a model or a sampler. `payload` goes once it is needed no more."""
+    """A numbered request of a model or a sampler. `payload` is dropped after its last use."""
 
     owner: str
     seq: int
@@ -63,7 +63,7 @@ class RequestRow:
 
 @dataclass(frozen=True)
 class SamplerRow:
-    """A sampler: a base model, or an adapter under the name it is served by."""
+    """A sampler: a base model, or an adapter by its served name."""
 
     id: str
     session_id: str

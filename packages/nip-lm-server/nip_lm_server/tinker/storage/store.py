@@ -1,14 +1,14 @@
 """The tables of Tinker's API, in a database beside the server's own: ``tinker.sqlite3``.
 
 sessions     clients, with their last sign of life
-models       models in training, and up to where each of them is on disk
-requests     what was asked under which number, with its payload and its result
-samplers     what a sampler samples from
+models       models in training, each with its last request that is in a state on disk
+requests     numbered requests, with their payloads and results
+samplers     the base model or the weights of each sampler
 checkpoints  weights on disk, by their paths
 
-A database of its own: a server that nobody trains on through this API has none, and one of an
-older version still reads the rest. Payloads stay until a state on disk is behind them, results
-until they were fetched and are `KEPT_S` old.
+A database of its own: a server without clients of this API has none, and one of an older version
+still reads the rest. Payloads stay until a state on disk includes them, results until they were
+fetched and are `KEPT_S` old.
 """
 
 import json
@@ -29,7 +29,7 @@ DATABASE = "tinker.sqlite3"
 KEPT_S = 15 * 60.0
 """So long a result stays after it was fetched: a client whose answer was lost asks again soon."""
 UNFETCHED_S = 24 * 3600.0
-"""... and after it was made, if nobody fetched it."""
+"""... and after it was made, if no client fetched it."""
 
 
 class TinkerStore(WeightTables):
@@ -64,12 +64,12 @@ class TinkerStore(WeightTables):
 
     def finish_session(self, id: str, finish: str) -> bool:
         """End a session, once; the first reason stays. Returns whether this was the first."""
-        changed = self._do(
+        count = self._do(
             "UPDATE sessions SET finished_at = ?, finish = ? "
             "WHERE id = ? AND finished_at IS NULL",
             self._clock(), finish, id,
         )  # fmt: skip
-        return changed == 1
+        return count == 1
 
     def list_silent_sessions(self, silent_s: float) -> list[str]:
         """List sessions that are not over and have given no sign of life for so long."""
@@ -128,7 +128,7 @@ class TinkerStore(WeightTables):
         """A state on disk has everything up to `seq`: the payloads behind it go."""
         with self.transaction():
             self._do("UPDATE models SET durable_seq = ? WHERE id = ?", seq, model_id)
-            # Not that of request 0, which says what the model is made of.
+            # Not the payload of request 0, from which the model is made.
             self._do(
                 "UPDATE requests SET payload = NULL "
                 "WHERE owner = ? AND seq BETWEEN 1 AND ? AND status != 'pending'",
@@ -156,12 +156,12 @@ class TinkerStore(WeightTables):
         return None if row is None else _request(row)
 
     def find_digest(self, owner: str, seq: int) -> str | None:
-        """Return what was sent under a number, as its digest."""
+        """Return the digest of the request with a number."""
         row = self._one("SELECT digest FROM requests WHERE owner = ? AND seq = ?", owner, seq)
         return None if row is None else str(row["digest"])
 
-    def last_asked(self, owner: str) -> float | None:
-        """Return when a model was asked for something last."""
+    def find_last_time(self, owner: str) -> float | None:
+        """Return the time of a model's last request, in seconds since 1970."""
         row = self._one("SELECT MAX(created_at) AS at FROM requests WHERE owner = ?", owner)
         return None if row is None else row["at"]
 
@@ -180,29 +180,29 @@ class TinkerStore(WeightTables):
         return [(row["owner"], row["seq"]) for row in rows]
 
     def next_seq(self, model_id: str) -> int:
-        """Return the first number of a model that is not over: all before it are."""
+        """Return a model's first number that is not over: all lower ones are over."""
         row = self._one(
             "SELECT MAX(seq) AS seq FROM requests WHERE owner = ? AND status != 'pending'", model_id
         )
         return 0 if row is None or row["seq"] is None else int(row["seq"]) + 1
 
-    def list_replayed(self, model_id: str, after: int, before: int) -> list[int]:
-        """List the executed requests between two numbers that changed the model."""
+    def list_replayed(self, model_id: str, low: int, high: int) -> list[int]:
+        """List the executed requests above `low` and below `high` that changed the model."""
         rows = self._all(
             "SELECT seq FROM requests WHERE owner = ? AND seq > ? AND seq < ? AND status = 'done' "
             "AND void = 0 AND kind IN ('forward_backward', 'optim_step') ORDER BY seq",
-            model_id, after, before,
+            model_id, low, high,
         )  # fmt: skip
         return [row["seq"] for row in rows]
 
-    def void_since_step(self, model_id: str, before: int) -> None:
-        """Leave out of every replay what was added up after the last step before `before`."""
+    def void_since_step(self, model_id: str, end: int) -> None:
+        """Leave the gradient since the last step, as far as below `end`, out of every replay."""
         self._do(
             "UPDATE requests SET void = 1, payload = NULL WHERE owner = ?1 "
             "AND kind = 'forward_backward' AND seq < ?2 AND seq > "
             "(SELECT COALESCE(MAX(seq), 0) FROM requests WHERE owner = ?1 "
             "AND kind = 'optim_step' AND status = 'done' AND seq < ?2)",
-            model_id, before,
+            model_id, end,
         )  # fmt: skip
 
     def has_gradient(self, model_id: str) -> bool:
@@ -235,7 +235,7 @@ class TinkerStore(WeightTables):
         )  # fmt: skip
 
     def fail_request(self, owner: str, seq: int, error: str, category: Category) -> None:
-        """Write down why there is no result."""
+        """Write down the reason of a failure."""
         self._do(
             "UPDATE requests SET status = 'failed', error = ?, category = ?, ended_at = ? "
             "WHERE owner = ? AND seq = ? AND status = 'pending'",
@@ -250,7 +250,7 @@ class TinkerStore(WeightTables):
         )  # fmt: skip
 
     def drop_old_results(self) -> int:
-        """Let go of results that were fetched long ago, and the payloads of ended samples."""
+        """Let go of results that were fetched `KEPT_S` ago, or made `UNFETCHED_S` ago."""
         now = self._clock()
         return self._do(
             "UPDATE requests SET result = NULL WHERE status = 'done' AND result IS NOT NULL "
@@ -265,47 +265,47 @@ class TinkerStore(WeightTables):
         )
         return row is not None
 
-    def drop_requests(self, most: int) -> int:
-        """Delete requests of sessions that ended `UNFETCHED_S` ago; returns how many it were.
+    def drop_requests(self, max_rows: int) -> int:
+        """Delete requests of sessions that ended `UNFETCHED_S` ago; returns their number.
 
-        The last one of a model stays: it says when the model was asked for something last.
+        The last one of a model stays: it has the time of the model's last request.
         """
-        before = self._clock() - UNFETCHED_S
+        latest = self._clock() - UNFETCHED_S
         dropped = 0
         for table, last in (
             ("models", "AND seq < (SELECT MAX(seq) FROM requests WHERE owner = owners.id)"),
             ("samplers", ""),
         ):
             dropped += self._do(
-                # The order of the tables is that of the joins: few owners have any request left.
+                # The tables are joined in this order: few owners have any request left.
                 "DELETE FROM requests WHERE rowid IN (SELECT requests.rowid "  # noqa: S608
                 f"FROM {table} AS owners CROSS JOIN sessions ON sessions.id = owners.session_id "
                 "CROSS JOIN requests ON requests.owner = owners.id "
                 f"WHERE finished_at < ? {last} LIMIT ?)",
-                before, most - dropped,
+                latest, max_rows - dropped,
             )  # fmt: skip
         return dropped
 
-    def drop_samplers(self, most: int) -> int:
+    def drop_samplers(self, max_rows: int) -> int:
         """Delete samplers of sessions that ended `UNFETCHED_S` ago, without any request left."""
         return self._do(
             "DELETE FROM samplers WHERE rowid IN (SELECT samplers.rowid FROM samplers "
             "JOIN sessions ON sessions.id = session_id WHERE finished_at < ?1 AND NOT EXISTS "
             "(SELECT 1 FROM requests WHERE owner = samplers.id) LIMIT ?2)",
-            self._clock() - UNFETCHED_S, most,
+            self._clock() - UNFETCHED_S, max_rows,
         )  # fmt: skip
 
     def drop_payload(self, owner: str, seq: int) -> None:
-        """Let go of a payload that nothing is computed from any more."""
+        """Let go of a payload after its last use."""
         self._do("UPDATE requests SET payload = NULL WHERE owner = ? AND seq = ?", owner, seq)
 
-    def drop_snapshots(self, most: int) -> int:
+    def drop_snapshots(self, max_rows: int) -> int:
         """Delete the records of deleted snapshots of sessions that ended `UNFETCHED_S` ago."""
         return self._do(
             "DELETE FROM checkpoints WHERE rowid IN (SELECT checkpoints.rowid FROM checkpoints "
             "JOIN sessions ON sessions.id = session_id WHERE finished_at < ? "
             "AND kind = 'snapshot' AND deleted_at IS NOT NULL LIMIT ?)",
-            self._clock() - UNFETCHED_S, most,
+            self._clock() - UNFETCHED_S, max_rows,
         )  # fmt: skip
 
     def payload_bytes(self, owner: str) -> int:

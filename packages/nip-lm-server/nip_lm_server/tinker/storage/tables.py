@@ -73,7 +73,7 @@ class Tables:
                     f"{path} has format {version}, this server knows {FORMAT}: use the version "
                     "that wrote it"
                 )
-            # As the server's own database: what a client was told of outlives a power loss.
+            # As in the server's own database, so that every answer outlives a power loss.
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 self._connection.execute(f"PRAGMA {pragma}")
             if not version:
@@ -95,7 +95,7 @@ class Tables:
     def transaction(self) -> Iterator[None]:
         """Everything inside is written together or not at all. Not to be held over an await.
 
-        Inside another one it is a part of that.
+        Inside another transaction it is a part of it.
         """
         if self._connection.in_transaction:
             yield
@@ -105,8 +105,8 @@ class Tables:
             yield
             self._connection.execute("COMMIT")
         except BaseException:
-            # On a full disk SQLite may have rolled it back already; one that stayed open would take
-            # in all that is written later.
+            # On a full disk SQLite may have rolled it back already. One that stayed open would take
+            # in all later writes.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
@@ -128,7 +128,7 @@ class WeightTables(Tables):
     def add_sampler(
         self, id: str, session_id: str, base_model: str, model_path: str | None, served_name: str
     ) -> bool:
-        """Enter a sampler; nothing where it is there. False: its id is that of another one."""
+        """Enter a sampler; nothing where it is there. False: another one has its id."""
         self._do(
             "INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?, ?)",
             id, session_id, base_model, model_path, served_name, self._clock(),
@@ -204,7 +204,7 @@ class WeightTables(Tables):
         }
 
     def set_expiry(self, path: str, ttl_s: float | None) -> None:
-        """Set for how long from now weights are kept; None: for ever."""
+        """Set the seconds from now for which weights are kept; None: for ever."""
         until = None if ttl_s is None else self._clock() + ttl_s
         self._do("UPDATE checkpoints SET expires_at = ? WHERE path = ?", until, path)
 

@@ -1,11 +1,11 @@
 """From a job's settings and the device to the keyword arguments of a trainer's configuration.
 
-common_arguments      those that every configuration of transformers and TRL takes
-effective_arguments   what training really uses, read back from the trainer, for the events
-choose_optimizer      the trainer's name of it
+common_arguments      the arguments of every configuration of transformers and TRL
+effective_arguments   the figures in use, read back from the trainer, for the events
+choose_optimizer      the trainer's name of the optimizer
 
-"auto" and None become what suits the device: on CUDA bfloat16 and the fused optimizer, elsewhere
-float32 and the plain one. What a device can't do is refused by name.
+"auto" and None become bfloat16 and the fused optimizer on CUDA, float32 and the plain optimizer
+elsewhere. A setting that the device can't have is refused by its name.
 """
 
 from typing import Any
@@ -24,16 +24,16 @@ from nip_lm_server.training.model.memory import PassPlan
 def common_arguments(job: TrainingJob, plan: PassPlan) -> dict[str, Any]:
     """Keyword arguments for any subclass of transformers' TrainingArguments.
 
-    Covers batch, schedule, seed, precision, optimizer, gradient checkpointing and logging.
-    Checkpoints are written by `checkpoints`, so the trainer's own saving is off. Raises
-    TrainingError, naming the setting, where this machine can't do what is asked.
+    They cover batch, schedule, seed, precision, optimizer, gradient checkpointing and logging.
+    `checkpoints` writes the checkpoints, so the trainer's own saving is off. Raises TrainingError
+    with the name of a setting that this machine can't have.
     """
     import torch
 
     settings = job.settings
     device = choose_device(job)
     precision = choose_precision(settings, device)
-    # `batch_size` is that of a step, however many processes share it.
+    # `batch_size` is the size of a step, which the processes share.
     per_process = settings.batch_size // processes_of_this_run(job)
     return {
         "output_dir": str(job.output_dir),
@@ -68,7 +68,7 @@ def common_arguments(job: TrainingJob, plan: PassPlan) -> dict[str, Any]:
 
 
 def choose_optimizer(settings: EffectiveSettings, device: str) -> str:
-    """The trainer's name of the optimizer. Raises TrainingError where it can't be had."""
+    """Return the trainer's name of the optimizer. Raises TrainingError if it can't be used here."""
     if settings.optimizer == "auto":
         return "adamw_torch_fused" if device == "cuda" else "adamw_torch"
     if settings.optimizer.endswith("8bit"):
@@ -77,7 +77,7 @@ def choose_optimizer(settings: EffectiveSettings, device: str) -> str:
 
 
 def effective_arguments(trainer: Any) -> dict[str, Any]:
-    """Read the figures really in use back from the trainer and from PEFT."""
+    """Read the figures in use back from the trainer and from PEFT."""
     args = trainer.args
     used = {
         "learning_rate": args.learning_rate,

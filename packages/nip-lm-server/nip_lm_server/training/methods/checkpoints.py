@@ -1,19 +1,19 @@
-"""Checkpoints: everything a training needs to go on as if it had never been interrupted.
+"""Checkpoints, from which a training goes on as if it had never been interrupted.
 
 CheckpointedTrainer   mixed into a trainer class, before it: saves and loads here, not by pickle
-CheckpointCallback    when to write one; also after SIGTERM, which then ends the training
-find_newest           the newest checkpoint that is whole
+CheckpointCallback    decides when to write one; also after SIGTERM, which then ends the training
+find_newest           the newest whole checkpoint
 
 ``DIR/checkpoints/step-00000042/`` has ``trained.safetensors`` (the weights that are trained),
 ``state.safetensors`` and ``state.json`` (optimizer, scheduler, loss scaler, random generators of
 every process, trainer figures) and ``trainer_state.json`` (step, log, as transformers writes it).
-``manifest.json`` has the SHA-256 of each of them and is written last; the directory gets its name
-by one rename after everything is on disk. A directory without a right manifest counts for
-nothing. The last two are kept.
+``manifest.json`` has the SHA-256 of each of them and is written last; once all files are on disk,
+one rename gives the directory its name. A directory without a right manifest is not used. The last
+two are kept.
 
-What is covered: the same machine, thread count and number of processes continue bitwise. Nothing
-is ever unpickled. What is not: continuing on another device or number of processes gives a
-training as good, but not the same bits.
+Covered: with the same machine, thread count and number of processes, a training continues bitwise.
+Nothing is ever unpickled. Not covered: on another device, or with another number of processes, a
+continued training is as good, but has other bits.
 """
 
 import json
@@ -33,17 +33,17 @@ from nip_lm_server.training.job import Events, TrainingError, TrainingJob
 TRAINED, TENSORS, STATE = "trained.safetensors", "state.safetensors", "state.json"
 TRAINER_STATE = "trainer_state.json"
 KEPT = 2
-"""Newest checkpoints that stay; a damaged newest one leaves the one before."""
+"""Newest checkpoints that stay; if the newest is damaged, the one before it is used."""
 MIN_INTERVAL_S = 30.0
-"""Least time between checkpoints where no `checkpoint_steps` is set."""
+"""Least time between checkpoints if `checkpoint_steps` is not set."""
 MIN_INTERVAL_OF_SAVE = 20.0
-"""... and least time in durations of the last one, so that they take a twentieth of the time."""
+"""The same in durations of the last save, so that saving takes a twentieth of the time at most."""
 
 
 def find_newest(job: TrainingJob, events: Events) -> Path | None:
-    """Find the newest whole checkpoint. An event tells of each damaged one, and what is wrong.
+    """Find the newest whole checkpoint. An event names each damaged one and its problem.
 
-    Leftovers of a write that was cut short are removed by the next write.
+    The next write removes the leftovers of a broken one.
     """
     for path in sorted(job.checkpoints_dir.glob("step-*"), reverse=True):
         problem = find_damage(path, {TRAINED, TENSORS, STATE, TRAINER_STATE})
@@ -58,7 +58,7 @@ def find_newest(job: TrainingJob, events: Events) -> Path | None:
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
     """Asks for a checkpoint when one is due, and for the end of the training after SIGTERM.
 
-    `clock` is monotonic, in seconds. `agree` makes one decision of those of all processes.
+    `clock` is monotonic, in seconds. `agree` makes one decision from the wishes of all processes.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
         self._asked = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """Called after every optimizer step, before it is logged."""
+        """Decide about a checkpoint and the end. Called after every step, before it is logged."""
         stop, save = self._agree(self._asked, self._due(state.global_step, state.max_steps))
         if stop and state.global_step < state.max_steps:
             self.stopped_at = state.global_step
@@ -94,7 +94,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Called after a checkpoint was written."""
+        """Take the duration of a save. Called after a checkpoint was written."""
         self._saved_s = self._clock()
         took_s = self._saved_s - self._began_s
         self._interval_s = max(MIN_INTERVAL_S, MIN_INTERVAL_OF_SAVE * took_s)
@@ -109,7 +109,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class CheckpointedTrainer:
-    """Saving and loading for a subclass of transformers' Trainer; put it first among the bases.
+    """Saves and loads for a subclass of transformers' Trainer; put it first among the bases.
 
     Set `checkpoints_dir` before training. Continue with ``train(resume_from_checkpoint=str(path))``
     where `path` comes from `find_newest`.
@@ -118,7 +118,7 @@ class CheckpointedTrainer:
     checkpoints_dir: Path
 
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
-        # Every process draws numbers of its own; one writes for all.
+        # Every process has its own random generators; one process writes them all.
         generators = _gather(_generators(), self.accelerator)
         self.store_flos()  # all processes together
         if self.args.should_save:
@@ -141,14 +141,14 @@ class CheckpointedTrainer:
         from safetensors.torch import load_file
 
         saved = load_file(Path(checkpoint) / TRAINED)
-        trained = dict(_list_trained(model or self.model))
-        if saved.keys() != trained.keys():
+        parameters = dict(_list_trained(model or self.model))
+        if saved.keys() != parameters.keys():
             raise TrainingError(
                 "checkpoint_differs",
                 f"the checkpoint {checkpoint} has other weights than this job trains: remove the "
                 "checkpoints to train from the beginning",
             )
-        for name, parameter in trained.items():
+        for name, parameter in parameters.items():
             parameter.data.copy_(saved[name])
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
@@ -171,18 +171,18 @@ class CheckpointedTrainer:
 
 
 def write_checkpoint(
-    path: Path, trained: dict[str, Any], state: dict[str, Any], trainer_state: Any
+    path: Path, weights: dict[str, Any], state: dict[str, Any], trainer_state: Any
 ) -> None:
     """Write a whole checkpoint to `path`, then remove all but the last KEPT.
 
-    Raises OSError or SafetensorError where the disk refuses; older checkpoints then stay.
+    Raises OSError or SafetensorError if the disk refuses; older checkpoints then stay.
     """
     from safetensors.torch import save_file
 
     with seal_directory(path) as part:
         tensors: dict[str, Any] = {}
         packed = _pack(state, tensors, "")
-        save_file({name: t.cpu().contiguous() for name, t in trained.items()}, part / TRAINED)
+        save_file({name: t.cpu().contiguous() for name, t in weights.items()}, part / TRAINED)
         save_file(tensors, part / TENSORS)
         (part / STATE).write_text(json.dumps(packed))
         trainer_state.save_to_json(str(part / TRAINER_STATE))
@@ -191,14 +191,14 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path) -> Any:
-    """Read back the state given to `write`."""
+    """Read back the state that `write_checkpoint` has written."""
     from safetensors.torch import load_file
 
     return _unpack(json.loads((path / STATE).read_text()), load_file(path / TENSORS))
 
 
 def _pack(value: Any, tensors: dict[str, Any], name: str) -> Any:
-    """Turn `value` into JSON with its types; its tensors go to `tensors` and are named in it."""
+    """Turn `value` into JSON with its types; its tensors go to `tensors`, and JSON names them."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -232,8 +232,8 @@ def _generators() -> dict[str, Any]:
     import numpy
     import torch
 
-    drawn: Any = numpy.random.get_state()
-    name, keys, *rest = drawn
+    numpy_state: Any = numpy.random.get_state()
+    name, keys, *rest = numpy_state
     return {
         "python": random.getstate(),
         "numpy": [name, keys.tolist(), *rest],
@@ -255,7 +255,7 @@ def _set_generators(state: dict[str, Any]) -> None:
 
 
 def _gather(value: Any, accelerator: Any) -> list[Any]:
-    """The JSON values of all processes, by rank. Call it in all of them."""
+    """Gather the JSON values of all processes, by rank. Call it in all of them."""
     if accelerator.num_processes == 1:
         return [value]
     import torch

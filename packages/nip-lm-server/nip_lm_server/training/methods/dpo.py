@@ -1,25 +1,25 @@
 """Method `dpo`: prefer one answer over another (Rafailov et al., 2023), by TRL's DPOTrainer.
 
-`main` calls ``prepare(job, text, events)``. Prompts and answers are encoded as they are served, the
-stop token among what is learned (`encoding`); TRL prepares nothing. A batch is `batch_size` pairs.
+`main` calls ``prepare(job, text, events)``. Prompts and answers are encoded as they are served, and
+the stop token is learned, too (`encoding`); TRL prepares nothing. A batch is `batch_size` pairs.
 
-The reference, `dpo_reference`, is a stated choice:
+`dpo_reference` chooses the reference:
 
-start    what the training starts from: the base model, the parent for "continue", base and parent
-         for "stack". The loss begins at ln 2.
-base     the base model in any case; over an existing adapter the loss begins elsewhere
+start    the start of the training: the base model, the parent for "continue", base and parent for
+         "stack". The loss begins at ln 2.
+base     the base model in any case; over an existing adapter the loss begins at another value
 
-`dpo_sft_weight` adds that many times the mean negative log-likelihood of the preferred answers'
-tokens to the loss (Pang et al., "Iterative Reasoning Preference Optimization", 2024). DPO alone
-only looks at the distance of the two answers, and may make both of them unlikely.
+`dpo_sft_weight` is the factor of a second term, the mean negative log-likelihood of the preferred
+answers' tokens (Pang et al., "Iterative Reasoning Preference Optimization", 2024). DPO alone
+depends only on the distance of the two answers, and may make both of them unlikely.
 
-`dpo_label_smoothing` is the share of pairs that are taken to be the wrong way round. Their part is
+`dpo_label_smoothing` is the supposed share of pairs that are the wrong way round. Their part is
 taken out of the loss, so that it is right on average (Chowdhury et al., "Provably Robust DPO",
-2024). TRL calls that loss "robust"; its plain one leaves the share out of account.
+2024). TRL calls that loss "robust"; its plain loss ignores the share.
 
-The reference is had for nothing by switching the trained adapter off, except: "continue" against
-"start" keeps a frozen copy of the adapter, and "stack" against "base" or training every weight
-keeps a second model.
+The trained adapter, switched off, gives most references without a second model. But "continue"
+against "start" needs a frozen copy of the adapter, and "stack" against "base", or training every
+weight, needs a second model.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class EncodedPair:
 
     @property
     def tokens(self) -> int:
-        """Count the tokens one epoch computes with."""
+        """Count the tokens that one epoch computes with."""
         return 2 * len(self.prompt) + len(self.preferred) + len(self.rejected)
 
     @property
@@ -66,7 +66,7 @@ def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Pre
 
 
 def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedPair]:
-    """Every pair of a JSONL file, none for None. Raises TrainingError, naming the line."""
+    """Encode every pair of a JSONL file; none for None. Raises TrainingError, naming the line."""
 
     def encode(line: int, example: PreferenceExample) -> EncodedPair:
         return encode_pair(example, text, line)
@@ -79,9 +79,9 @@ def encode_pair(example: PreferenceExample, text: loading.Text, line: int) -> En
 
     Raises ExampleError if one is too long, the template refuses it, or both give the same tokens.
     """
-    before = [message.to_dict() for message in example.input]
+    context = [message.to_dict() for message in example.input]
     turns = [
-        encode_turn(text.tokenizer, [*before, answer.to_dict()], text.stop_tokens, line)
+        encode_turn(text.tokenizer, [*context, answer.to_dict()], text.stop_tokens, line)
         for answer in (example.preferred, example.rejected)
     ]
     for turn in turns:
@@ -127,7 +127,7 @@ def build_trainer(
             loss_type=[preference, "sft"] if settings.dpo_sft_weight else [preference],
             label_smoothing=settings.dpo_label_smoothing or 0.0,
             loss_weights=[1.0, settings.dpo_sft_weight] if settings.dpo_sft_weight else None,
-            max_length=None,  # longer examples were refused, none is ever cut
+            max_length=None,  # longer examples were refused, and none is ever cut
             precompute_ref_log_probs=False,
             disable_dropout=not settings.lora_dropout,
         ),
@@ -135,7 +135,7 @@ def build_trainer(
         eval_dataset=_dataset(validation) if validation else None,
         processing_class=text.tokenizer,
     )
-    # TRL keeps a copy of any adapter that it is given as the reference.
+    # TRL keeps a copy of any given adapter as the reference.
     copied = "ref" in getattr(trainer.model, "peft_config", {})
     if copied and not _needs_copy(job):
         trainer.model.delete_adapter("ref")  # without it TRL switches the adapter off
@@ -148,17 +148,17 @@ def build_trainer(
 
 
 class PairPasses(MicroBatched):
-    """Weighs the passes of a step by what they have of it; put it before TRL's DPOTrainer.
+    """Weighs the passes of a step by their shares of it; put it before TRL's DPOTrainer.
 
-    TRL takes the mean over the pairs of a pass, and that of imitation over the tokens of its
-    preferred answers. Weighed by the pass's share of the step's pairs and tokens they add up to
+    TRL takes the mean over the pairs of a pass, and for imitation the mean over the tokens of its
+    preferred answers. Weighed by the pass's shares of the step's pairs and tokens, they add up to
     the means over the step. Gradients are averaged over processes, so shares are of their mean.
     """
 
     rows_per_example = 2
 
     def _get_num_items_in_batch(self: Any, batch_samples: Any, device: Any) -> Any:
-        """Pairs and tokens of preferred answers in a step, the mean over processes: [2]."""
+        """Count a step's pairs and its preferred answers' tokens, the mean over processes: [2]."""
         if not batch_samples:
             return None
         counts = sum(_count_tokens(batch) for batch in batch_samples).to(self.args.device)
@@ -172,14 +172,14 @@ class PairPasses(MicroBatched):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """TRL's loss with the weights of this pass; without a count the pass is the step."""
+        """Compute TRL's loss with the weights of this pass; without a count the pass is a step."""
         if num_items_in_batch is None:
             return super().compute_loss(model, inputs, return_outputs)  # type: ignore[misc]
         pairs, tokens = (_count_tokens(inputs).to(num_items_in_batch) / num_items_in_batch).tolist()
         weights, balance = self.loss_weights, self.router_aux_loss_coef
         shares = [tokens if name == "sft" else pairs for name in self.loss_types]
         self.loss_weights = [w * share for w, share in zip(weights, shares, strict=True)]
-        self.router_aux_loss_coef = balance * pairs  # of mixtures of experts: a mean per pass
+        self.router_aux_loss_coef = balance * pairs  # for mixtures of experts: a mean per pass
         try:
             return super().compute_loss(model, inputs, return_outputs)  # type: ignore[misc]
         finally:
@@ -187,7 +187,7 @@ class PairPasses(MicroBatched):
 
 
 def _count_tokens(inputs: Any) -> Any:
-    """Pairs of a pass and tokens of its preferred answers, as a tensor."""
+    """Count the pairs of a pass and the tokens of its preferred answers, as a tensor."""
     import torch
 
     rows = inputs["completion_mask"]
@@ -196,13 +196,13 @@ def _count_tokens(inputs: Any) -> Any:
 
 
 def reference_model(job: TrainingJob) -> Any:
-    """A frozen model of its own, where switching the adapter off doesn't give the reference."""
+    """Load a frozen model, if switching the adapter off doesn't give the reference; else None."""
     settings = job.settings
     parent = loading.read_parent(job)
     from_base = settings.dpo_reference == "base"
     if settings.use_lora and not (from_base and settings.start_from == "stack" and parent):
         return None
-    model = loading.load_base(job, trained=not settings.use_lora)  # as precise as the policy
+    model = loading.load_base(job, trains_all=not settings.use_lora)  # as precise as the policy
     if parent is not None and not from_base:
         loading.merge(model, parent)
     return model.requires_grad_(False).eval()

@@ -3,18 +3,17 @@
 encode_file        every example of a job's file
 EncodedSequence    token ids of one training sequence, and which of them are learned
 encode_example     one conversation -> its sequences
-encode_turn        a prompt as it is served, and what is learned after it
+encode_turn        a prompt as it is served, and the learned tokens after it
 join               turns -> sequences
 ExampleError       an example that can't be trained on, with its code and line
 
-For each assistant message that is to be learned, the prompt is what the server would be asked
-with (the chat template over the messages before it, with the generation prompt), and what is
-learned is what the template adds for the message, thoughts included where it has some
-(`reasoning_content`), up to and including its stop token. Thoughts of earlier messages are in no
-prompt, as clients send an answer back without them. Where the tokens of one turn begin the prompt
-of the next, they become one sequence. Where they don't (a template that rewrites earlier turns, or
-writes no stop token), each turn is a sequence of its own. So nothing is ever trained in another
-context than it is served in.
+For each assistant message to learn, the prompt is the one that a client would get an answer to: the
+chat template over the earlier messages, with the generation prompt. The learned tokens are those
+that the template adds for the message, with its thoughts (`reasoning_content`), up to and including
+its stop token. Thoughts of earlier messages are in no prompt, because clients send an answer back
+without them. Where the tokens of one turn begin the prompt of the next, they become one sequence.
+Where they don't (a template that rewrites earlier turns, or writes no stop token), each turn is a
+sequence of its own. So every token is trained in the context that it is served in.
 """
 
 import math
@@ -34,7 +33,7 @@ IGNORED = -100
 
 
 class ExampleError(ValueError):
-    """An example can't be trained on as it is. `line` counts from 1."""
+    """An example can't be trained on. `line` counts from 1."""
 
     def __init__(self, code: str, line: int, message: str):
         super().__init__(code, line, message)
@@ -46,11 +45,11 @@ class ExampleError(ValueError):
 
 @dataclass(frozen=True)
 class EncodedTurn:
-    """Token ids of a prompt, and of what is learned after it up to its stop token."""
+    """Token ids of a prompt, and of the learned answer up to its stop token."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
-    logprobs: Sequence[float] | None = None  # of the answer, by the policy that wrote it
+    logprobs: Sequence[float] | None = None  # the answer's, by the policy that wrote it
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,13 @@ class EncodedSequence:
 
     input_ids: tuple[int, ...]
     actions: tuple[bool, ...]
-    """Whether the model writes this token, and it is learned. Never true for the first."""
+    """Whether the model writes and learns this token. Never true for the first one."""
     logprobs: tuple[float, ...]
-    """Of the policy that acted; NaN where the data has none, 0 where there is no action."""
+    """By the policy that acted; NaN where the data has none, 0 where there is no action."""
 
     @property
     def labels(self) -> list[int]:
-        """The ids, IGNORED where a token is only context."""
+        """The ids, with IGNORED in the place of context."""
         return [
             token if action else IGNORED
             for token, action in zip(self.input_ids, self.actions, strict=True)
@@ -84,9 +83,9 @@ def encode_file(
     encode: Callable[[int, Any], _T],
     advantage: formats.AdvantageMode | None = None,
 ) -> list[_T]:
-    """Return what `encode` makes of line and example of everything in a job's file; none for None.
+    """Call `encode` with line and example of a whole file; return its results. None has none.
 
-    Raises TrainingError, naming the line. `param` is the setting that the file was given by.
+    Raises TrainingError, naming the line. `param` is the setting that names the file.
     """
     if path is None:
         return []
@@ -109,20 +108,20 @@ def encode_example(
     max_length: int,
     line: int,
 ) -> list[EncodedSequence]:
-    """The sequences of one conversation: one, if the template allows it.
+    """Encode one conversation: as one sequence, if the template allows it.
 
     Assistant messages are learned unless their `weight` is 0. Raises ExampleError with the code
     ``example_too_long``, ``chat_template_not_prefix``, ``chat_template_refused`` or
-    ``nothing_to_learn``; nothing is ever cut off.
+    ``nothing_to_learn``; no example is ever cut.
     """
-    learned = [
+    learned_indices = [
         index
         for index, message in enumerate(messages)
         if message["role"] == "assistant" and message.get("weight", 1) != 0
     ]
-    if not learned:
+    if not learned_indices:
         raise ExampleError("nothing_to_learn", line, "no assistant message is to be learned")
-    turns = [encode_turn(tokenizer, messages[: i + 1], stop_tokens, line) for i in learned]
+    turns = [encode_turn(tokenizer, messages[: i + 1], stop_tokens, line) for i in learned_indices]
     sequences = join(turns)
     for sequence in sequences:
         check_length(len(sequence.input_ids), max_length, line, "the example has")
@@ -137,28 +136,28 @@ def join(turns: Sequence[EncodedTurn]) -> list[EncodedSequence]:
         actions = (*[False] * context, *[True] * len(turn.answer))
         logprobs = (*[0.0] * context, *(turn.logprobs or [math.nan] * len(turn.answer)))
         if sequences:
-            before = sequences[-1]
-            size = len(before.input_ids)
-            # Only a whole turn that is part of the next prompt can be learned in its context.
-            if size <= context and ids[:size] == before.input_ids:
+            previous = sequences[-1]
+            size = len(previous.input_ids)
+            # Only a whole turn that begins the next prompt can be learned in its context.
+            if size <= context and ids[:size] == previous.input_ids:
                 sequences.pop()
-                actions = (*before.actions, *actions[size:])
-                logprobs = (*before.logprobs, *logprobs[size:])
+                actions = (*previous.actions, *actions[size:])
+                logprobs = (*previous.logprobs, *logprobs[size:])
         sequences.append(EncodedSequence(ids, actions, logprobs))
     return sequences
 
 
-def check_length(size: int, most: int, line: int, what: str) -> None:
-    """Raise ExampleError, beginning with `what`, for more tokens than are allowed."""
-    if size > most:
-        message = f"{what} {size} tokens, but at most {most} are allowed"
+def check_length(size: int, max_length: int, line: int, subject: str) -> None:
+    """Raise ExampleError for more than `max_length` tokens; its message begins with `subject`."""
+    if size > max_length:
+        message = f"{subject} {size} tokens, but at most {max_length} are allowed"
         raise ExampleError("example_too_long", line, message)
 
 
 def encode_turn(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], stop_tokens: frozenset[int], line: int
 ) -> EncodedTurn:
-    """Encode the last of `messages`, an assistant's, after the prompt of those before it.
+    """Encode the last of `messages`, an assistant's, after the prompt of the earlier ones.
 
     Raises ExampleError with the code ``chat_template_not_prefix`` or ``chat_template_refused``.
     """

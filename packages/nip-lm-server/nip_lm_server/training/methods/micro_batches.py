@@ -1,16 +1,16 @@
-"""Micro-batches: a step's sequences go through the model a few at a time, their gradients added up.
+"""Micro-batches: a step's sequences go through the model a few at a time; gradients add up.
 
-split          lengths and a budget -> which sequences go through together
+split          lengths and a budget -> groups of sequences that go through together
 MicroBatched   mixed into a trainer class, before it
 
-A step is `batch_size` sequences, whatever fits into memory. A pass takes as many of them as have
-at most `tokens_per_pass` tokens, the padding counted, and at least one. Sequences of like length go
-together, so little is padded. The loss of each pass is divided by what the whole step counts, so
-the sum of the passes' gradients is the gradient of the step, up to rounding: no figure of the
-training depends on the budget. A step that fits is one pass, in the order of its batch.
+A step always is `batch_size` sequences. A pass takes as many of them as have at most
+`tokens_per_pass` tokens, with their padding, and at least one. Sequences of like length go
+together, so there is little padding. The loss of each pass is divided by the count of the whole
+step, so the sum of the passes' gradients is the gradient of the step, up to rounding: no figure of
+the training depends on the budget. A step that fits is one pass, in the order of its batch.
 
-The trainer class says what a step counts: its ``compute_loss`` gets it as ``num_items_in_batch``,
-which transformers asks of ``_get_num_items_in_batch`` for the whole step. transformers' own
+The trainer class counts the items of a step in ``_get_num_items_in_batch``, and transformers gives
+the count to its ``compute_loss`` as ``num_items_in_batch``. transformers' own
 ``gradient_accumulation_steps`` stays 1: it wants equally many sequences in every pass, so a single
 long one would decide for all.
 """
@@ -23,13 +23,13 @@ from nip_base.machine.processors import Threads
 
 
 def split(
-    lengths: Sequence[int], budget: int, *, packed: bool = False, least: int = 1
+    lengths: Sequence[int], budget: int, *, packed: bool = False, min_groups: int = 1
 ) -> list[list[int]]:
-    """Indices of `lengths` in groups of at most `budget` tokens, the longest sequences first.
+    """Group the indices of `lengths` into at most `budget` tokens, the longest sequences first.
 
     A group costs its longest length for every sequence, or their sum where they are `packed` into
     one row. A sequence that is longer than the budget is a group by itself. There are at least
-    `least` groups, where there are as many sequences.
+    `min_groups` groups, if there are as many sequences.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     groups: list[list[int]] = []
@@ -41,7 +41,7 @@ def split(
             tokens, cost = 0, lengths[index]
         groups[-1].append(index)
         tokens += cost
-    while len(groups) < min(least, len(lengths)):
+    while len(groups) < min(min_groups, len(lengths)):
         largest = max(groups, key=len)
         half = len(largest) // 2
         groups.append(largest[half:])
@@ -60,13 +60,13 @@ class MicroBatched:
     tokens_per_pass: int | None = None
     rows_per_example = 1
     threads: Threads | None = None
-    """On the processors, how many threads compute; looked at before every pass."""
+    """The number of computing threads, on the processors; adapted before every pass."""
     passes = 0
     """Passes of the last step."""
 
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Go through the model once per micro-batch; returns the loss of the step."""
-        # transformers' own step is wrapped in what it needs for one pass: it is called for each.
+        # transformers' own step does all that a pass needs, so it is called for each.
         usual = super().training_step  # type: ignore[misc]
 
         def step(model: Any, part: Any, count: Any) -> Any:
@@ -92,11 +92,13 @@ class MicroBatched:
         lengths = _lengths(inputs, self.rows_per_example)
         budget = self.tokens_per_pass // self.rows_per_example
         groups = split(lengths, budget, packed=packed)
-        most = _most(len(groups), self.accelerator)  # all processes wait for each other in a pass
-        if most == 1:
+        pass_count = _largest_count(
+            len(groups), self.accelerator
+        )  # all processes wait for each other in a pass
+        if pass_count == 1:
             return [inputs]
-        if most > len(groups):
-            groups = split(lengths, budget, packed=packed, least=most)
+        if pass_count > len(groups):
+            groups = split(lengths, budget, packed=packed, min_groups=pass_count)
         if packed:
             return [_take_packed(inputs, group) for group in groups]
         return [
@@ -113,7 +115,7 @@ def _lengths(inputs: Any, rows_per_example: int) -> list[int]:
     return list(sizes.amax(0).tolist())
 
 
-def _most(count: int, accelerator: Any) -> int:
+def _largest_count(count: int, accelerator: Any) -> int:
     """Return the largest need of all processes."""
     if accelerator.num_processes == 1:
         return count
@@ -123,7 +125,7 @@ def _most(count: int, accelerator: Any) -> int:
 
 
 def _take_padded(inputs: Any, group: Sequence[int], examples: int, width: int) -> dict[str, Any]:
-    """Take some examples of a padded batch, without the columns needed by others alone."""
+    """Take some examples of a padded batch, without the columns that only others need."""
 
     def take(value: Any) -> Any:
         rows = [block + index for block in range(0, value.shape[0], examples) for index in group]
@@ -133,7 +135,7 @@ def _take_padded(inputs: Any, group: Sequence[int], examples: int, width: int) -
 
 
 def _take_packed(inputs: Any, group: Sequence[int]) -> dict[str, Any]:
-    """Some sequences of a packed row, as a row."""
+    """Take some sequences of a packed row, as a row."""
     import torch
 
     bounds, device = inputs["cu_seq_lens_q"].tolist(), inputs["input_ids"].device

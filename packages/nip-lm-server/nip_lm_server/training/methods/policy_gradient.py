@@ -1,7 +1,7 @@
 """The clipped policy gradient as a pure function on tensors.
 
 clipped_loss        loss and figures of a batch of action tokens
-join_figures        those of several batches that are one step
+join_figures        the figures of several batches -> the figures of their step
 token_logprobs      logits -> log-probability of each action token
 
 For an action token t of an episode with advantage A, with the policy p that is trained, the policy
@@ -15,21 +15,21 @@ q that sampled, and the reference r:
     loss    = sum of loss_t over the action tokens of the batch / their number
 
 The clipped ratio is PPO's (Schulman et al., 2017, equation 7), here with two bounds, as in DAPO (Yu
-et al., 2025). It bounds what a token gains, but where A < 0 not what it loses: a token that was
-sampled by other weights, or split otherwise, has a ratio of any size, and would own the step.
+et al., 2025). It bounds a token's gain, but for A < 0 not its loss: a token that was sampled by
+other weights, or split otherwise, may have a ratio of any size, and would dominate the step.
 `dual_clip` bounds that, too (Ye et al., "Mastering Complex Control in MOBA Games with Deep
-Reinforcement Learning", 2020, who take 3). The advantage of an episode is that of
-all its tokens, relative to its group: GRPO (Shao et al., 2024). k3 is an unbiased, never negative
-estimate of the divergence KL(p, r) on samples of p (Schulman, "Approximating KL divergence", 2020).
+Reinforcement Learning", 2020, who take 3). All tokens of an episode have its advantage, which is
+relative to its group: GRPO (Shao et al., 2024). k3 is an unbiased, never negative estimate of the
+divergence KL(p, r) on samples of p (Schulman, "Approximating KL divergence", 2020).
 
-Normalisation: every action token of a batch counts alike. GRPO's mean over each episode first
-divides by the episode's length, so a token of a long bad answer is punished less than that of a
-short one, and answers grow longer ("Understanding R1-Zero-Like Training", Liu et al., 2025, which
-calls the method without it Dr. GRPO). Dr. GRPO divides the sum by a constant instead. Dividing by
-the number of tokens needs no such constant and keeps the step's size, and with it the learning
-rate, independent of how long episodes are. The same paper's other point, that dividing by the
-group's standard deviation gives more weight to tasks that are nearly always or nearly never
-solved, is left to the setting `advantage`: "group" doesn't divide, "group_std" does.
+Normalisation: every action token of a batch counts alike. GRPO first takes the mean over each
+episode, which divides by the episode's length. So a token of a long bad answer is punished less
+than a token of a short one, and answers grow longer ("Understanding R1-Zero-Like Training", Liu et
+al., 2025, which calls the method without this mean Dr. GRPO). Dr. GRPO divides the sum by a
+constant instead. Dividing by the number of tokens needs no such constant, and the step's size, and
+with it the learning rate, does not depend on the length of episodes. The same paper shows that
+dividing by the group's standard deviation gives more weight to tasks that are nearly always or
+nearly never solved. The setting `advantage` decides that: "group" doesn't divide, "group_std" does.
 """
 
 from collections.abc import Sequence
@@ -38,16 +38,16 @@ from dataclasses import dataclass
 import torch
 
 MAX_LOG_RATIO = 20.0
-"""Beyond this, ratios are taken for a mismatch of tokens; they stay finite and get no gradient."""
+"""A larger ratio counts as a mismatch of tokens; it stays finite and gets no gradient."""
 DUAL_CLIP = 3.0
-"""What a trainer bounds the ratio by where the advantage is negative."""
+"""A trainer's bound of the ratio where the advantage is negative."""
 
 
 @dataclass(frozen=True)
 class Figures:
     """Figures of a batch, averages over its action tokens."""
 
-    ratio: float  # 1 where the policy is still the one that sampled
+    ratio: float  # 1 while the policy is the one that sampled
     clipped: float  # share of tokens whose gradient the clipping removes
     kl: float  # k3 from the reference; 0 without one
     tokens: int
@@ -80,13 +80,13 @@ def clipped_loss(
     divisor: torch.Tensor | float | None = None,
     dual_clip: float | None = None,
 ) -> tuple[torch.Tensor, Figures]:
-    """The loss (a scalar with gradient) and figures of a batch. See the module for the formula.
+    """Compute the loss (a scalar with gradient) and figures of a batch; the module has the formula.
 
     `logprobs`, `old_logprobs`, `reference_logprobs` are natural logarithms, [batch, tokens];
-    `advantages` is [batch]; `mask` is [batch, tokens], true for actions. What is masked out may be
-    anything, NaN included. `divisor` replaces the number of action tokens, for a batch that is
-    spread over several passes or processes. `dual_clip` is above 1 + `clip_high`; None: no bound.
-    Raises ValueError if `kl_penalty` is not 0 and there is no reference.
+    `advantages` is [batch]; `mask` is [batch, tokens], true for actions. Values that are masked out
+    may be anything, NaN included. `divisor` replaces the number of action tokens, for a batch that
+    is spread over several passes or processes. `dual_clip` is above 1 + `clip_high`; None: no
+    bound. Raises ValueError if `kl_penalty` is not 0 and there is no reference.
     """
     if kl_penalty and reference_logprobs is None:
         raise ValueError(f"kl_penalty is {kl_penalty}, but there are no reference_logprobs")
@@ -94,9 +94,9 @@ def clipped_loss(
     new, old = logprobs[mask], old_logprobs[mask]
     advantage = advantages[:, None].expand_as(mask)[mask]
     ratio = (new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    within = ratio.clamp(1 - clip_low, 1 + clip_high)
-    gains = torch.minimum(ratio * advantage, within * advantage)
-    is_clipped = within * advantage < ratio * advantage
+    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
+    gains = torch.minimum(ratio * advantage, clipped_ratio * advantage)
+    is_clipped = clipped_ratio * advantage < ratio * advantage
     if dual_clip is not None:
         bound = dual_clip * advantage
         is_clipped = is_clipped | ((advantage < 0) & (gains < bound))
@@ -130,15 +130,15 @@ def _figures(
 def token_logprobs(
     logits: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probability of each token where `mask` is true, given those before it; elsewhere 0.
+    """Compute each token's log-probability, given those before it, if `mask` is true; else it is 0.
 
     `logits` is [batch, tokens, vocabulary], the others and the result [batch, tokens]. `mask` is
-    false for every first token, which has nothing before it. Computed in float32.
+    false for every first token, which has no token before it. The result is float32.
     """
-    chosen = mask[:, 1:].bool()
+    shifted_mask = mask[:, 1:].bool()
     losses = torch.nn.functional.cross_entropy(
-        logits[:, :-1][chosen].float(), input_ids[:, 1:][chosen], reduction="none"
+        logits[:, :-1][shifted_mask].float(), input_ids[:, 1:][shifted_mask], reduction="none"
     )
-    shifted = torch.zeros(chosen.shape, dtype=losses.dtype, device=losses.device)
-    shifted = shifted.masked_scatter(chosen, -losses)
+    shifted = torch.zeros(shifted_mask.shape, dtype=losses.dtype, device=losses.device)
+    shifted = shifted.masked_scatter(shifted_mask, -losses)
     return torch.nn.functional.pad(shifted, (1, 0))

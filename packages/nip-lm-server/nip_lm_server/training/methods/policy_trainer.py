@@ -1,8 +1,8 @@
 """The trainer of method `trajectories`: transformers' Trainer with the clipped policy gradient.
 
-PolicyTrainer    over rows that `rl` makes; `fill_in` before training
+PolicyTrainer    over rows that `rl` makes; call `fill_in` before training
 
-Whoever imports this loads torch and transformers.
+Importing this module loads torch and transformers.
 """
 
 import math
@@ -27,7 +27,7 @@ from nip_lm_server.training.methods.policy_gradient import (
 
 
 class PolicyTrainer(MicroBatched, CheckpointedTrainer, Trainer):  # type: ignore[misc]
-    """`bounds` are clip_low, clip_high and kl_penalty; `pad_token` fills up rows on the right.
+    """Trains with `bounds` (clip_low, clip_high, kl_penalty); `pad_token` pads rows on the right.
 
     `needs_reference`: whether batches must have ``reference_logprobs``. `has_scoring`: whether the
     model scores actions without the logits of all tokens (`head`).
@@ -53,9 +53,9 @@ class PolicyTrainer(MicroBatched, CheckpointedTrainer, Trainer):  # type: ignore
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The loss of a pass; its figures are kept for `log`.
+        """Compute the loss of a pass; its figures are kept for `log`.
 
-        `num_items_in_batch` is the number of actions in the whole step; None: the pass is one.
+        `num_items_in_batch` is the number of actions in the whole step; None: the pass is a step.
         """
         actions = inputs["actions"]
         if num_items_in_batch is None:
@@ -72,12 +72,12 @@ class PolicyTrainer(MicroBatched, CheckpointedTrainer, Trainer):  # type: ignore
         )
         if model.training:
             self._figures.append(figures)
-            seen = self.accelerator.gather(inputs["attention_mask"].sum()).sum()
-            self._total_train_tokens += int(seen)
+            tokens = self.accelerator.gather(inputs["attention_mask"].sum()).sum()
+            self._total_train_tokens += int(tokens)
         return loss
 
     def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
-        """The actions of a step, of all processes together; at least 1."""
+        """Count the actions of a step in all processes; at least 1."""
         return self._count_actions(batch_samples) if batch_samples else None
 
     def _count_actions(self, batches: Sequence[Any]) -> Any:
@@ -87,13 +87,13 @@ class PolicyTrainer(MicroBatched, CheckpointedTrainer, Trainer):  # type: ignore
     def prediction_step(
         self, model: Any, inputs: Any, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, None, None]:
-        """The loss alone, for evaluation."""
+        """Compute the loss alone, for evaluation."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs).detach(), None, None
 
     def log(self, logs: dict[str, float], *rest: Any) -> None:
-        """Add the figures of the first process's passes to those of a step."""
+        """Add the figures of the first process's passes to the figures of a step."""
         if "loss" in logs and self._figures:
             figures = join_figures(self._figures)
             self._figures = []
@@ -106,12 +106,12 @@ class PolicyTrainer(MicroBatched, CheckpointedTrainer, Trainer):  # type: ignore
         super().log(logs, *rest)
 
     def fill_in(self, events: Events) -> None:
-        """Compute with the starting weights what the rows lack; call it before training.
+        """Compute the missing log-probabilities of rows by the starting weights, before training.
 
-        That are old log-probabilities where the data has none, and those of the reference where
-        there is a penalty. Every process computes all of them.
+        Old log-probabilities are missing where the data has none, and the reference's are needed
+        for a penalty. Every process computes all of them.
         """
-        # 1. Which rows lack some.
+        # 1. Find the rows that lack some.
         rows = [*self.train_dataset, *(self.eval_dataset or [])]
         lacking = [row for row in rows if any(map(math.isnan, row["logprobs"]))]
         if lacking:
@@ -119,12 +119,12 @@ class PolicyTrainer(MicroBatched, CheckpointedTrainer, Trainer):  # type: ignore
                 f"the log-probabilities of {len(lacking)} of {len(rows)} sequences are not in the "
                 "data: computed from the weights that the training starts from"
             )
-        # 2. Like lengths together, so that little is padded.
+        # 2. Put like lengths together, so that there is little padding.
         todo = rows if self.needs_reference else lacking
         lengths = [len(row["input_ids"]) for row in todo]
         step = self.args.per_device_eval_batch_size * max(lengths, default=1)
         groups = split(lengths, min(step, self.tokens_per_pass or step)) if todo else []
-        # 3. Each of them once, without gradients.
+        # 3. Compute each row once, without gradients.
         for group in groups:
             batch = [todo[index] for index in group]
             for row, start in zip(batch, self._start_logprobs(batch), strict=True):
@@ -144,7 +144,7 @@ class PolicyTrainer(MicroBatched, CheckpointedTrainer, Trainer):  # type: ignore
         return [line[: len(row["input_ids"])] for line, row in zip(lines, rows, strict=True)]
 
     def _action_logprobs(self, model: Any, inputs: Any) -> torch.Tensor:
-        """Log-probability of each action, [batch, tokens]; 0 elsewhere."""
+        """Compute the log-probability of each action, [batch, tokens]; 0 elsewhere."""
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         if self.has_scoring:
             scored = inputs["actions"]

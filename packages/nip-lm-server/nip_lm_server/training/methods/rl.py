@@ -1,22 +1,22 @@
-"""Method `trajectories`: reinforce what was rewarded, from recorded episodes.
+"""Method `trajectories`: reinforce rewarded actions, from recorded episodes.
 
-prepare          what `main` calls: data, model and trainer of a job
+prepare          data, model and trainer of a job; `main` calls it
 read_episodes    a file -> `Episode`s, each with its sequences
 check_known      whether the model knows all tokens
 add_advantages   the setting `advantage`: the rows' own, or each reward against its group's
 
 The loss is `policy_gradient.clipped_loss`, in a `policy_trainer.PolicyTrainer`.
 
-A message with `token_ids` is trained as those ids, after the prompt that the chat template gives: a
-model does not always generate the tokens that its text would be split into. They must decode to
-the message's text. Where a turn's prompt begins with all tokens of the turn before, both are one
-sequence; else each is its own, as in the other methods (`encoding`).
+A message with `token_ids` is trained with those ids, after the chat template's prompt: a model does
+not always generate the tokens that its text would be split into. They must decode to the message's
+text. Where a turn's prompt begins with all tokens of the turn before, both are one sequence; else
+each is a sequence of its own, as in the other methods (`encoding`).
 
-The old log-probabilities, those of the policy that acted, are the data's where it has them (the
-sampler's own), else those of the weights that the training starts from. They stay the same for all
-epochs and when a killed training continues. The reference of `kl_penalty` is what the training
-starts from; as the episodes are fixed, its log-probabilities are computed once, and no second model
-is kept. Where no episode has an advantage other than 0 nothing is trained, and the result says
+The old log-probabilities, by the policy that acted, come from the data if it has them (the
+sampler's own), else from the weights at the start of the training. They stay the same for all
+epochs and when a killed training continues. The reference of `kl_penalty` is the model at the start
+of the training; as the episodes are fixed, its log-probabilities are computed once, and no second
+model is kept. If every episode has an advantage of 0, nothing is trained, and the result says
 ``unchanged``.
 """
 
@@ -55,7 +55,7 @@ class Episode:
 def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Prepared:
     """Read the data, load the model and build the trainer. Raises TrainingError.
 
-    There is no trainer where no episode has an advantage other than 0.
+    There is no trainer if every episode has an advantage of 0.
     """
     settings = job.settings
     mode = settings.advantage
@@ -134,7 +134,7 @@ def _tell(events: Events, training: Sequence[Episode], skipped: int) -> None:
 def read_episodes(
     path: Path | None, text: loading.Text, mode: formats.AdvantageMode | None, param: str
 ) -> list[Episode]:
-    """Every episode of a JSONL file, none for None. Raises TrainingError, naming the line."""
+    """Encode every line of a JSONL file; none for None. Raises TrainingError, naming the line."""
 
     def encode(line: int, example: formats.Trajectory) -> Episode:
         return encode_episode(line, example, text)
@@ -145,10 +145,10 @@ def read_episodes(
 def add_advantages(
     episodes: Sequence[Episode], mode: formats.AdvantageMode | None
 ) -> tuple[list[Episode], int]:
-    """The episodes to train on, each with its advantage, and how many groups were left out.
+    """Return the episodes to train on, each with its advantage, and the number of skipped groups.
 
-    A group whose rewards are all equal says nothing about what is better and is left out. `mode`
-    None: the rows' own advantages if they have them, else "group_std".
+    A group with equal rewards can't say which episode is better, and is skipped. `mode` None: the
+    rows' own advantages if they have them, else "group_std".
     """
     if mode is None:
         have_their_own = all(episode.advantage is not None for episode in episodes)
@@ -168,8 +168,8 @@ def add_advantages(
         else:
             lines = (episode.line for episode in members)
             by_line.update(zip(lines, advantages, strict=True))
-    trained = [replace(e, advantage=by_line[e.line]) for e in episodes if e.line in by_line]
-    return trained, skipped
+    result = [replace(e, advantage=by_line[e.line]) for e in episodes if e.line in by_line]
+    return result, skipped
 
 
 def check_known(episodes: Sequence[Episode], vocabulary: int, param: str) -> None:
@@ -209,7 +209,7 @@ def _message_turns(
     for index, message in enumerate(messages):
         if message.role != "assistant" or message.weight == 0:
             continue
-        # What was generated is trained as it was; a text alone is encoded as it would be served.
+        # Generated ids are trained as they are; a text alone is encoded as it would be served.
         if message.token_ids is None:
             turn = encode_turn(text.tokenizer, plain[: index + 1], text.stop_tokens, line)
             prompt, answer = turn.prompt, turn.answer
@@ -236,12 +236,15 @@ def _prompt(line: int, messages: Sequence[dict[str, Any]], text: loading.Text) -
 
 
 def _check_text(line: int, index: int, message: formats.Message, text: loading.Text) -> None:
-    """The ids are the message's. A stop string may have cut the text, or spaces been stripped."""
+    """Raise ExampleError unless the ids decode to the message's text.
+
+    A stop string may have cut the text, and spaces may have been stripped.
+    """
     ids = message.token_ids or ()
     decoded = str(text.tokenizer.decode(ids, skip_special_tokens=True))
-    said = message.content.strip()
-    # Thoughts beside the text stand before it in the tokens.
-    agree = said in decoded if message.reasoning_content else decoded.strip().startswith(said)
+    content = message.content.strip()
+    # In the tokens, thoughts come before the text.
+    agree = content in decoded if message.reasoning_content else decoded.strip().startswith(content)
     if not agree:
         raise ExampleError(
             "token_ids_differ",

@@ -1,9 +1,9 @@
 """Method `supervised`: learn the assistant messages of conversations, by TRL's SFTTrainer.
 
 `main` calls ``prepare(job, text, events)``. Sequences and labels come from `encoding`, so TRL
-prepares nothing. With `packing` the sequences of a pass stand one after the other in one row
-without padding and without seeing each other (TRL's padding-free batches): every step learns from
-the same sequences, with the same loss, as without.
+prepares nothing. With `packing` the sequences of a pass stand one after the other in one row,
+without padding, and don't see each other (TRL's padding-free batches). Every step learns from the
+same sequences, with the same loss, as without packing.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Pre
 
 
 def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedSequence]:
-    """Every sequence of a JSONL file, none for None. Raises TrainingError, naming the line."""
+    """Encode every line of a JSONL file; none for None. Raises TrainingError, naming the line."""
 
     def encode(line: int, example: SupervisedExample) -> list[EncodedSequence]:
         messages = [message.to_dict() for message in example.messages]
@@ -56,7 +56,7 @@ def build_trainer(
     training: Sequence[EncodedSequence],
     validation: Sequence[EncodedSequence],
 ) -> Any:
-    """TRL's trainer over encoded sequences."""
+    """Build TRL's trainer over encoded sequences."""
     from trl import SFTConfig, SFTTrainer
 
     from nip_lm_server.training.methods.arguments import common_arguments
@@ -83,7 +83,7 @@ def build_trainer(
         model=model,
         args=SFTConfig(
             **common_arguments(job, passes),
-            max_length=None,  # longer examples were refused, none is ever cut
+            max_length=None,  # longer examples were refused, and none is ever cut
             packing=False,
             padding_free=packing,
             dataset_kwargs={"skip_prepare_dataset": True},
@@ -95,26 +95,26 @@ def build_trainer(
     trainer.tokens_per_pass = passes.tokens_per_pass
     if choose_device(job) == "cpu":
         score_labelled_alone(getattr(model, "get_base_model", lambda: model)())
-    # The loss is TRL's own, over the tokens of the step, whatever the model's forward takes.
+    # The loss is TRL's own, over the tokens of the step, for any arguments of the model's forward.
     trainer.model_accepts_loss_kwargs = True
     return trainer
 
 
 def gains_by_packing(model: Any) -> bool:
-    """Return whether the attention leaves out what sequences of one row must not see.
+    """Return whether the attention doesn't compute the pairs of tokens of different sequences.
 
-    Others compute it and mask it: their work grows with the square of the row, so a packed row
-    costs more than the padding that it saves.
+    Other attentions compute and mask them: their work grows with the square of the row, so a packed
+    row costs more than the padding that it saves.
     """
     name = str(model.config._attn_implementation)
     return name == "flex_attention" or "flash" in name
 
 
 def keeps_apart(model: Any) -> bool:
-    """Return whether a sequence computes alike alone and after another one in the same row.
+    """Return whether a sequence has the same logits alone and after another one in the same row.
 
-    Asked of the model itself, because it depends on its code and on its attention: positions that
-    begin anew must begin a sequence of its own.
+    The model itself is tried, because it depends on its code and on its attention: positions that
+    begin anew must begin a new sequence.
     """
     import torch
 
@@ -129,15 +129,17 @@ def keeps_apart(model: Any) -> bool:
     model.eval()
     try:
         with torch.no_grad():
-            alone = logits(second, first)
+            alone_logits = logits(second, first)
             row = logits(first + second, first + first)
             joined = logits(first + second, first + second)
     except TypeError:  # a model that takes no positions
         return False
     finally:
         model.train(training)
-    difference, seen = ((other - alone).abs().max() for other in (row, joined))
-    return bool(difference <= 0.1 * seen)  # what is left is rounding
+    difference, joined_difference = (
+        (both_logits - alone_logits).abs().max() for both_logits in (row, joined)
+    )
+    return bool(difference <= 0.1 * joined_difference)  # a smaller difference is rounding
 
 
 def _dataset(examples: Sequence[EncodedSequence]) -> Any:

@@ -1,15 +1,15 @@
 """The device of a training, and the processes on it.
 
-take                   what a process does first: the job's device is there, and is this rank's
+take                   check the job's device and take this rank's, before anything else
 choose_device          cuda or cpu
 choose_precision       the precision in which the model computes
-require_bitsandbytes   refuses what only that package can do, without it
-process_count          how many processes train together
-processes_of_this_run  how many do
+require_bitsandbytes   refuse a setting that needs that package or CUDA, where it is missing
+process_count          the number of processes that should train together
+processes_of_this_run  the number of processes that do
 
-A job says where it is to be trained (`TrainingJob.device`). Where that device can't be used the job
-ends: a model that was meant for a GPU is never trained on the processors instead. A job that says
-nothing, as one that is written by hand, takes CUDA where there is some.
+A job has the kind of its device (`TrainingJob.device`). If that can't be used, the job ends: a
+model that was meant for a GPU is never trained on the processors instead. A job without a device,
+such as one that is written by hand, takes CUDA where there is some.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from nip_lm_server.training.job import TrainingError, TrainingJob
 
 
 def take(job: TrainingJob) -> None:
-    """Make the device of this rank the current one, before anything is put on a device.
+    """Make the device of this rank the current one, before any data is put on a device.
 
     Raises TrainingError, code ``gpu_required``, where the job's device can't be used.
     """
@@ -45,34 +45,34 @@ def take(job: TrainingJob) -> None:
 
 
 def choose_device(job: TrainingJob) -> str:
-    """Choose ``cuda`` if a device is usable and the job doesn't say cpu, else ``cpu``."""
+    """Choose ``cuda`` if a device is usable and the job's device isn't cpu, else ``cpu``."""
     import torch
 
     return "cuda" if job.device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def choose_precision(settings: EffectiveSettings, device: str) -> str:
-    """float32, bfloat16 or float16. Raises TrainingError where `device` can't compute in it."""
+    """Choose float32, bfloat16 or float16. Raises TrainingError if `device` can't compute in it."""
     import torch
 
-    asked = settings.precision
-    if asked == "auto":
+    precision = settings.precision
+    if precision == "auto":
         bfloat16 = device == "cuda" and torch.cuda.is_bf16_supported()
         return "bfloat16" if bfloat16 else "float32"
-    if asked == "float16" and device != "cuda":
+    if precision == "float16" and device != "cuda":
         raise TrainingError(
             "precision_unsupported",
             "float16 training needs a CUDA device (its loss scaling), and there is none: take "
             '"float32" or "bfloat16"',
             "precision",
         )
-    if asked == "bfloat16" and device == "cuda" and not torch.cuda.is_bf16_supported():
+    if precision == "bfloat16" and device == "cuda" and not torch.cuda.is_bf16_supported():
         raise TrainingError(
             "precision_unsupported",
             f"{torch.cuda.get_device_name()} can't compute in bfloat16: take float16 or float32",
             "precision",
         )
-    return asked
+    return precision
 
 
 def require_bitsandbytes(device: str, param: str, value: str) -> None:
@@ -90,7 +90,7 @@ def require_bitsandbytes(device: str, param: str, value: str) -> None:
 
 
 def process_count(settings: EffectiveSettings, devices: int) -> int:
-    """Count the `devices` to train on together: the most to share the batch evenly, or 1."""
+    """Return the largest number of `devices` that shares the batch evenly, at least 1."""
     return max(
         (n for n in range(1, devices + 1) if settings.batch_size % n == 0),
         default=1,
@@ -98,7 +98,7 @@ def process_count(settings: EffectiveSettings, devices: int) -> int:
 
 
 def processes_of_this_run(job: TrainingJob) -> int:
-    """Return how many processes this one trains together with, itself included."""
+    """Return the number of processes that train together, with this one."""
     from accelerate import PartialState
 
     return int(PartialState(cpu=choose_device(job) == "cpu").num_processes)

@@ -1,23 +1,23 @@
 """The start of a training: tokenizer, base model, and the adapter to be trained.
 
 load_text       tokenizer, stop tokens and longest sequence of a job
-Prepared        what a method then hands over to `runner`
-load_start      the model with what is trained on it, ready for a trainer
-load_base       the base model alone, as training and probe see it
+Prepared        a job that its method has made ready for `runner`
+load_start      the model to train, with its adapter, ready for a trainer
+load_base       the base model alone, for training and probe
 merge           add an adapter to a base model's weights, in float32
-base_dtype      the precision in which the base model lies on disk
+base_dtype      the precision of the base model on disk
 read_config     the base model's configuration
 
-Where a job starts (`EffectiveSettings.start_from`, with `parent_adapter_path`):
+The start of a job (`EffectiveSettings.start_from`, with `parent_adapter_path`):
 
 base        the base model; a new adapter, or every weight, is trained
 continue    a copy of the parent adapter is trained on
 stack       the parent is merged into the base in memory, and a new adapter is trained over that
 Without LoRA a parent is merged in either case, and every weight is trained.
 
-Precision: the frozen base is held in the job's precision, LoRA's matrices in float32. Training
-every weight holds them in float32, and lower precisions only compute (mixed precision), because
-small updates would vanish in them.
+Precision: the frozen base has the job's precision, LoRA's matrices have float32. If every weight is
+trained, the weights have float32, and only the computation has a lower precision (mixed precision),
+because small updates would vanish in it.
 """
 
 import gc
@@ -52,7 +52,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job made ready by its method: a trainer, or the model where nothing is to be trained."""
+    """A job made ready by its method: a trainer, or the model if there is nothing to train."""
 
     trainer: Any = None
     tokens_per_epoch: int = 0
@@ -60,7 +60,7 @@ class Prepared:
 
 
 def load_text(job: TrainingJob) -> Text:
-    """Tokenizer and limits. Raises TrainingError if the base model can't be used."""
+    """Load tokenizer and limits. Raises TrainingError if the base model can't be used."""
     try:
         tokenizer = chat_template.load_tokenizer(job.base_model_path, job.chat_template_kwargs)
     except (chat_template.ModelPathError, chat_template.ChatTemplateError) as error:
@@ -79,10 +79,10 @@ def load_text(job: TrainingJob) -> Text:
 def load_start(job: TrainingJob) -> Any:
     """Load the model to train: a PeftModel, or without LoRA a plain one.
 
-    The initial values of a new adapter are drawn from the job's seed. Raises TrainingError if base,
-    parent and settings don't fit each other or this machine.
+    A new adapter's initial values depend on the job's seed. Raises TrainingError if base, parent
+    and settings don't fit each other or this machine.
     """
-    import peft  # noqa: F401  # all that is heavy, before the next line
+    import peft  # noqa: F401  # heavy modules come before the next line
 
     gc.freeze()  # modules stay for good; searching them for garbage takes longer than small jobs
     settings = job.settings
@@ -91,7 +91,7 @@ def load_start(job: TrainingJob) -> Any:
     if parent is not None and settings.use_lora and settings.start_from == "continue":
         check_continued(parent, settings)
         return _continue_adapter(job, load_base(job), parent)
-    # 2. Anything else begins with the base, the parent merged into it.
+    # 2. Or the base is loaded, and a parent merged into it.
     if parent is not None and settings.quantization != "none":
         raise TrainingError(
             "quantization_unsupported",
@@ -99,15 +99,18 @@ def load_start(job: TrainingJob) -> Any:
             '"none", or start from "continue"',
             "quantization",
         )
-    model = load_base(job, trained=not settings.use_lora)
+    model = load_base(job, trains_all=not settings.use_lora)
     if parent is not None:
         merge(model, parent)
-    # 3. Over it a new adapter, or all of it.
+    # 3. A new adapter over it is trained, or all of its weights.
     return _add_new_adapter(job, model) if settings.use_lora else model
 
 
 def read_parent(job: TrainingJob) -> "LoraFiles | None":
-    """The parent adapter's matrices, or None. Raises TrainingError if it can't be read."""
+    """Read the parent adapter's matrices; None if there is no parent.
+
+    Raises TrainingError if it can't be read.
+    """
     from nip_lm_server.lora.rowwise_lora import read_lora
 
     if job.parent_adapter_path is None or job.settings.start_from == "base":
@@ -118,14 +121,14 @@ def read_parent(job: TrainingJob) -> "LoraFiles | None":
         raise TrainingError("parent_adapter_unreadable", str(error), "model") from error
 
 
-def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
-    """Load the base model on the training device; in float32 if every weight of it is `trained`."""
+def load_base(job: TrainingJob, *, trains_all: bool = False) -> Any:
+    """Load the base model on the training device; in float32 if `trains_all` of its weights."""
     import torch
 
     settings = job.settings
     device = choose_device(job)
     precision = choose_precision(settings, device)
-    dtype = torch.float32 if trained else getattr(torch, precision)
+    dtype = torch.float32 if trains_all else getattr(torch, precision)
     options = _choose_attention(settings, device)
     if settings.quantization != "none":
         options.update(_configure_quantization(settings, device, precision))
@@ -135,7 +138,7 @@ def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
         model = chat_template.load_model(job.base_model_path, dtype, **options)
     except (OSError, ValueError) as error:
         raise TrainingError("base_model_unusable", str(error), "model") from error
-    except ImportError as error:  # of the attention that was asked for
+    except ImportError as error:  # the attention of the settings needs a package
         raise TrainingError("attention_unsupported", str(error), "attention") from error
     if settings.attention == "flex_attention":
         _take_one_kernel(model)
@@ -143,10 +146,10 @@ def load_base(job: TrainingJob, *, trained: bool = False) -> Any:
 
 
 def _take_one_kernel(model: Any) -> None:
-    """Have flex attention take its kernel for training, whatever the length of a pass.
+    """Have flex attention take its kernel for training, for any length of a pass.
 
-    For fewer than 128 tokens torch (2.11 and 2.13) chooses its kernel for decoding, and then finds
-    none if the heads that share keys have more than 128 rows between them: 65 tokens at two.
+    For fewer than 128 tokens torch (2.11 and 2.13) chooses its kernel for decoding. It then finds
+    none if the heads that share keys have more than 128 rows together: two heads and 65 tokens.
     """
 
     def choose(
@@ -169,7 +172,7 @@ def _choose_attention(settings: EffectiveSettings, device: str) -> dict[str, Any
 
 
 def base_dtype(job: TrainingJob) -> Any:
-    """Return the torch dtype of the base model on disk; float32 if its config is silent."""
+    """Return the torch dtype of the base model on disk; float32 if its config has none."""
     import torch
 
     dtype = getattr(read_config(job), "dtype", None)
@@ -196,7 +199,7 @@ def merge(model: Any, files: "LoraFiles") -> None:
 
 
 def check_fits(model: Any, files: "LoraFiles") -> dict[str, Any]:
-    """The model's modules by name. Raises TrainingError if the adapter is of another base."""
+    """Return the model's modules by name. Raises TrainingError if the adapter has another base."""
     from nip_lm_server.lora.rowwise_lora import linear_shape
 
     modules = dict(model.named_modules())
@@ -221,15 +224,15 @@ def check_fits(model: Any, files: "LoraFiles") -> dict[str, Any]:
 
 
 def check_continued(parent: "LoraFiles", settings: EffectiveSettings) -> None:
-    """Refuse settings of another shape than the parent adapter's, instead of ignoring them."""
+    """Raise TrainingError for settings of another shape than the parent adapter's."""
     config = parse_json((parent.path / "adapter_config.json").read_text())
     for name, key in (("lora_rank", "r"), ("lora_alpha", "lora_alpha")):
-        asked, has = getattr(settings, name), config[key]
-        if asked != has:
+        setting, has = getattr(settings, name), config[key]
+        if setting != has:
             raise TrainingError(
                 "parent_adapter_differs",
-                f"{name} is {asked}, but the adapter to continue from has {has}: give the same or "
-                "start from the base",
+                f"{name} is {setting}, but the adapter to continue from has {has}: give the same "
+                "or start from the base",
                 name,
             )
 
@@ -266,9 +269,9 @@ def _add_new_adapter(job: TrainingJob, model: Any) -> Any:
 
 
 def check_targets(model: Any, targets: Sequence[str]) -> None:
-    """Raise TrainingError unless every name belongs to linear layers an adapter may change.
+    """Raise TrainingError unless every name belongs to linear layers that an adapter may change.
 
-    PEFT would leave out names that it doesn't find, and adapt embeddings, which engines don't load.
+    PEFT would leave out unknown names, and adapt embeddings, which engines don't load.
     """
     import torch
     from transformers.pytorch_utils import Conv1D
@@ -283,22 +286,22 @@ def check_targets(model: Any, targets: Sequence[str]) -> None:
     for target in targets:
         matched = [name for name in modules if f".{name}".endswith(f".{target}")]
         if not matched or not linear.issuperset(matched):
-            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-            why = "can't be adapted" if matched else "is not in the model"
+            layer_names = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            problem = "can't be adapted" if matched else "is not in the model"
             raise TrainingError(
                 "invalid_target_modules",
-                f"{target!r} {why}; the linear layers that can be adapted are {known}",
+                f"{target!r} {problem}; the linear layers that can be adapted are {layer_names}",
                 "lora_target_modules",
             )
 
 
 def _prepare(job: TrainingJob, model: Any) -> Any:
-    """A quantized model made ready for adapters; any other as it is."""
+    """Make a quantized model ready for adapters; any other stays as it is."""
     if job.settings.quantization == "none":
         return model
     from peft import prepare_model_for_kbit_training
 
-    # The trainer turns gradient checkpointing on where it is wanted.
+    # The trainer turns gradient checkpointing on, if the plan has it.
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 

@@ -1,20 +1,21 @@
-"""How much goes through the model at a time, by the device's memory.
+"""The number of tokens that go through the model at a time, by the device's memory.
 
-plan_passes          tokens of a pass, and whether activations are computed again
-PassPlan             both
-divide               the arithmetic of it
-measure_kept_bytes   what a model keeps of each token for its backward pass, asked of the model
-check_full_training  refuses to train every weight where that can't fit
+plan_passes          plan the passes of a job
+PassPlan             the tokens of a pass, and whether activations are computed again
+divide               the arithmetic of the plan
+measure_kept_bytes   the bytes that a model keeps of each token for its backward pass, measured
+check_full_training  refuse to train every weight where that can't fit
 
-A pass keeps activations until its backward pass: all of them, or with gradient checkpointing those
-between layers alone, and the others are computed again, which costs one more forward pass (Chen et
-al., "Training Deep Nets with Sublinear Memory Cost", 2016). So they are kept where a pass of
-`ENOUGH_TOKENS` fits, on the processors one of `ENOUGH_ON_PROCESSORS`, and only then does a pass
-take as many tokens as fit.
+A pass keeps activations until its backward pass. With gradient checkpointing it keeps only those
+between layers and computes the others again, which costs one more forward pass (Chen et al.,
+"Training Deep Nets with Sublinear Memory Cost", 2016). So all activations are kept if a pass of
+`ENOUGH_TOKENS` fits with them (on the processors, `ENOUGH_ON_PROCESSORS`). Then a pass takes as
+many tokens as fit.
 
-On the processors other programs come and go with the free memory, and the passes of a training
-shall not: its last bits depend on them. So a pass has a share of the machine's whole memory, or of
-what a container may have, and only where so much is not free half of that, or a quarter, and so on.
+On the processors the free memory changes with other programs, but the passes of a training must
+not: its last bits depend on them. So a pass has a fixed share of the memory that the machine, or
+its container, has in all. Only if that is not free, it is half of the share, or a quarter, and so
+on.
 """
 
 import contextlib
@@ -32,28 +33,31 @@ from nip_lm_server.training.model.device import (
 )
 
 MOST_TOKENS = 32_768
-"""More in a pass saves no time worth having: matrix products are at their speed long before."""
+"""More tokens in a pass hardly save time: matrix products have reached their speed by then."""
 ENOUGH_TOKENS = 4_096
-"""With fewer in a pass, reading the weights may cost more than computing."""
+"""With fewer tokens in a pass, reading the weights may cost more than computing."""
 ENOUGH_ON_PROCESSORS = 512
-"""... and on processors, which compute so much more slowly than they read."""
+"""The same for processors, which compute much more slowly than they read."""
 _PROCESSORS_SHARE = 0.25
-"""Of the whole memory, for a training on the processors. By a rule of thumb: an engine, its cache
-and whoever sits before the machine want theirs too."""
+"""A training's share of the whole memory on the processors. A rule of thumb: an engine, its cache
+and the user's other programs need memory, too."""
 _USED_SHARE = 0.8
-"""Of the free memory; the rest is for what is allocated in passing, and for gaps."""
+"""Share of the free memory; the rest is for short-lived tensors, and for gaps."""
 _LEAST_BYTES = 2**26
-"""Below this halving ends: a machine so full is told by the kernel, not by a plan."""
+"""The share is not halved below this: if even this is not free, no plan helps."""
 _HEAD_TENSORS = 5
-"""Logits of a piece, their logarithms, both once more as gradients, and what is logged of them."""
+"""Logits of a piece, their logarithms, the gradients of both, and a tensor for logged figures."""
 _SHORT, _LONG = 32, 96  # tokens of the two passes that are compared
 _OPTIMIZER_BYTES = {"adamw_8bit": 2, "paged_adamw_8bit": 2, "sgd": 0}
-"""State per trained parameter; AdamW has two numbers in float32."""
+"""Bytes of state per trained parameter; AdamW has two numbers in float32."""
 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """`tokens_per_pass` counts padding. `gradient_checkpointing`: activations come twice."""
+    """The passes of a training. `tokens_per_pass` counts padding.
+
+    With `gradient_checkpointing`, activations are computed twice.
+    """
 
     tokens_per_pass: int
     gradient_checkpointing: bool
@@ -67,14 +71,14 @@ def plan_passes(
     validation: Sequence[int] = (),
     rows_per_example: int = 1,
 ) -> PassPlan:
-    """Plan what suits the device's free memory, unless the job's settings say it.
+    """Plan passes for the device's free memory; the job's settings take precedence.
 
-    `lengths` and `validation` are the tokens of each example's longest row; `model` is ready to be
-    trained, on its device.
+    `lengths` and `validation` are the tokens of each example's longest row; `model` is on its
+    device, ready to be trained.
     """
-    chosen = _plan_training(job, model, lengths, rows_per_example)
+    plan = _plan_training(job, model, lengths, rows_per_example)
     longest = rows_per_example * max(validation, default=1)
-    return replace(chosen, evaluated_at_once=max(1, chosen.tokens_per_pass // longest))
+    return replace(plan, evaluated_at_once=max(1, plan.tokens_per_pass // longest))
 
 
 def _plan_training(
@@ -82,10 +86,10 @@ def _plan_training(
 ) -> PassPlan:
     settings = job.settings
     longest = rows_per_example * max(lengths, default=1)
-    asked, checkpointing = settings.tokens_per_pass, settings.gradient_checkpointing
+    tokens_per_pass, checkpointing = settings.tokens_per_pass, settings.gradient_checkpointing
     device = choose_device(job)
-    if device == "cpu" and asked is not None and checkpointing is not None:
-        return PassPlan(max(longest, asked), checkpointing)
+    if device == "cpu" and tokens_per_pass is not None and checkpointing is not None:
+        return PassPlan(max(longest, tokens_per_pass), checkpointing)
     per_process = settings.batch_size // processes_of_this_run(job)
     per_token = measure_kept_bytes(model, _autocast(job, device))
     state = training_bytes(job, model)
@@ -100,14 +104,14 @@ def _plan_training(
         per_token / max(1, int(model.config.get_text_config().num_hidden_layers)),
         step_tokens=min(per_process, len(lengths)) * longest,
         longest=longest,
-        asked=asked,
+        tokens_per_pass=tokens_per_pass,
         checkpointing=checkpointing,
         enough=ENOUGH_ON_PROCESSORS if device == "cpu" else ENOUGH_TOKENS,
     )
 
 
 def memory_on_processors(total: int, available: int, state: int) -> float:
-    """Share out bytes for passes: a part of `total`, halved until it is free beside the `state`."""
+    """Return the bytes for passes: a share of `total`, halved until it is free beside `state`."""
     share = total * _PROCESSORS_SHARE
     while share > max(0, available - state) and share > _LEAST_BYTES:
         share /= 2
@@ -121,29 +125,29 @@ def divide(
     *,
     step_tokens: int,
     longest: int,
-    asked: int | None = None,
+    tokens_per_pass: int | None = None,
     checkpointing: bool | None = None,
     enough: int = ENOUGH_TOKENS,
 ) -> PassPlan:
-    """Decide from bytes per token: `kept_bytes` of all layers, `layer_bytes` of one of them.
+    """Plan a pass by the bytes of a token: `kept_bytes` in all layers, `layer_bytes` in one.
 
-    With checkpointing a token costs its inputs to the layers, at most an eighth of what they keep,
-    and one layer in full while that is computed again. A pass has at least the `longest` example.
+    With checkpointing a token costs its inputs to the layers, at most an eighth of `kept_bytes`,
+    and `layer_bytes` while a layer is computed again. A pass has at least the `longest` example.
     """
     usable = max(0.0, free_bytes) * _USED_SHARE
-    need = max(longest, min(step_tokens, asked or enough))
+    need = max(longest, min(step_tokens, tokens_per_pass or enough))
     if checkpointing is None:
         checkpointing = usable < need * kept_bytes
     cost = kept_bytes / 8 + layer_bytes if checkpointing else kept_bytes
     fits = int(usable / max(cost, 1.0))
-    return PassPlan(max(longest, asked or min(fits, MOST_TOKENS)), checkpointing)
+    return PassPlan(max(longest, tokens_per_pass or min(fits, MOST_TOKENS)), checkpointing)
 
 
 def measure_kept_bytes(model: Any, autocast: Callable[[], Any]) -> float:
-    """Measure the bytes per token a pass without checkpointing keeps for its backward pass.
+    """Measure the bytes per token that a pass without checkpointing keeps for its backward pass.
 
-    Two passes of different lengths through all but the output layer tell it: what they keep of
-    the weights is the same in both. Random generators are left as they are.
+    It is the difference of two passes of different lengths, without the output layer: tensors that
+    depend on the weights only are the same in both. Random generators stay as they are.
     """
     import torch
 
@@ -175,13 +179,16 @@ def measure_kept_bytes(model: Any, autocast: Callable[[], Any]) -> float:
 
 
 def training_bytes(job: TrainingJob, model: Any) -> int:
-    """Gradients, in float32, and the optimizer's state; they are allocated in the first step."""
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return int(trained * (4 + _OPTIMIZER_BYTES.get(job.settings.optimizer, 8)))
+    """Count the bytes of gradients, in float32, and of the optimizer's state.
+
+    The first step allocates them.
+    """
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return int(parameters * (4 + _OPTIMIZER_BYTES.get(job.settings.optimizer, 8)))
 
 
 def head_bytes(model: Any) -> int:
-    """Count what a piece of the output layer takes in passing; see `head`."""
+    """Count the bytes that a piece of the output layer needs while it is computed; see `head`."""
     from nip_lm_server.training.methods.head import CHUNK_LOGITS
 
     words = int(model.get_input_embeddings().weight.shape[0])
@@ -191,7 +198,7 @@ def head_bytes(model: Any) -> int:
 def check_full_training(job: TrainingJob) -> None:
     """Raise TrainingError where weights, gradients and optimizer exceed the device's memory.
 
-    Nothing is loaded for it. Weights are in float32, see `loading`; method `dpo` has its reference
+    No weights are loaded. They would be in float32, see `loading`; method `dpo` needs its reference
     beside them.
     """
     parameters = count_parameters(job)
@@ -213,7 +220,7 @@ def check_full_training(job: TrainingJob) -> None:
 
 
 def count_parameters(job: TrainingJob) -> int:
-    """The base model's parameters, shared ones once, by its configuration alone."""
+    """Count the base model's parameters by its configuration; shared ones count once."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -223,7 +230,7 @@ def count_parameters(job: TrainingJob) -> int:
 
 
 def total_bytes(job: TrainingJob) -> int:
-    """Return the whole memory of the training device, on processors what a container may have."""
+    """Return the whole memory of the training device; on processors, the container's limit."""
     import torch
 
     if choose_device(job) == "cuda":
@@ -232,7 +239,7 @@ def total_bytes(job: TrainingJob) -> int:
 
 
 def _free_bytes() -> int:
-    """Count what can still be allocated, and what torch holds without using it."""
+    """Count the free bytes, and the bytes that torch holds without using them."""
     import torch
 
     free, _ = torch.cuda.mem_get_info()

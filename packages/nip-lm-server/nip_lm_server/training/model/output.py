@@ -1,19 +1,19 @@
-"""What a training leaves behind: an adapter or a whole model, its probe and its figures.
+"""The output of a training: an adapter or a whole model, its probe and its figures.
 
-save_trained        the trained weights out of the trainer's model, so that this can be freed
-base_in_memory      the base model out of it, where the probe can be computed with that
+save_trained        take the trained weights out of the trainer's model, which can then be freed
+base_in_memory      take the base model out of it, if the probe can be computed with it
 write_output        adapter or base, ``probe.json``, ``training_result.json``
-concatenate         two adapters over one base as one adapter whose ranks add up
+concatenate         join two adapters over one base to one adapter; their ranks add up
 
-An adapter is ``adapter_model.safetensors`` and ``adapter_config.json``. One that was trained over
-a parent ("stack") is saved as one adapter over the base: with A and B of both on top of each
-other, B A is the sum of both. A base is ``model.safetensors``, configuration and tokenizer with its
-chat template, in the precision of the base it was made from.
+An adapter is ``adapter_model.safetensors`` and ``adapter_config.json``. An adapter that was trained
+over a parent ("stack") is saved as one adapter over the base: with both A and both B on top of each
+other, B A is the sum of both effects. A base is ``model.safetensors``, configuration and tokenizer
+with its chat template, in the precision of the base that it was made from.
 
-``probe.json`` has the log-probabilities of some tokens of the training file, computed from the
-files after they were written, in the precision that the training computed in: of what was trained,
-of the base, and of the adapter that it started from. ``unchanged`` in
-``training_result.json`` is true where the saved weights are those that the training started from.
+``probe.json`` has log-probabilities of some tokens of the training file, by the trained model, by
+its base and by the parent adapter. They are computed from the written files, in the precision of
+the training. ``unchanged`` in ``training_result.json`` is true if the saved weights are the weights
+that the training started from.
 """
 
 import json
@@ -40,9 +40,9 @@ PROBE_FILE = "probe.json"
 
 
 def save_trained(job: TrainingJob, model: Any) -> dict[str, Any] | None:
-    """Save a PeftModel's trained adapter to `_adapter_dir`; a plain model's weights are returned.
+    """Save a PeftModel's adapter to `_adapter_dir`, or return a plain model's weights.
 
-    The weights come back on the CPU, by name.
+    The weights are on the CPU, by name.
     """
     if not job.settings.use_lora:
         return {name: p.detach().cpu() for name, p in model.named_parameters()}
@@ -57,10 +57,10 @@ def save_trained(job: TrainingJob, model: Any) -> dict[str, Any] | None:
 
 
 def base_in_memory(job: TrainingJob, model: Any) -> Any:
-    """Return the base model under a trained PeftModel, without the adapter; None if it was changed.
+    """Return the base model under a trained PeftModel; None if it is not the one on disk.
 
-    Loading it once more takes seconds. A base that is quantized, or has a parent merged into it, is
-    not the one on disk.
+    Loading it once more takes seconds. A base differs from the one on disk if it is quantized, or
+    if a parent is merged into it.
     """
     settings = job.settings
     if not settings.use_lora or settings.quantization != "none" or settings.result != "adapter":
@@ -79,30 +79,30 @@ def write_output(
     figures: Mapping[str, Any],
     base: Any = None,
 ) -> None:
-    """Write everything into the output directory, ``training_result.json`` last.
+    """Write all files into the output directory, ``training_result.json`` last.
 
-    `weights` is what `save_trained` returned, `base` what `base_in_memory` did. Free the trainer
-    before: without a base one is loaded.
+    `weights` comes from `save_trained`, `base` from `base_in_memory`. Free the trainer first:
+    without a `base`, this loads one.
     """
     job.output_dir.mkdir(parents=True, exist_ok=True)
     parent = loading.read_parent(job)
-    # 1. The weights.
+    # 1. Write the weights.
     if job.settings.result == "adapter":
         unchanged = _write_adapter(job, parent)
         _sort_config(job.output_dir)
     else:
         unchanged = _write_base(job, text, parent, weights)
-    # 2. What they answer, read back from disk: what is served is compared with it.
+    # 2. Write the probe, by the weights read back from disk: served answers are compared with it.
     _write_json(job.output_dir / PROBE_FILE, _probe(job, text, parent, base))
-    # 3. The figures, last: where they are, everything is.
+    # 3. Write the figures last: they stand for a whole output.
     _write_json(job.output_dir / RESULT_FILE, {**figures, "unchanged": unchanged})
 
 
 def concatenate(parent: "LoraFiles", new: "LoraFiles") -> "LoraFiles":
-    """Join two adapters to one with the sum of their effects: ranks one after the other, scales
-    folded into B.
+    """Join two adapters to one with the sum of their effects.
 
-    Every module gets the same rank, filled up with zeros, and the scale is 1.
+    Its ranks are the ranks of both, one after the other; scales are folded into B, so its scale is
+    1. Every module gets the same rank, filled up with zeros.
     """
     import torch
 
@@ -113,16 +113,16 @@ def concatenate(parent: "LoraFiles", new: "LoraFiles") -> "LoraFiles":
         held = [part for part in parts if name in part.pairs]
         down = torch.cat([part.pairs[name][0].float() for part in held])
         up = torch.cat([part.pairs[name][1].float() * part.scale(name) for part in held], dim=1)
-        missing = rank - down.shape[0]
+        padding = rank - down.shape[0]
         pairs[name] = (
-            torch.nn.functional.pad(down, (0, 0, 0, missing)),
-            torch.nn.functional.pad(up, (0, missing)),
+            torch.nn.functional.pad(down, (0, 0, 0, padding)),
+            torch.nn.functional.pad(up, (0, padding)),
         )
     return replace(new, pairs=pairs, alpha=float(rank), rank_stabilised=False, digest="")
 
 
 def same_weights(first: "LoraFiles | None", second: "LoraFiles | None") -> bool:
-    """Compare the effects of two adapters on the base; None is an adapter without effect."""
+    """Compare the effects of two adapters on the base; None means no effect."""
     import torch
 
     names = {name for files in (first, second) if files for name in files.pairs}
@@ -140,7 +140,7 @@ def same_weights(first: "LoraFiles | None", second: "LoraFiles | None") -> bool:
 
 
 def _sort_config(directory: Path) -> None:
-    """Give equal configurations equal bytes: PEFT writes sets of names, in any order."""
+    """Sort a configuration, so that equal ones have equal bytes: PEFT writes sets in any order."""
     from nip_lm_server.lora.rowwise_lora import CONFIG_FILE
 
     path = directory / CONFIG_FILE
@@ -152,7 +152,7 @@ def _sort_config(directory: Path) -> None:
 
 
 def _adapter_dir(job: TrainingJob) -> Path:
-    """Return the trained adapter's place: the output if it is the result, else one beside."""
+    """Return the trained adapter's directory: the output, if it is the result as it is."""
     settings = job.settings
     plain = settings.result == "adapter" and not _is_stack(job)
     return job.output_dir if plain else job.checkpoints_dir.parent / "trained_adapter"
@@ -172,16 +172,16 @@ def _read_trained(job: TrainingJob) -> "LoraFiles":
 
 
 def _write_adapter(job: TrainingJob, parent: "LoraFiles | None") -> bool:
-    trained = _read_trained(job)
+    adapter = _read_trained(job)
     if not _is_stack(job):
-        return same_weights(parent, trained)
+        return same_weights(parent, adapter)
     if parent is None:
         raise TrainingError("parent_adapter_unreadable", "there is no parent adapter to stack on")
     from peft import LoraConfig
     from safetensors.torch import save_file
 
-    # A request is answered with one adapter, so parent and new one are saved as one.
-    both = concatenate(parent, trained)
+    # An engine answers a request with one adapter, so parent and new adapter are saved as one.
+    both = concatenate(parent, adapter)
     names = sorted(both.pairs)
     config = LoraConfig.from_pretrained(str(_adapter_dir(job)))
     config.r = config.lora_alpha = int(both.alpha)
@@ -195,7 +195,7 @@ def _write_adapter(job: TrainingJob, parent: "LoraFiles | None") -> bool:
             tensors[f"base_model.model.{name}.{half}.weight"] = tensor.contiguous()
     save_file(tensors, job.output_dir / "adapter_model.safetensors", metadata={"format": "pt"})
     shutil.rmtree(_adapter_dir(job))
-    return same_weights(None, trained)
+    return same_weights(None, adapter)
 
 
 def _write_base(
@@ -206,14 +206,14 @@ def _write_base(
 ) -> bool:
     import torch
 
-    # In the precision of the base on disk, so that the new one is as large.
+    # The precision is the one of the base on disk, so that the new base is as large.
     model = load_model(job.base_model_path, loading.base_dtype(job)).eval()
     if weights is None:
-        trained = _read_trained(job)
+        adapter = _read_trained(job)
         continued = job.settings.start_from == "continue" and parent is not None
-        unchanged = same_weights(parent if continued else None, trained)
+        unchanged = same_weights(parent if continued else None, adapter)
         stacked = parent is not None and not continued
-        loading.merge(model, concatenate(parent, trained) if stacked and parent else trained)
+        loading.merge(model, concatenate(parent, adapter) if stacked and parent else adapter)
         shutil.rmtree(_adapter_dir(job))
     else:
         if parent is not None:
@@ -232,9 +232,9 @@ def _write_base(
 def _probe(
     job: TrainingJob, text: loading.Text, parent: "LoraFiles | None", base: Any
 ) -> dict[str, Any]:
-    """Log-probabilities of the probe by the saved files, the base and the parent.
+    """Compute the probe's log-probabilities by the saved files, the base and the parent.
 
-    The files are read back from disk, and so is the base where it is not in memory.
+    The files are read back from disk, and so is the base if it is not in memory.
     """
     import torch
 
@@ -244,7 +244,7 @@ def _probe(
     device = choose_device(job)
     precision = choose_precision(job.settings, device)
     tokens = probe_text(job, text)
-    before = None
+    parent_logprobs = None
     for place in (device, "cpu"):
         try:
             model = base
@@ -253,7 +253,7 @@ def _probe(
             without = _logprobs(model, tokens)
             if parent is not None:
                 with apply_adapter(model, parent):
-                    before = _logprobs(model, tokens)
+                    parent_logprobs = _logprobs(model, tokens)
             if job.settings.result == "adapter":
                 with apply_adapter(model, read_lora(job.output_dir)):
                     saved = _logprobs(model, tokens)
@@ -262,7 +262,7 @@ def _probe(
                 model = load_model(job.output_dir, getattr(torch, precision)).to(place).eval()
                 saved = _logprobs(model, tokens)
             break
-        except torch.OutOfMemoryError:  # the optimizer's memory may be fragmented still
+        except torch.OutOfMemoryError:  # the freed memory may still be in fragments
             model = base = None
             torch.cuda.empty_cache()
             if place == "cpu":
@@ -271,14 +271,14 @@ def _probe(
         "tokens": tokens,
         "logprobs": saved,
         "base_logprobs": without,
-        **({} if before is None else {"parent_logprobs": before}),
+        **({} if parent_logprobs is None else {"parent_logprobs": parent_logprobs}),
         "dtype": precision,
         "quantization": "none",
     }
 
 
 def _logprobs(model: Any, tokens: list[int]) -> list[float]:
-    """Log-probability of each token but the first."""
+    """Compute the log-probability of each token but the first."""
     import torch
 
     with torch.inference_mode():

@@ -1,7 +1,7 @@
-"""The tokens of a training's probe: what its model has learned to write, each in some context.
+"""The tokens of a training's probe: tokens that the model has learned, in their context.
 
-There an adapter differs most from its base and from other adapters, and the tokens are likely:
-log-probabilities of -10 and less, as of tokens drawn at random, are noisy where logits are rounded.
+An adapter differs most from its base and from other adapters at these, and they are likely tokens.
+Random tokens have log-probabilities of -10 and less, which are noisy where logits are rounded.
 """
 
 from collections.abc import Iterator
@@ -14,35 +14,35 @@ from nip_lm_server.training.methods.encoding import EncodedSequence, EncodedTurn
 from nip_lm_server.training.model import loading
 
 EXAMPLES = 64
-"""Lines of the training file that are looked at."""
+"""Lines of the training file that the probe is taken from."""
 CONTEXT = 16
-"""Tokens before the first one that is learned in a sequence."""
+"""Tokens before the first learned one of a sequence."""
 _FEWEST = 16
 
 
 def probe_text(job: TrainingJob, text: loading.Text) -> list[int]:
-    """At most `prove_weights.LONGEST` tokens of the training file, learned ones and those before.
+    """At most `prove_weights.LONGEST` tokens of the training file: learned ones, and their context.
 
-    Of data with hardly any, the tokens of `prove_weights.probe_tokens`.
+    If the data has fewer than 16, the tokens of `prove_weights.probe_tokens`.
     """
     from nip_lm_server.lora.prove_weights import LONGEST, probe_tokens
 
-    most = min(LONGEST, text.context or LONGEST)
+    max_tokens = min(LONGEST, text.context or LONGEST)
     tokens: list[int] = []
     for sequence in _sequences(job, text):
-        learned = [place for place, action in enumerate(sequence.actions) if action]
-        if learned:
-            begin = max(0, learned[0] - CONTEXT)
-            tokens += sequence.input_ids[begin : learned[-1] + 1]
-        if len(tokens) >= most:
-            return tokens[:most]
+        places = [place for place, action in enumerate(sequence.actions) if action]
+        if places:
+            begin = max(0, places[0] - CONTEXT)
+            tokens += sequence.input_ids[begin : places[-1] + 1]
+        if len(tokens) >= max_tokens:
+            return tokens[:max_tokens]
     if len(tokens) < _FEWEST:
         return probe_tokens(text.tokenizer, text.context or 2**31)
     return tokens
 
 
 def _sequences(job: TrainingJob, text: loading.Text) -> Iterator[EncodedSequence]:
-    """The sequences of the first lines, as the job's method trains them."""
+    """The sequences of the first lines, encoded by the job's method."""
     for line, example in islice(formats.parse_checked(job.method, job.training_file), EXAMPLES):
         yield from _encode(job.method, line, example, text)
 

@@ -1,10 +1,10 @@
-"""The process of a resident trainer: one request at a time from a socket, until that ends.
+"""The process of a resident trainer: one request at a time from a socket, until the socket ends.
 
 ``python -m nip_lm_server.training.resident --socket FD --base DIR --device cpu --dtype float32
 --threads N``, where FD is an inherited Unix socket. The first message is ``{"facts": {...}}`` or
 ``{"error": {...}}``; then each request ``{"method", "arguments"}`` is answered by ``{"result"}`` or
-``{"error": {"category", "code", "message"}}``. After an error everything is as it was before the
-request. `resident_client` is the other end.
+``{"error": {"category", "code", "message"}}``. A request with an error has changed nothing.
+`resident_client` is the other end.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def _start(options: argparse.Namespace) -> "ResidentTrainer":
 
 
 def _do(trainer: "ResidentTrainer", method: str, arguments: dict[str, Any]) -> Any:
-    # The client's process is our parent, and sends no other names.
+    # The client is this process's parent, and sends no other names.
     call: Callable[..., Any] = getattr(trainer, method)
     if arguments.get("lora") is not None:
         arguments["lora"] = LoraConfig(**arguments["lora"])
@@ -82,7 +82,7 @@ def _do(trainer: "ResidentTrainer", method: str, arguments: dict[str, Any]) -> A
 
 
 def _tell(error: Exception) -> dict[str, Any]:
-    """The answer for any exception; what nobody expected is in the log, too."""
+    """The answer for any exception; one that is no ResidentError is in the log, too."""
     if not isinstance(error, ResidentError):
         traceback.print_exc()
         if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
@@ -95,7 +95,7 @@ def _tell(error: Exception) -> dict[str, Any]:
 
 
 def _receive(stream: BufferedRWPair) -> dict[str, Any] | None:
-    """The next message; None once the client has gone."""
+    """Receive the next message; None once the client has gone."""
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
         return None
@@ -116,6 +116,6 @@ if __name__ == "__main__":
         status = main()
     except OSError:  # the client went while it was answered
         status = 1
-    # Nothing is kept here that is not on disk, and tearing torch down takes half a second.
+    # There is nothing left to write, and tearing torch down takes half a second.
     sys.stderr.flush()
     os._exit(status)

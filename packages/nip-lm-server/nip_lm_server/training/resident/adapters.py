@@ -2,12 +2,12 @@
 
 Adapter        matrices, gradients that add up, and AdamW's state
 LoraLayers     the model's linear layers by kind, and the hooks that add an adapter
-new_adapter    draws one
+new_adapter    draw a new adapter
 
 PEFT wraps each layer in modules with a dictionary of adapters, and switching goes through all of
 them. Here a hook on each linear layer adds ``x A^T B^T alpha / rank`` of the adapter that is
-switched on; one that is not costs a look. The model's own weights are never touched, and what two
-adapters share is nothing but them.
+switched on; without one it only looks. The model's own weights never change, and two adapters share
+nothing else.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from nip_lm_server.training.resident.types import (
 )
 
 KINDS = {"attn": "train_attn", "mlp": "train_mlp", "unembed": "train_unembed"}
-"""The kinds of layers, and what asks for each."""
+"""The kinds of layers, and the flag of each in a configuration."""
 _WORDS = {"attn": ("attn", "attention"), "mlp": ("mlp", "feed_forward", "ffn")}
 
 
@@ -41,7 +41,7 @@ class Adapter:
     pairs: dict[str, tuple[torch.nn.Parameter, torch.nn.Parameter]]
     steps: int = 0
     gradients: list[torch.Tensor] | None = None
-    """Added up since the last step, of `parameters` in their order; None: there were none."""
+    """The sums since the last step, in the order of `parameters`; None: there are none."""
     optimizer: torch.optim.AdamW = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Adapter:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """A and B of every layer, in one order."""
+        """A and B of every layer, always in the same order."""
         return [half for pair in self.pairs.values() for half in pair]
 
     @property
@@ -58,7 +58,7 @@ class Adapter:
         return self.config.alpha / self.config.rank
 
     def add_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Add what a call has computed to what the next step takes."""
+        """Add the gradients of a call to the sums for the next step."""
         if self.gradients is None:
             self.gradients = list(gradients)
         else:
@@ -66,18 +66,18 @@ class Adapter:
                 total.add_(gradient)
 
     def step(self, adam: AdamParams) -> dict[str, float]:
-        """Step by AdamW with the gradients so far, and forget them. Without any nothing moves.
+        """Step by AdamW with the gradients so far, and forget them; without any, do nothing.
 
         Raises ResidentError for gradients whose squares float32 does not have, and keeps them.
         """
         if self.gradients is None:
             return {"grad_norm": 0.0}
         parameters, gradients = self.parameters, self.gradients
-        # 1. The norm over all of them, and the cut.
+        # 1. Compute the norm over all gradients, and cut it.
         norms = torch.stack([gradient.norm() for gradient in gradients])
         norm = float(norms.double().norm())
         is_cut = 0 < adam.grad_clip_norm < norm
-        # An infinite moment would stay for good, and the model would learn no more.
+        # An infinite moment would stay for good, and the model would stop learning.
         if not math.isfinite(norm) or (adam.grad_clip_norm if is_cut else norm) > LARGEST:
             raise refuse(
                 UNUSABLE_GRADIENT,
@@ -87,7 +87,7 @@ class Adapter:
         if is_cut:
             for gradient in gradients:
                 gradient.mul_(adam.grad_clip_norm / norm)
-        # 2. The numbers may differ from step to step.
+        # 2. Set the numbers, which may differ from step to step, and step.
         (group,) = self.optimizer.param_groups
         group.update(
             lr=float(adam.learning_rate),
@@ -106,12 +106,12 @@ class Adapter:
         return {"grad_norm": norm}
 
     def bytes_of(self) -> int:
-        """Memory with gradients and the optimizer's state."""
+        """Count the bytes of the adapter with its gradients and the optimizer's state."""
         return 16 * sum(int(parameter.numel()) for parameter in self.parameters)
 
 
 class LoraLayers:
-    """The linear layers of `model`, and what is added to their outputs."""
+    """The linear layers of `model`, and the adapter that is added to their outputs."""
 
     def __init__(self, model: Any):
         self.kinds = _sort_layers(model)
@@ -126,21 +126,21 @@ class LoraLayers:
 
     @contextmanager
     def switched_on(self, adapter: Adapter) -> Iterator[None]:
-        """Within, the model computes with `adapter`, forward and backward."""
+        """Let the model compute with `adapter` in the block, forward and backward."""
         self._on = adapter
         try:
             yield
         finally:
             self._on = None
 
-    def chosen(self, config: LoraConfig) -> list[str]:
-        """Names of the layers that a configuration asks for. Raises ResidentError."""
-        asked = [kind for kind, flag in KINDS.items() if getattr(config, flag)]
-        if not asked:
+    def list_names(self, config: LoraConfig) -> list[str]:
+        """List the names of the layers of a configuration. Raises ResidentError."""
+        kinds = [kind for kind, flag in KINDS.items() if getattr(config, flag)]
+        if not kinds:
             raise ResidentError(
                 "user", "nothing_to_train", f"none of {', '.join(KINDS.values())} is true"
             )
-        for kind in asked:
+        for kind in kinds:
             if not self.kinds[kind]:
                 raise ResidentError(
                     "user",
@@ -148,10 +148,10 @@ class LoraLayers:
                     f"{KINDS[kind]}: this model has no linear layers of that kind that LoRA could "
                     f"be added to; create it with {KINDS[kind]} false",
                 )
-        return [name for name in self.modules if any(name in self.kinds[kind] for kind in asked)]
+        return [name for name in self.modules if any(name in self.kinds[kind] for kind in kinds)]
 
     def describe(self, names: Sequence[str]) -> dict[str, bool]:
-        """The flags of a configuration by the layers that an adapter has."""
+        """Return the flags of a configuration for the layers of an adapter."""
         return {
             flag: any(name in self.kinds[kind] for name in names) for kind, flag in KINDS.items()
         }
@@ -174,13 +174,13 @@ class LoraLayers:
 
 
 def new_adapter(model_id: str, config: LoraConfig, layers: LoraLayers, device: Any) -> Adapter:
-    """Draw a new adapter, which changes nothing yet: B is 0, A uniform as PEFT has it."""
+    """Draw a new adapter, which changes nothing yet: B is 0, A is uniform as in PEFT."""
     seed = config.seed
     if seed is None:
         seed = int.from_bytes(hashlib.sha256(model_id.encode()).digest()[:8], "big") >> 1
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same on every device
     pairs = {}
-    for name in layers.chosen(config):
+    for name in layers.list_names(config):
         inputs, outputs = layers.shape(name)
         bound = 1 / math.sqrt(inputs)
         down = torch.empty(config.rank, inputs).uniform_(-bound, bound, generator=generator)
@@ -191,7 +191,7 @@ def new_adapter(model_id: str, config: LoraConfig, layers: LoraLayers, device: A
 def make_adapter(
     config: LoraConfig, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], device: Any
 ) -> Adapter:
-    """Make an adapter of matrices, ready to be trained."""
+    """Make an adapter from its matrices, ready to be trained."""
 
     def parameter(values: torch.Tensor) -> torch.nn.Parameter:
         return torch.nn.Parameter(values.to(device, torch.float32, copy=True).contiguous())
@@ -202,7 +202,7 @@ def make_adapter(
 
 
 def _sort_layers(model: Any) -> dict[str, frozenset[str]]:
-    """The names of a model's linear layers by kind. What is of no kind is not trained."""
+    """Sort the names of a model's linear layers by kind. Layers of no kind are not trained."""
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
@@ -212,15 +212,15 @@ def _sort_layers(model: Any) -> dict[str, frozenset[str]]:
             kinds["unembed"].add(name)
         elif isinstance(module, torch.nn.Linear | Conv1D):
             path = name.lower()
-            # The part that comes last says it: an attention may lie within a block named otherwise.
+            # The last of these words decides: an attention may lie in a block of another name.
             places = {
                 kind: max(path.rfind(word) for word in words) for kind, words in _WORDS.items()
             }
             kind = max(places, key=lambda kind: places[kind])
             if places[kind] >= 0:
                 kinds[kind].add(name)
-    # Experts lie in tensors of their own, and see tokens instead of sequences: engines could not
-    # tell whose rows they are.
+    # Experts lie in their own tensors, and see tokens instead of sequences: engines could not tell
+    # the adapter of a row.
     config = model.config.get_text_config()
     if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts")):
         kinds["mlp"].clear()

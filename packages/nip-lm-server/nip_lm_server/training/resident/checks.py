@@ -1,4 +1,4 @@
-"""Bad input is refused before anything is computed: one line, and nothing has changed.
+"""Checks that refuse bad input before anything is computed or changed, with one line.
 
 check_loss     a loss's name and configuration -> the loss and its numbers
 check_datum    one datum -> Checked
@@ -22,32 +22,32 @@ from nip_lm_server.training.resident.types import (
 )
 
 WIDEST = 1024
-"""Most targets of a token. A rule of thumb: teachers send twenty."""
+"""Most targets of a token. A rule of thumb: teachers send about twenty."""
 LARGEST = math.sqrt(float(np.finfo(np.float32).max))
-"""Largest number whose square float32 has, about 1.8e19: AdamW squares every gradient."""
+"""Largest number with a square in float32, about 1.8e19: AdamW squares every gradient."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A datum as it is computed: `targets` [N, K], `inputs` [N] or [N, K], `learned` [N]."""
+    """A datum ready to compute: `targets` [N, K], `inputs` [N] or [N, K], `is_learned` [N]."""
 
     tokens: Ints
     targets: Ints
     inputs: dict[str, Floats]
-    learned: npt.NDArray[np.bool_]
+    is_learned: npt.NDArray[np.bool_]
     shape: tuple[int, ...]
-    """That of its `target_tokens`, and of the log-probabilities that are answered."""
+    """The shape of its `target_tokens`, and of the log-probabilities in the answer."""
 
 
 def refuse(code: str, message: str) -> ResidentError:
-    """Build the error of a call that its caller can mend."""
+    """Build the error for a call that the caller can correct."""
     return ResidentError("user", code, message)
 
 
 def check_loss(name: str, config: Mapping[str, float]) -> tuple[Loss, dict[str, float]]:
-    """Return the loss and its numbers, defaults filled in. Raises ResidentError."""
+    """Return the loss and its numbers, with defaults. Raises ResidentError."""
     loss = LOSSES.get(name)
     if loss is None:
         raise refuse(
@@ -55,8 +55,8 @@ def check_loss(name: str, config: Mapping[str, float]) -> tuple[Loss, dict[str, 
         )
     for key, value in config.items():
         if key not in loss.config:
-            known = ", ".join(loss.config) or "none"
-            raise refuse("unknown_loss_config", f"{name} has no {key!r}; it has {known}")
+            names = ", ".join(loss.config) or "none"
+            raise refuse("unknown_loss_config", f"{name} has no {key!r}; it has {names}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise refuse("invalid_loss_config", f"{key} is {value!r}, expected a number from 0 on")
         if not math.isfinite(value):
@@ -82,7 +82,7 @@ def check_datum(
     context: int,
     vocabulary: int,
 ) -> Checked:
-    """Check a datum for a loss; thresholds that it doesn't bring are those of `numbers`.
+    """Check a datum for a loss; `numbers` has the thresholds that it lacks.
 
     Raises ResidentError, naming the datum by its place in the call.
     """
@@ -95,9 +95,9 @@ def check_datum(
             "sequence_too_long",
             f"{place} has {len(tokens)} tokens, the model's context is {context}: cut it",
         )
-    # 1. What is there, and nothing else.
+    # 1. Check the names of its inputs.
     _check_names(place, datum, name, loss)
-    # 2. The targets, then what goes with them.
+    # 2. Check the targets, then the other inputs.
     raw = _dense(f"{place}: target_tokens", datum.inputs["target_tokens"], len(tokens))
     targets = _check_ids(f"{place}: target_tokens", raw, vocabulary)
     if targets.ndim == 2 and name != "cross_entropy":
@@ -107,7 +107,7 @@ def check_datum(
             f"{place}: {key}",
             _dense(f"{place}: {key}", value, len(tokens)),
             targets.shape if key == "weights" else tokens.shape,
-            # A threshold is compared and not multiplied: a very large one stands for none.
+            # A threshold is only compared, and may be very large: it then means no bound.
             math.inf if key in loss.per_token else LARGEST,
         )
         for key, value in datum.inputs.items()
@@ -121,14 +121,14 @@ def check_datum(
         )
     if "sequence_ratio_mask" in inputs and not inputs["sequence_ratio_mask"].any():
         raise refuse("invalid_loss_input", f"{place}: sequence_ratio_mask marks no token")
-    # 3. Which tokens have a term at all.
-    learned: npt.NDArray[np.bool_] = np.ones(tokens.shape, dtype=bool)
+    # 3. Find the tokens that have a term in the loss.
+    is_learned: npt.NDArray[np.bool_] = np.ones(tokens.shape, dtype=bool)
     if loss.learned_by is not None:
-        learned = (inputs[loss.learned_by].reshape(len(tokens), -1) != 0).any(-1)
+        is_learned = (inputs[loss.learned_by].reshape(len(tokens), -1) != 0).any(-1)
     shape, wide = targets.shape, targets.reshape(len(tokens), -1)
     if "weights" in inputs:
         inputs["weights"] = inputs["weights"].reshape(wide.shape)
-    return Checked(tokens, wide, inputs, learned, shape)
+    return Checked(tokens, wide, inputs, is_learned, shape)
 
 
 def _check_names(place: str, datum: Datum, name: str, loss: Loss) -> None:
@@ -163,40 +163,40 @@ def check_adam(adam: AdamParams) -> None:
         raise refuse("invalid_adam", "eps is 0, expected more: a gradient of 0 is divided by it")
 
 
-def _check_ids(what: str, values: Array, vocabulary: int) -> Ints:
+def _check_ids(subject: str, values: Array, vocabulary: int) -> Ints:
     array = np.asarray(values)
     if array.dtype.kind not in "iu":
-        raise refuse("invalid_tokens", f"{what} are {array.dtype}, expected integers")
+        raise refuse("invalid_tokens", f"{subject} are {array.dtype}, expected integers")
     if array.size and (array.min() < 0 or array.max() >= vocabulary):
         wrong = int(array.min()) if array.min() < 0 else int(array.max())
         raise refuse(
             "token_out_of_vocabulary",
-            f"{what} have {wrong}, the vocabulary goes from 0 to {vocabulary - 1}",
+            f"{subject} have {wrong}, the vocabulary goes from 0 to {vocabulary - 1}",
         )
     return array.astype(np.int64)
 
 
-def _check_numbers(what: str, array: Array, shape: tuple[int, ...], largest: float) -> Floats:
+def _check_numbers(subject: str, array: Array, shape: tuple[int, ...], largest: float) -> Floats:
     if array.dtype.kind not in "fiub":
-        raise refuse("invalid_loss_input", f"{what} are {array.dtype}, expected numbers")
+        raise refuse("invalid_loss_input", f"{subject} are {array.dtype}, expected numbers")
     if array.shape != shape:
-        raise refuse("invalid_loss_input", f"{what} have shape {array.shape}, expected {shape}")
+        raise refuse("invalid_loss_input", f"{subject} have shape {array.shape}, expected {shape}")
     numbers = array.astype(np.float64)
     if not np.isfinite(numbers).all():
-        at = tuple(int(i) for i in np.argwhere(~np.isfinite(numbers))[0])
-        raise refuse("invalid_loss_input", f"{what} have {numbers[at]} at {list(at)}")
+        index = tuple(int(i) for i in np.argwhere(~np.isfinite(numbers))[0])
+        raise refuse("invalid_loss_input", f"{subject} have {numbers[index]} at {list(index)}")
     if numbers.size and np.abs(numbers).max() > largest:
-        at = tuple(int(i) for i in np.argwhere(np.abs(numbers) > largest)[0])
+        index = tuple(int(i) for i in np.argwhere(np.abs(numbers) > largest)[0])
         raise refuse(
             "invalid_loss_input",
-            f"{what} have {numbers[at]:g} at {list(at)}, expected {-largest:.3g} to {largest:.3g}, "
-            "whose squares float32 has: send smaller ones",
+            f"{subject} have {numbers[index]:g} at {list(index)}, expected {-largest:.3g} to "
+            f"{largest:.3g}, whose squares float32 has: send smaller ones",
         )
     return numbers
 
 
-def _dense(what: str, value: Array | SparseRows, rows: int) -> Array:
-    """The array itself, or that of sparse rows, once their indices are known to be right."""
+def _dense(subject: str, value: Array | SparseRows, rows: int) -> Array:
+    """Return the array, or the array of sparse rows, after a check of its shape and indices."""
     if not isinstance(value, SparseRows):
         array = np.asarray(value)
         right = array.shape == (rows,) or (
@@ -205,7 +205,7 @@ def _dense(what: str, value: Array | SparseRows, rows: int) -> Array:
         if not right:
             raise refuse(
                 "invalid_loss_input",
-                f"{what} have shape {array.shape}, expected ({rows},), one for each token, or "
+                f"{subject} have shape {array.shape}, expected ({rows},), one for each token, or "
                 f"({rows}, K) with K from 1 to {WIDEST}",
             )
         return array
@@ -216,7 +216,7 @@ def _dense(what: str, value: Array | SparseRows, rows: int) -> Array:
     if value.shape != (rows, width) or not 1 <= width <= WIDEST:
         raise refuse(
             "invalid_loss_input",
-            f"{what} have shape {tuple(value.shape)}, expected ({rows}, K) with K from 1 to "
+            f"{subject} have shape {tuple(value.shape)}, expected ({rows}, K) with K from 1 to "
             f"{WIDEST}",
         )
     right = (
@@ -230,7 +230,7 @@ def _dense(what: str, value: Array | SparseRows, rows: int) -> Array:
         and (not len(columns) or (columns.min() >= 0 and columns.max() < width))
     )
     if not right:
-        raise refuse("invalid_loss_input", f"{what}: the indices of its sparse rows don't fit")
+        raise refuse("invalid_loss_input", f"{subject}: the indices of its sparse rows don't fit")
     dense = np.zeros((rows, width), dtype=values.dtype)
     counts = (starts[1:] - starts[:-1]).astype(np.int64)
     dense[np.repeat(np.arange(rows), counts), columns] = values

@@ -1,9 +1,9 @@
-"""What goes between a resident trainer's process and its client, over a socket. Nothing is pickled.
+"""The messages between a resident trainer's process and its client. Nothing is pickled.
 
 encode           a message of JSON values and arrays -> bytes
-lengths, decode  its head and its body back
-to_wire          a request's or an answer's values -> what `encode` takes
-data_from_wire, output_from_wire   datums and outputs out of it
+lengths, decode  a message's head and its body back
+to_wire          the values of a request or an answer -> values for `encode`
+data_from_wire, output_from_wire   datums and outputs back
 
 A message is twelve bytes of lengths, a header in JSON, and the bytes of all arrays, one after the
 other. In the header an array is ``{"array": [type, shape]}``, in the order of the bytes.
@@ -34,7 +34,7 @@ _KINDS = "biuf"
 
 
 class FramingError(Exception):
-    """What came is no message: whoever sent it is not to be talked to any more."""
+    """The bytes are no message: the connection can't be used any more."""
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
@@ -53,7 +53,7 @@ def lengths(head: bytes) -> tuple[int, int]:
 
 
 def decode(header: bytes, arrays: bytes) -> dict[str, Any]:
-    """Read what `encode` wrote. Raises FramingError."""
+    """Read a message of `encode` back. Raises FramingError."""
     unread = memoryview(arrays)
 
     def filled(value: Any) -> Any:
@@ -82,7 +82,7 @@ def decode(header: bytes, arrays: bytes) -> dict[str, Any]:
 
 
 def to_wire(value: Any) -> Any:
-    """Turn the values of `types` into what `encode` takes."""
+    """Turn the values of `types` into values for `encode`."""
     if isinstance(value, Datum):
         return {"tokens": np.asarray(value.tokens), "inputs": to_wire(value.inputs)}
     if isinstance(value, SparseRows):

@@ -3,8 +3,8 @@
 LOSSES       every loss by its name
 Loss         its inputs, its configuration, and its terms
 
-With p = exp(log-probability now), q = exp(`logprobs`), r = p / q, A = `advantages`, and sg for what
-gets no gradient, a token's term is
+With p = exp(log-probability now), q = exp(`logprobs`), r = p / q, A = `advantages`, and sg(x) for x
+without a gradient, a token's term is
 
 cross_entropy        -w log p, summed over the K targets of a token
 importance_sampling  -r A
@@ -14,10 +14,10 @@ dro                  -(log p A - beta / 2 (log p - log q)^2)         Richemond e
 gspo                 as ppo, with s p / sg(p) for r                  Zheng et al., 2025 (GSPO-token)
 
 where s = exp(mean of log p - log q over the tokens that `sequence_ratio_mask` marks), without
-gradient. The loss of a call is the sum of all terms; nothing is divided by anything.
+gradient. The loss of a call is the sum of all terms, without any division.
 
-Terms are computed in float64. A ratio may be e^100 where a sampler and the model disagree, and then
-in float32 even a clipped term would have no gradient but NaN.
+Terms are computed in float64. A ratio may be e^100 where a sampler and the model disagree, and in
+float32 even a clipped term would then have NaN as its gradient.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,21 +26,22 @@ from dataclasses import dataclass
 import torch
 
 Inputs = Mapping[str, torch.Tensor]
-"""Of the learned tokens: [T], of `weights` [T, K]. Clip thresholds and ``beta`` are among them."""
+"""Values of the learned tokens: [T], or [T, K] for `weights`. Clip thresholds and ``beta`` are
+among them."""
 
 CLIPPING = ("clip_low_threshold", "clip_high_threshold")
 RATIO = ("logprobs", "advantages")
 SEQUENCE_LOG_RATIO = "sequence_log_ratio"
-"""An input that is computed: the logarithm of GSPO's s, for each token."""
+"""The name of a computed input: the logarithm of GSPO's s, for each token."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss: what it needs beside `target_tokens`, and what may be configured.
+    """A loss: the inputs that it needs beside `target_tokens`, and its configuration.
 
-    `learned_by` names the input whose zeros are not learned; None: every token is. What has a
-    default in `config` may also be an input, with a value for each token, where it is in
-    `per_token`.
+    `learned_by` names an input; tokens with zeros in it are not learned. None: every token is
+    learned. `config` has the defaults. A name in `per_token` may also be an input, with a value for
+    each token.
     """
 
     inputs: tuple[str, ...]
@@ -70,11 +71,11 @@ def _importance_sampling(logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor
 def _clipped(ratio: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     low, high = (inputs[name] for name in CLIPPING)
     advantages = inputs["advantages"]
-    # Chosen, not the smaller of two products: both are equal within the bounds, and there the
-    # gradient is that of the ratio.
-    within = (ratio >= low) & (ratio <= high)
+    # `where` and not the minimum of two products: within the bounds both are equal, and the
+    # gradient must be the ratio's.
+    is_within = (ratio >= low) & (ratio <= high)
     clipped = _clip(ratio.detach(), inputs)
-    is_cut = ~within & (clipped * advantages < ratio.detach() * advantages)
+    is_cut = ~is_within & (clipped * advantages < ratio.detach() * advantages)
     return -torch.where(is_cut, clipped, ratio) * advantages
 
 

@@ -1,12 +1,12 @@
 """A resident trainer in a process of its own, called from an event loop.
 
-ResidentClient.start   starts the process and loads the base model
+ResidentClient.start   start the process and load the base model
 ResidentClient         the methods of `trainer.ResidentTrainer`, awaited, one at a time
-ResidentDied           the process has ended: all models are gone, whoever called makes a new one
+ResidentDied           the process has ended: all models are gone, and the caller makes a new one
 
-The process dies with this one (`die_with_parent`). Its socket has no name, so nobody else can
-connect to it. A call whose await is cancelled is still done, and its answer dropped: else nobody
-would know whether a step was taken.
+The process dies with this one (`die_with_parent`). Its socket has no name, so no other process can
+connect to it. If the await of a call is cancelled, the call is still done and its answer dropped:
+else the caller could not know whether a step was taken.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ from nip_lm_server.training.resident.types import (
 )
 
 CLOSE_GRACE_S = 5.0
-"""How long a process may take for the request that it is at, once its client has gone."""
+"""Time that a process has to finish its request, once its client has gone."""
 
 
 class ResidentDied(ResidentError):
-    """The process has ended, with every model in it. A new one starts from what was saved."""
+    """The process has ended, with every model in it. A new one starts from saved checkpoints."""
 
     def __init__(self, message: str):
         super().__init__("server", "trainer_died", message)
@@ -68,7 +68,7 @@ class ResidentClient:
         writer: asyncio.StreamWriter,
         log: Path,
     ):
-        """For `start` alone."""
+        """Called by `start` only."""
         self._process, self._reader, self._writer, self._log = process, reader, writer, log
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -90,7 +90,7 @@ class ResidentClient:
     ) -> "ResidentClient":
         """Start a process and wait until the base model is loaded. Raises ResidentError.
 
-        `log` gets what it prints. For the others see `trainer.ResidentTrainer`.
+        `log` gets its output. `trainer.ResidentTrainer` describes the other arguments.
         """
         own_end, child_end = socket.socketpair()
         options = ("--base", str(base), "--device", device, "--dtype", dtype)
@@ -194,7 +194,7 @@ class ResidentClient:
             message = await aside.run(size, _write_call, method, arguments)
         except (FramingError, TypeError, ValueError) as error:
             raise ResidentError("user", "invalid_arguments", f"{method}: {error}") from error
-        # A request that is on its way is answered, whoever still waits for it.
+        # The request is finished, even if its caller no longer waits for it.
         task = asyncio.ensure_future(self._exchange(message))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -203,7 +203,7 @@ class ResidentClient:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # of a request that nobody waits for: it is no news
+            task.exception()  # no caller may wait for it any more, so asyncio must not warn of it
 
     async def _exchange(self, message: bytes) -> Any:
         async with self._turn:
@@ -217,7 +217,7 @@ class ResidentClient:
             return (await self._read())["result"]
 
     async def _read(self) -> dict[str, Any]:
-        """The next answer. Raises the error in it, or ResidentDied."""
+        """Read the next answer. Raises the error in it, or ResidentDied."""
         try:
             sizes = lengths(await self._reader.readexactly(HEAD.size))
             parts = [await self._reader.readexactly(size) for size in sizes]
@@ -230,17 +230,17 @@ class ResidentClient:
         return message
 
     async def _explain_end(self) -> ResidentDied:
-        """End what may be left of the process, and say how it ended."""
+        """End the process, if it still runs, and explain its end."""
         if self._died is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._process.wait()), CLOSE_GRACE_S)
             signal_group(self.pid, signal.SIGKILL)
             code = await self._process.wait()
-            how = f"exited with status {code}"
+            end = f"exited with status {code}"
             if code < 0:
-                how = f"was ended by {signal.Signals(-code).name}"
+                end = f"was ended by {signal.Signals(-code).name}"
             log = read_tail(self._log) or "(empty)"
-            self._died = ResidentDied(f"the trainer's process {how}. End of its log:\n{log}")
+            self._died = ResidentDied(f"the trainer's process {end}. End of its log:\n{log}")
         return self._died
 
 

@@ -2,10 +2,10 @@
 
 write_adapter        ``adapter_model.safetensors`` and ``adapter_config.json`` as PEFT has them,
                      ``training_state.json``, and with the optimizer ``optimizer.safetensors``
-read_saved_adapter   the same back; also an adapter without a training's state, as others made it
+read_saved_adapter   read it back; or read another program's adapter, without a training's state
 
 Equal adapters give equal bytes. ``manifest.json`` has the SHA-256 of each file and is written last.
-Floats are those in memory, so what is loaded goes on with the same bits.
+Floats are written as they are in memory, so a loaded adapter goes on with the same bits.
 """
 
 import json
@@ -36,7 +36,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 def write_adapter(
     adapter: Adapter, directory: Path, layers: LoraLayers, *, optimizer: bool
 ) -> None:
-    """Write an adapter in the place of `directory`, whole or not at all. Raises OSError."""
+    """Write an adapter to `directory`, whole or not at all; it replaces the old. Raises OSError."""
     from safetensors.torch import save_file
 
     config = adapter.config
@@ -51,7 +51,7 @@ def write_adapter(
         _write_json(
             part / CONFIG_FILE,
             {
-                "base_model_name_or_path": None,  # the place of it is no client's business
+                "base_model_name_or_path": None,  # clients must not see the server's paths
                 "bias": "none",
                 "fan_in_fan_out": False,
                 "inference_mode": True,
@@ -83,9 +83,9 @@ def read_saved_adapter(
 ) -> Adapter:
     """Read an adapter to train it on. Raises ResidentError.
 
-    With a `config`, it must be that of the files. `optimizer`: with its state, which must be there.
+    A `config` must agree with the files. With `optimizer`, its state must be there and is read.
     """
-    # 1. Whole, and an adapter.
+    # 1. Check that the directory is whole, and read the adapter.
     if (directory / MANIFEST).is_file() and (directory / STATE_FILE).is_file():
         problem = find_damage(directory)
         if problem is not None:
@@ -95,23 +95,23 @@ def read_saved_adapter(
     except EngineError as error:
         raise ResidentError("user", "checkpoint_unreadable", str(error)) from error
     state = _read_state(directory)
-    # 2. Of this base, and as it was asked for.
+    # 2. Compare it with the base and with `config`.
     rank = _check_fits(files, layers)
     held = LoraConfig(
         rank=rank, alpha=files.alpha, seed=state.get("seed"), **layers.describe(list(files.pairs))
     )
     if config is not None:
         for name in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):
-            asked, has = getattr(config, name), getattr(held, name)
-            if asked != has:
+            setting, has = getattr(config, name), getattr(held, name)
+            if setting != has:
                 raise ResidentError(
                     "user",
                     "checkpoint_differs",
-                    f"{name} is {asked}, but the weights to load have {has}: ask for the same",
+                    f"{name} is {setting}, but the weights to load have {has}: ask for the same",
                 )
     ordered = {name: files.pairs[name] for name in layers.modules if name in files.pairs}
     adapter = make_adapter(held, ordered, device)
-    # 3. The optimizer, where it goes on.
+    # 3. Load the optimizer's state.
     if optimizer:
         adapter.steps = int(state.get("steps", 0))
         _load_moments(adapter, directory)
@@ -123,7 +123,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _target_modules(layers: LoraLayers, names: set[str]) -> list[str]:
-    """Last names, as PEFT and vLLM know them, where they choose the same layers; else full ones."""
+    """List last names, as in PEFT and vLLM, if they choose the same layers; else full names."""
     last = {name.rpartition(".")[2] for name in names}
     matched = {name for name in layers.modules if name.rpartition(".")[2] in last}
     return sorted(last if matched == names else names)
@@ -175,7 +175,7 @@ def _load_moments(adapter: Adapter, directory: Path) -> None:
 def _read_state(directory: Path) -> dict[str, Any]:
     path = directory / STATE_FILE
     if not path.is_file():
-        return {}  # an adapter that was made elsewhere
+        return {}  # another program made the adapter
     state: dict[str, Any] = parse_json(path.read_text())
     if state.get("format") != STATE_FORMAT:
         raise ResidentError(
@@ -188,7 +188,7 @@ def _read_state(directory: Path) -> dict[str, Any]:
 
 
 def _check_fits(files: LoraFiles, layers: LoraLayers) -> int:
-    """The one rank of an adapter of this base. Raises ResidentError."""
+    """Return the one rank of an adapter over this base. Raises ResidentError."""
     ranks = {int(down.shape[0]) for down, _ in files.pairs.values()}
     if len(ranks) != 1 or files.rank_stabilised:
         raise ResidentError(

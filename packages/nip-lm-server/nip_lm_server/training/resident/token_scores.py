@@ -1,8 +1,8 @@
-"""From tokens to the log-probabilities of K targets each, by a model whose adapter is switched on.
+"""The log-probabilities of K targets for each token, by a model with its adapter switched on.
 
 score_targets   hidden states [T, width] and targets [T, K] -> [T, K], in pieces
 pad             sequences -> one batch, padded on the right
-without_dropout what a model may draw at random is taken out of it
+without_dropout take all dropout out of a model
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from nip_lm_server.training.methods.head import chunk_size, output_layer
 
 
 def score_targets(model: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The targets' log-probabilities in float32. Logits of many tokens are computed twice.
+    """Compute the targets' log-probabilities in float32. Logits of many tokens are computed twice.
 
-    As in `head`, and for more than one target per token.
+    It works as `head` does, for several targets per token.
     """
     layer, size = output_layer(model), chunk_size(model)
 
@@ -38,8 +38,8 @@ def score_targets(model: Any, hidden: torch.Tensor, targets: torch.Tensor) -> to
 
 
 def pad(sequences: Sequence[Any], device: Any) -> torch.Tensor:
-    """Token ids [batch, longest]. A causal model's tokens don't see what comes after them, so
-    padding needs no mask."""
+    """Pad token ids to [batch, longest]. A causal model's tokens don't see later ones, so padding
+    needs no mask."""
     batch = np.zeros((len(sequences), max(map(len, sequences))), dtype=np.int64)
     for row, tokens in zip(batch, sequences, strict=True):
         row[: len(tokens)] = tokens
@@ -47,7 +47,7 @@ def pad(sequences: Sequence[Any], device: Any) -> torch.Tensor:
 
 
 def without_dropout(model: Any) -> None:
-    """Let a model in training mode compute what it computes in evaluation."""
+    """Let a model compute the same in training mode as in evaluation."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

@@ -1,14 +1,14 @@
-"""The resident trainer: one base model, many adapters, each step said by whoever calls.
+"""The resident trainer: one base model and many adapters, trained step by step by its caller.
 
 ResidentTrainer   create_model, forward_backward, optim_step, save, load, drop_model
 
-A call does all of its work or none: what is refused, or fails half-way, leaves every model as it
+A call does all of its work or none: if it is refused, or fails half-way, every model stays as it
 was. The same calls give the same bits on the processors, also after `save` and `load` with the
-optimizer, and whatever other models do in between. So how much goes through the model at a time
-follows from the machine and the base model, never from what memory happens to be free.
+optimizer, and with any calls of other models in between. So the size of a pass depends on the
+machine and the base model, never on the memory that is free at the moment.
 
-What is not covered: a gradient that was computed and not yet stepped with is in no checkpoint, and
-on CUDA the same calls give the same numbers up to rounding.
+Not covered: a gradient that was computed and not yet stepped with is in no checkpoint, and on CUDA
+the same calls give the same numbers up to rounding.
 """
 
 import gc
@@ -50,13 +50,13 @@ from nip_lm_server.training.resident.types import (
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SHARE = 0.25
-"""Of a machine's memory, or of what a GPU has free at the start, for the activations of a pass. By
-a rule of thumb: adapters, the output layer's logits and an engine want theirs too."""
+"""Share of a machine's memory, or of a GPU's free memory at the start, for the activations of a
+pass. A rule of thumb: adapters, the output layer's logits and an engine need memory, too."""
 _MOST = {"cuda": 8_192, "cpu": 1_024}
-"""Tokens of a pass at most. On the processors larger ones cost more by padding, and by what no
-longer lies in a cache, than they save (measured with the tiny model)."""
+"""Most tokens of a pass. On the processors larger passes cost more, by padding and by data that no
+longer fits into a cache, than they save (measured with the tiny model)."""
 _ROOM = 0.9
-"""Of the free memory that a new model may take, with its gradients and optimizer."""
+"""Share of the free memory that a new model may take, with its gradients and optimizer."""
 
 
 class ResidentTrainer:
@@ -101,13 +101,13 @@ class ResidentTrainer:
         *,
         forward_only: bool,
     ) -> Output:
-        """Compute a loss, and add its gradient to what the next `optim_step` takes.
+        """Compute a loss, and add its gradient to the sums for the next `optim_step`.
 
         Returns the targets' log-probabilities of every datum, before any step. Raises
         ResidentError.
         """
         adapter = self._find(model_id)
-        # 1. Everything is checked before anything is computed.
+        # 1. Check all data before anything is computed.
         loss, numbers = check_loss(loss_fn, config)
         if not data:
             raise refuse("no_data", "there is no datum to compute a loss of")
@@ -116,7 +116,7 @@ class ResidentTrainer:
             check_datum(i, datum, loss_fn, loss, numbers, context=context, vocabulary=vocabulary)
             for i, datum in enumerate(data)
         ]
-        # 2. A few sequences at a time, of like length, always in the same groups.
+        # 2. Compute a few sequences of like length at a time, always in the same groups.
         groups = split([len(datum.tokens) for datum in checked], self.facts.tokens_per_pass)
         logprobs: list[Any] = [None] * len(checked)
         gradients = None if forward_only else [torch.zeros_like(p) for p in adapter.parameters]
@@ -124,7 +124,7 @@ class ResidentTrainer:
         with self._layers.switched_on(adapter):
             for group in groups:
                 total += self._pass(adapter, loss, checked, group, logprobs, gradients)
-        # 3. Only a whole gradient is added.
+        # 3. Add the gradient, if all of it is finite.
         if gradients is not None:
             if not all(bool(gradient.isfinite().all()) for gradient in gradients):
                 raise refuse(
@@ -138,18 +138,18 @@ class ResidentTrainer:
     def optim_step(self, model_id: str, adam: AdamParams) -> dict[str, float]:
         """Step by AdamW with the gradients since the last step. Raises ResidentError.
 
-        Without any, the model stays as it is. Returns the norm of the gradient before its cut.
+        Without gradients, the model stays as it is. Returns the gradient's norm before its cut.
         """
         adapter = self._find(model_id)
         check_adam(adam)
         return adapter.step(adam)
 
     def save(self, model_id: str, directory: Path, *, optimizer: bool) -> None:
-        """Write a model in the place of `directory`; see `saved_adapters`. Raises ResidentError."""
+        """Write a model to `directory`; see `saved_adapters`. Raises ResidentError."""
         adapter = self._find(model_id)
         try:
             write_adapter(adapter, directory, self._layers, optimizer=optimizer)
-        except Exception as error:  # safetensors has exceptions of its own
+        except Exception as error:  # safetensors has its own exceptions
             raise ResidentError(
                 "server", "not_saved", f"{directory.name} can't be written: {error}"
             ) from error
@@ -157,10 +157,10 @@ class ResidentTrainer:
     def load(
         self, model_id: str, directory: Path, lora: LoraConfig | None, *, optimizer: bool
     ) -> None:
-        """Let a model be what lies in `directory`, new or instead of what it was.
+        """Load a new model from `directory`, or replace the model of this id.
 
-        `lora` must be what was saved; None: whatever it is. Without `optimizer` the next step is
-        the first. Raises ResidentError.
+        `lora` must agree with the saved configuration; None: any. Without `optimizer` the next step
+        is the first. Raises ResidentError.
         """
         adapter = read_saved_adapter(
             directory, lora, self._layers, self._device, optimizer=optimizer
@@ -186,12 +186,12 @@ class ResidentTrainer:
     ) -> float:
         """Go through the model once, fill in `logprobs`, add to `gradients`; returns the loss."""
         members = [data[i] for i in group]
-        learned = _tensor([datum.learned for datum in members], self._device, torch.bool)
-        learns = gradients is not None and bool(learned.any())
-        # 1. Hidden states of all tokens, one sequence after the other.
+        is_learned = _tensor([datum.is_learned for datum in members], self._device, torch.bool)
+        learns = gradients is not None and bool(is_learned.any())
+        # 1. Compute the hidden states of all tokens, one sequence after the other.
         with torch.set_grad_enabled(learns):
             ids = pad([datum.tokens for datum in members], self._device)
-            # In training mode a model computes activations again; it draws nothing in either.
+            # In training mode the model computes activations again; neither mode has dropout.
             self._model.train(ids.numel() > self.facts.tokens_kept)
             hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             width = ids.shape[1]
@@ -199,23 +199,23 @@ class ResidentTrainer:
                 [row * width + np.arange(len(datum.tokens)) for row, datum in enumerate(members)]
             )
             hidden = hidden.flatten(0, 1)[torch.from_numpy(places).to(self._device)]
-        # 2. The learned ones' log-probabilities with a gradient, the others' without.
+        # 2. Compute log-probabilities: of learned tokens with a gradient, of the others without.
         targets = torch.from_numpy(_wide_targets(members)).to(self._device)
         with torch.set_grad_enabled(learns):
-            scored = score_targets(self._model, hidden[learned], targets[learned])
+            scored = score_targets(self._model, hidden[is_learned], targets[is_learned])
         every = scored.new_empty(targets.shape)
-        every[learned] = scored.detach()
+        every[is_learned] = scored.detach()
         with torch.no_grad():
-            every[~learned] = score_targets(
-                self._model, hidden[~learned].detach(), targets[~learned]
+            every[~is_learned] = score_targets(
+                self._model, hidden[~is_learned].detach(), targets[~is_learned]
             )
         _keep_logprobs(every, members, group, logprobs)
-        # 3. The terms, and from them the gradient.
+        # 3. Compute the terms, and from them the gradient.
         inputs = _join_inputs(loss, members, every, self._device)
-        chosen = {name: values[learned] for name, values in inputs.items()}
+        learned_inputs = {name: values[is_learned] for name, values in inputs.items()}
         narrow = scored.double() if "weights" in inputs else scored.double()[:, 0]
-        terms = loss.terms(narrow, chosen)
-        _check_terms(terms, learned, members, group)
+        terms = loss.terms(narrow, learned_inputs)
+        _check_terms(terms, is_learned, members, group)
         if learns and gradients is not None:
             parts = torch.autograd.grad(terms.sum(), adapter.parameters, allow_unused=True)
             for gradient, part in zip(gradients, parts, strict=True):
@@ -245,20 +245,24 @@ class ResidentTrainer:
         )
 
     def _measure_passes(self, layers: int) -> tuple[int, int, int]:
-        """Tokens whose activations fit; tokens where they are computed again; tokens enough."""
+        """Return three numbers of tokens of a pass.
+
+        They are: as many as fit with all activations, as many as fit if activations are computed
+        again, and enough for full speed.
+        """
         if self._device.type == "cuda":
             memory, enough = torch.cuda.mem_get_info(self._device)[0], ENOUGH_TOKENS
         else:
             memory, enough = allowed_bytes(), ENOUGH_ON_PROCESSORS
-        # Without an adapter there is nothing to learn, and nothing is kept for it.
+        # A probe adapter is needed: without one, a pass keeps no activations.
         flags = {flag: bool(self._layers.kinds[kind]) for kind, flag in KINDS.items()}
         probe = new_adapter("", LoraConfig(rank=1, seed=0, **flags), self._layers, self._device)
         with self._layers.switched_on(probe):
             bytes_per_token = max(1.0, measure_kept_bytes(self._model, nullcontext))
         usable = memory * _SHARE
-        # Again: the inputs of layers, an eighth at most of what they keep, and one layer in full.
-        again = bytes_per_token / 8 + bytes_per_token / max(1, layers)
-        return int(usable / bytes_per_token), int(usable / again), enough
+        # Recomputing keeps the layers' inputs, an eighth of all at most, and one layer in full.
+        recomputed_bytes = bytes_per_token / 8 + bytes_per_token / max(1, layers)
+        return int(usable / bytes_per_token), int(usable / recomputed_bytes), enough
 
     def _find(self, model_id: str) -> Adapter:
         adapter = self._models.get(model_id)
@@ -271,13 +275,13 @@ class ResidentTrainer:
             raise refuse("model_exists", f"the model {model_id!r} is in training already")
 
     def _check_rank(self, lora: LoraConfig) -> None:
-        most = self.facts.max_rank
+        max_rank = self.facts.max_rank
         if isinstance(lora.rank, bool) or not isinstance(lora.rank, int):
             raise refuse("invalid_rank", f"rank is {lora.rank!r}, expected an integer")
-        if not 1 <= lora.rank <= most:
+        if not 1 <= lora.rank <= max_rank:
             raise refuse(
                 "invalid_rank",
-                f"rank is {lora.rank}, expected 1 to {most}, the width of this model",
+                f"rank is {lora.rank}, expected 1 to {max_rank}, the width of this model",
             )
         if not 0 < lora.alpha < float("inf"):
             raise refuse("invalid_alpha", f"alpha is {lora.alpha}, expected a number above 0")
@@ -298,9 +302,9 @@ class ResidentTrainer:
 
 
 def _recompute_in_training(model: Any) -> None:
-    """Let a model in training mode compute activations again, where it can."""
+    """Let a model in training mode compute activations again, if it can."""
     if model.supports_gradient_checkpointing:
-        # Newer versions of transformers warn at the older name.
+        # Newer versions of transformers warn of the older name.
         usual = model.gradient_checkpointing_enable
         enable = getattr(model, "activation_checkpointing_enable", usual)
         enable({"use_reentrant": False})
@@ -311,9 +315,9 @@ def _tensor(parts: Sequence[Any], device: torch.device, dtype: Any) -> torch.Ten
 
 
 def _wide_targets(members: Sequence[Checked]) -> Any:
-    """The targets of all tokens, [T, K] with the largest K; what a datum lacks is token 0."""
-    most = max(datum.targets.shape[1] for datum in members)
-    return np.concatenate([_widen(datum.targets, most) for datum in members])
+    """The targets of all tokens, [T, K] with the largest K; smaller ones are filled with 0."""
+    width = max(datum.targets.shape[1] for datum in members)
+    return np.concatenate([_widen(datum.targets, width) for datum in members])
 
 
 def _widen(values: Any, width: int) -> Any:
@@ -333,7 +337,7 @@ def _keep_logprobs(
 def _join_inputs(
     loss: Loss, members: Sequence[Checked], every: torch.Tensor, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """The inputs of all tokens in float64, with what is computed of `every` log-probability."""
+    """The inputs of all tokens in float64; some are computed from the log-probabilities `every`."""
     names = (*loss.inputs, *loss.config)
     inputs = {}
     for name in names:
@@ -355,13 +359,13 @@ def _join_inputs(
 
 
 def _check_terms(
-    terms: torch.Tensor, learned: torch.Tensor, members: Sequence[Checked], group: Sequence[int]
+    terms: torch.Tensor, is_learned: torch.Tensor, members: Sequence[Checked], group: Sequence[int]
 ) -> None:
-    """Raise ResidentError for the first token whose loss is not a number, naming its datum."""
+    """Raise ResidentError for the first token whose loss is not finite, naming its datum."""
     wrong = ~terms.detach().isfinite()
     if not bool(wrong.any()):
         return
-    place = int(learned.nonzero()[:, 0][wrong][0])
+    place = int(is_learned.nonzero()[:, 0][wrong][0])
     for index, datum in zip(group, members, strict=True):
         if place < len(datum.tokens):
             raise refuse(

@@ -1,10 +1,10 @@
-"""What a resident trainer is asked and what it answers. No torch is imported for it.
+"""The requests and answers of a resident trainer. This module does not import torch.
 
-Datum          one sequence with what its loss needs      SparseRows   a matrix of few values
+Datum          one sequence with the inputs of its loss   SparseRows   a matrix of few values
 Output         log-probabilities and metrics of a call
 LoraConfig     a new adapter                              AdamParams   one step of AdamW
 Facts          the base model's limits
-ResidentError  what can't be done, and whose fault it is
+ResidentError  a refused call, by the user's fault or the server's
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ Array = npt.NDArray[Any]
 Category = Literal["user", "server"]
 
 ALPHA = 32.0
-"""LoRA's scale is alpha / rank. No client can send another."""
+"""LoRA's scale is alpha / rank. No client can send another alpha."""
 UNUSABLE_GRADIENT = "gradient_unusable"
-"""The code of a step that is refused for its gradient: with it no other step can be taken."""
+"""The code of a step that is refused for its gradient: no step can be taken with this gradient."""
 
 
 class ResidentError(Exception):
-    """A call that did nothing. `category` is "user" where another call would have been done."""
+    """A call that did nothing. `category` is "user" if the user can correct the call."""
 
     def __init__(self, category: Category, code: str, message: str):
         super().__init__(category, code, message)
@@ -36,11 +36,11 @@ class ResidentError(Exception):
 
 @dataclass(frozen=True)
 class SparseRows:
-    """A matrix in compressed rows: what is not listed is 0."""
+    """A matrix in compressed rows: values that are not listed are 0."""
 
     values: Array
     crow_indices: Array
-    """Where each row begins in `values`, and at last their number: [rows + 1]."""
+    """The index in `values` at which each row begins, and last their number: [rows + 1]."""
     col_indices: Array
     shape: tuple[int, int]
 
@@ -49,7 +49,7 @@ class SparseRows:
 class Datum:
     """A sequence of N tokens and the inputs of a loss, aligned with them.
 
-    Position i of `tokens` predicts ``inputs["target_tokens"][i]``: whoever makes it has shifted.
+    Position i of `tokens` predicts ``inputs["target_tokens"][i]``: the caller has shifted them.
     Inputs are [N]; `target_tokens` and `weights` of soft targets are [N, K], dense or sparse.
     """
 
@@ -67,7 +67,7 @@ class Output:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """A new adapter. Without a `seed` it is drawn by the model's id."""
+    """A new adapter. Without a `seed`, its values depend on the model's id."""
 
     rank: int
     alpha: float = ALPHA
@@ -75,12 +75,12 @@ class LoraConfig:
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
-    """LoRA on the output layer; the input embedding stays, also where both share their weights."""
+    """LoRA on the output layer; the input embedding stays, even if both share their weights."""
 
 
 @dataclass(frozen=True)
 class AdamParams:
-    """One step of AdamW, weight decay decoupled; the gradient's norm is cut where one is given."""
+    """One step of AdamW, with decoupled weight decay; `grad_clip_norm` 0 doesn't cut."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -92,7 +92,7 @@ class AdamParams:
 
 @dataclass(frozen=True)
 class Facts:
-    """The base model's limits, and how much of it is computed at once."""
+    """The base model's limits, and the sizes of its passes."""
 
     context: int
     vocabulary: int
@@ -100,6 +100,6 @@ class Facts:
     layers: dict[str, int]
     """Linear layers of each kind: ``attn``, ``mlp``, ``unembed``."""
     tokens_per_pass: int
-    """How many go through the model together; a longer sequence goes alone."""
+    """Tokens that go through the model together; a longer sequence goes alone."""
     tokens_kept: int
     """In a pass of more tokens, activations are computed a second time instead of kept."""

@@ -1,11 +1,11 @@
 """Decoding many requests at once. Synchronous: no threads, no clock.
 
-Row        one answer being generated, with everything that decides what it becomes
+Row        one answer being generated, with everything that decides its tokens
 Decoder    the running batch: `admit` rows, `step` all of them by one token, `score` given tokens
 
-A row joins a running batch after its prompt was run in a batch of prompts of like length; rows
-that name the same adapter lie next to each other. A finished row is reported at once and leaves
-the cache when a quarter of the rows are finished or when others join, since that copies the cache.
+A row joins a running batch after its prompt was run in a batch of prompts of like length. Rows of
+one adapter lie next to each other. A finished row is reported at once. It leaves the cache when a
+quarter of the rows are finished or when others join, since that copies the cache.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ from nip_lm_server.lora.rowwise_lora import LoraAdapter, RowwiseLora
 
 PREFILL_TOKENS = 2048
 """Padded prompt tokens per forward pass; bounds memory, and small passes stay in a CPU's cache. A
-rule of thumb: much more and one pass of prompts holds up all that run, much less and each is run
-alone."""
+rule of thumb: with far more, one pass of prompts holds up all running rows; with far fewer, each
+prompt is run alone."""
 
 
 @dataclass(eq=False)
@@ -50,14 +50,14 @@ class Row:
     generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # id, logprob
-    text: AnswerText | None = None  # of a row with stop strings
+    text: AnswerText | None = None  # for rows with stop strings
     stop_tokens: frozenset[int] | None = None  # instead of the model's
-    guide: Guide | None = None  # of a row whose answer has a grammar
+    guide: Guide | None = None  # for rows with a grammar
     finish_reason: str | None = None
     cancelled: bool = False
     broken: bool = False
-    """The model's scores for it were no finite numbers: it has no next token, and nothing of it is
-    kept."""
+    """The model's scores for it were no finite numbers: it has no next token, and none of its keys
+    and values are kept."""
 
     @property
     def history(self) -> list[int]:
@@ -66,12 +66,12 @@ class Row:
 
     @property
     def cached(self) -> int:
-        """Tokens whose keys and values are in the cache: all but the last one chosen."""
+        """Tokens whose keys and values are in the cache: all but the newest."""
         return len(self.prompt) + len(self.generated) - 1
 
 
 def is_live(row: Row) -> bool:
-    """Say whether a row is still being generated, for somebody."""
+    """Say whether a row is still being generated for a reader."""
     return row.finish_reason is None and not row.cancelled
 
 
@@ -96,14 +96,14 @@ class Decoder:
         self._mask: torch.Tensor | None = None
         self._positions: torch.Tensor | None = None
         self._sampler: BatchSampler | None = None
-        # They only grow: what advances is told by them from what hangs.
+        # They only grow: a decoder whose counters stand still hangs.
         self.prompt_tokens_done = self.generated_tokens = 0
         self.prompt_tokens_asked = self.prompt_tokens_reused = 0
         self.most_bytes = 0
-        """For keys and values: those of the batch, and those that a decoder keeps beside it."""
+        """Memory for the keys and values of the batch, and for those that a decoder keeps."""
 
     def _all_rows(self) -> Sequence[Row]:
-        """All rows, those that wait for their prompts to be read as well."""
+        """All rows, also the ones whose prompts are not read yet."""
         return self._rows
 
     @property
@@ -119,7 +119,7 @@ class Decoder:
         )
 
     def forget(self, adapter: LoraAdapter) -> None:
-        """Drop what is kept of an adapter that answers no more."""
+        """Drop keys and values kept for an adapter that is not served any more."""
 
     def heed_memory(self) -> None:
         """Keep less where other programs need the memory."""
@@ -153,13 +153,13 @@ class Decoder:
             finished += [row for row in rows if row.finish_reason]
             parts.append((cache, rows, sources))
             self.prompt_tokens_asked += sum(len(group[0].prompt) for group in chunk)
-        # 3. Those that go on join the batch.
+        # 3. The others join the batch.
         self._assemble(parts)
         return finished
 
     def step(self) -> list[Row]:
         """Add one token to every row; returns the rows finished by it."""
-        # 1. Leave finished rows out once they are a quarter: rebuilding copies the cache, and until
+        # 1. Leave finished rows out once they are a quarter. A rebuilding copies the cache; until
         #    then they cost a share of each pass. A quarter is a rule of thumb between the two.
         if 4 * sum(map(is_live, self._rows)) <= 3 * len(self._rows):
             self._assemble([])
@@ -167,12 +167,12 @@ class Decoder:
             return []
         assert self._mask is not None and self._positions is not None and self._sampler is not None
         running = [row for row in self._rows if is_live(row)]
-        # 2. One more position for everybody.
+        # 2. One more position for every row.
         self._length += 1
-        # In pieces, as the cache grows: a mask that grows by one would be copied at every token.
+        # The mask grows in pieces, as the cache does: by one it would be copied at every token.
         if self._length > self._mask.shape[1]:
-            grown = self._mask.new_ones(len(self._rows), ROOM)
-            self._mask = torch.cat([self._mask, grown], 1)
+            columns = self._mask.new_ones(len(self._rows), ROOM)
+            self._mask = torch.cat([self._mask, columns], 1)
         # 3. One pass over the last token of each row, through the row's own adapter.
         ids = torch.tensor([[row.generated[-1]] for row in self._rows], device=self._device)
         with self._lora.rows([row.adapter for row in self._rows]):
@@ -193,8 +193,8 @@ class Decoder:
         ids, mask, positions = self._pad([row.prompt for row in rows])
         cache = new_cache()
         with self._lora.rows([row.adapter for row in rows]):
-            # Of a prompt only the last logits are read; all of them would take a vocabulary's width
-            # for each token.
+            # Only a prompt's last logits are read; all of them would take a vocabulary's width for
+            # each token.
             output = self._model(
                 input_ids=ids,
                 attention_mask=mask,
@@ -209,24 +209,24 @@ class Decoder:
     def score(
         self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
     ) -> list[list[float]]:
-        """Log-probability of each token but the first, given those before it, of each sequence.
+        """Log-probability of each token but the first, given the tokens before it, per sequence.
 
-        As play computes it; `score_by_library` may compute it another way.
+        It is computed as for answers; `score_by_library` may compute it another way.
         """
         return self.score_by_library(sequences, adapters)
 
     def score_by_library(
         self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
     ) -> list[list[float]]:
-        """The same by the model's own modules, whose hooks are heeded."""
-        # As in play, where the rows of one adapter are one slice.
+        """The same by the model's own modules, which run their hooks."""
+        # As for answers, where the rows of one adapter are one slice.
         order = sorted(range(len(sequences)), key=lambda i: adapter_key(adapters[i]))
         ids, mask, positions = self._pad([sequences[i] for i in order])
         with self._lora.rows([adapters[i] for i in order]):
             logits = self._model(
                 input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
             ).logits
-        # In float32: the digits that proofs compare would be lost in half precision.
+        # In float32: half precision would lose the digits that proofs compare.
         wide = widen_scores(logits[:, :-1])
         scores = wide.log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0].float()
         results: list[list[float]] = [[] for _ in sequences]
@@ -243,7 +243,7 @@ class Decoder:
         return logits
 
     def _chunks(self, groups: Sequence[Sequence[Row]]) -> list[list[Sequence[Row]]]:
-        """Groups of like prompt length, few enough tokens to a chunk, adapters together."""
+        """Chunks of groups: prompts of like length, few enough tokens, adapters together."""
         chunks: list[list[Sequence[Row]]] = []
         # By length, so that little of a pass is padding.
         for group in sorted(groups, key=lambda g: -len(g[0].prompt)):
@@ -272,7 +272,7 @@ class Decoder:
 
     def _assemble(self, joining: Sequence[tuple[Any, list[Row], list[int]]]) -> None:
         """Rebuild the batch from its running rows and the joining ones."""
-        # 1. All rows with the cache that they are in: number 0 is the batch so far.
+        # 1. All rows with the cache that holds them: number 0 is the batch so far.
         members: list[tuple[Row, int, int]] = []  # row, its cache, its place there
         caches = []
         if self._rows:
@@ -281,7 +281,7 @@ class Decoder:
         for cache, rows, sources in joining:
             members += [(row, len(caches), i) for row, i in zip(rows, sources, strict=True)]
             caches.append(cache)
-        # 2. Only those that go on, those of an adapter next to each other.
+        # 2. Only live rows, those of an adapter next to each other.
         members = [member for member in members if is_live(member[0])]
         members.sort(key=lambda member: adapter_key(member[0].adapter))
         self.clear()
@@ -293,11 +293,11 @@ class Decoder:
         self._length = max(row.cached for row in self._rows)
         parts = []
         for number, cache in enumerate(caches):
-            chosen = [(t, source) for t, (_, part, source) in enumerate(members) if part == number]
-            if chosen:
-                parts.append(Part(cache, [s for _, s in chosen], [t for t, _ in chosen]))
+            places = [(t, source) for t, (_, part, source) in enumerate(members) if part == number]
+            if places:
+                parts.append(Part(cache, [s for _, s in places], [t for t, _ in places]))
         self._cache = assemble(parts, self._length)
-        # 4. What a row does not fill is masked; the mask has room for tokens to come.
+        # 4. A row's empty positions are masked; the mask has room for tokens to come.
         offsets = torch.arange(self._length + ROOM, device=self._device)
         self._mask = (offsets[None] >= (self._length - lengths)[:, None]).long()
         self._positions = lengths
@@ -315,62 +315,62 @@ class Decoder:
     def _choose(self, rows: Sequence[Row], sampler: BatchSampler, logits: torch.Tensor) -> None:
         logits = self._break_off(rows, logits)
         asking = [i for i, row in enumerate(rows) if row.wants_logprobs or row.wants_top]
-        chosen = sampler.choose(
+        choice = sampler.choose(
             logits,
             self._mask_allowed(rows, logits.shape[1]),
             logprobs=bool(asking),
             top=max((row.wants_top for row in rows), default=0),
             asking=asking,
         )
-        places = {index: place for place, index in enumerate(asking)}
+        positions = {index: place for place, index in enumerate(asking)}
         for index, row in enumerate(rows):
-            # Finished rows stay in the batch for a while: what is chosen for them is nobody's.
+            # Finished rows stay in the batch for a while: their tokens are dropped.
             if not is_live(row):
                 continue
-            # Who reads the row meanwhile counts tokens: all else of a token comes before it.
-            if chosen.logprobs is not None and row.wants_logprobs:
-                row.logprobs.append(chosen.logprobs[places[index]])
-            if chosen.top is not None and row.wants_top:
-                row.top_logprobs.append(chosen.top[places[index]][: row.wants_top])
+            # A reader on another thread counts tokens: the token comes after its other parts.
+            if choice.logprobs is not None and row.wants_logprobs:
+                row.logprobs.append(choice.logprobs[positions[index]])
+            if choice.top is not None and row.wants_top:
+                row.top_logprobs.append(choice.top[positions[index]][: row.wants_top])
             if row.guide is not None:
-                row.guide.push(chosen.ids[index])
-            row.generated.append(chosen.ids[index])
+                row.guide.push(choice.ids[index])
+            row.generated.append(choice.ids[index])
             self.generated_tokens += 1
             row.finish_reason = self._finish_reason(row)
 
     def _break_off(self, rows: Sequence[Row], logits: torch.Tensor) -> torch.Tensor:
-        """End the rows whose scores are not finite, and give scores of which all can be sampled."""
-        # The largest tells of all: a NaN or an infinity is larger, and one less is no score.
+        """End the rows whose scores are not finite, and replace these scores by zeros."""
+        # The largest decides: a NaN or an infinity would be it, and others may be minus infinity.
         finite = logits.amax(-1).isfinite()
         if bool(finite.all()):
             return logits
         for row, is_finite in zip(rows, finite.tolist(), strict=True):
             if not is_finite and is_live(row):
                 row.broken = True
-                row.finish_reason = "length"  # who reads the row tells why
+                row.finish_reason = "length"  # the row's reader raises the error
         return torch.where(finite[:, None], logits, torch.zeros_like(logits))
 
     def _mask_allowed(self, rows: Sequence[Row], width: int) -> Allowed | None:
         """Mask the tokens allowed next, for the rows with a grammar."""
-        guided = [i for i, row in enumerate(rows) if row.guide is not None and is_live(row)]
-        if not guided:
+        guided_rows = [i for i, row in enumerate(rows) if row.guide is not None and is_live(row)]
+        if not guided_rows:
             return None
         # llguidance writes a bit for each token of the vocabulary, 32 to a word.
-        words = torch.full((len(guided), -(-width // 32)), -1, dtype=torch.int32)
-        for place, index in enumerate(guided):
+        words = torch.full((len(guided_rows), -(-width // 32)), -1, dtype=torch.int32)
+        for place, index in enumerate(guided_rows):
             guide = rows[index].guide
             assert guide is not None
             guide.fill(words[place])
         bits = words.to(self._device)[:, :, None] >> torch.arange(32, device=self._device)
         allowed = (bits & 1).bool().flatten(1)[:, :width]
-        return Allowed(torch.tensor(guided, device=self._device), allowed)
+        return Allowed(torch.tensor(guided_rows, device=self._device), allowed)
 
     def _finish_reason(self, row: Row) -> str | None:
         token, is_last = row.generated[-1], len(row.generated) >= row.max_tokens
-        # Before the stop tokens: whatever was chosen, the answer is outside of its grammar.
+        # Before the stop tokens: with any token, the answer is outside of its grammar.
         if row.guide is not None and row.guide.failure:
-            return "length"  # who reads the row tells why
-        # Before the limit: an answer that ends with its last token is whole.
+            return "length"  # the row's reader raises the error
+        # Before the limit: an answer whose last token ends it is whole.
         if token in (self._stop_tokens if row.stop_tokens is None else row.stop_tokens):
             return "stop"
         if row.text is not None:
@@ -383,5 +383,5 @@ class Decoder:
 
 
 def adapter_key(adapter: LoraAdapter | None) -> str:
-    """Give what rows are sorted by, so that those of an adapter lie next to each other."""
+    """A key to sort rows by, so that the rows of an adapter lie next to each other."""
     return "" if adapter is None else f"{adapter.name} {adapter.digest}"

@@ -1,14 +1,14 @@
-"""Keys and values of what was read and written before, for prompts that begin with it.
+"""Keys and values of earlier prompts and answers, for prompts that begin with them.
 
 KeptPrefixes   a tree of token ids for each set of weights; `find`, `keep`, within so many bytes
 
-A turn's prompt is the last one, its answer and something new, and all episodes begin with one
-system prompt. What a prompt shares with anything kept is found token by token, so that a template
-which writes an answer otherwise than it was generated costs what follows that place and no more.
-What was used longest ago goes first, from the ends of the branches.
+A turn's prompt is the last prompt, its answer and new messages, and all episodes begin with one
+system prompt. A prompt is compared with the kept ones token by token. Where a template writes an
+answer otherwise than it was generated, only the tokens from that place on are read again. The
+branches used longest ago are dropped first, from their ends.
 
-Keys and values depend on all tokens before them and on the weights. So a branch is found from its
-first token on alone, and the trees of two adapters have nothing in common.
+Keys and values depend on all tokens before them and on the weights. So a branch is only found from
+its first token on, and the trees of two adapters share nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 import torch
 
 _KEPT_SHARE = 0.9
-"""Where there is no room, a tenth is made at once: looking for what is oldest takes a look at
-all."""
+"""Where there is no room, a tenth is freed at once: the search for the oldest looks at all
+branches."""
 
 States = Callable[[int, int], torch.Tensor]
-"""(from, to) -> keys and values [layers, 2, heads, tokens, size] of these positions: a copy, as the
-place that they are read from is another row's soon."""
+"""(from, to) -> keys and values [layers, 2, heads, tokens, size] of these positions: a copy, since
+another row will soon overwrite them."""
 
 
 @dataclass(eq=False)
 class _Branch:
-    """Tokens in a row, their keys and values, and what goes on from them, by its first token."""
+    """Consecutive tokens, their keys and values, and the branches after them by first token."""
 
     tokens: list[int]
     states: torch.Tensor | None  # None: the root of a tree
@@ -42,14 +42,14 @@ class _Branch:
 
 @dataclass(frozen=True)
 class Found:
-    """The longest beginning of some tokens that is kept: its length, and its parts in order."""
+    """The longest kept beginning of some tokens: its length, and its parts in order."""
 
     length: int
     parts: tuple[torch.Tensor, ...]
 
 
 class KeptPrefixes:
-    """Keeps at most `most_bytes`, which may change at any time: `make_room` heeds it."""
+    """Keeps at most `most_bytes`, which may change at any time; `make_room` applies a limit."""
 
     def __init__(self, most_bytes: int):
         self.most_bytes = most_bytes
@@ -58,7 +58,7 @@ class KeptPrefixes:
         self._clock = 0
 
     def find(self, weights: str, tokens: Sequence[int]) -> Found:
-        """Find what is kept of `tokens` for the weights of this name."""
+        """Find the longest kept beginning of `tokens` for the weights of this name."""
         length, path, inside = self._walk(weights, tokens)
         parts = [branch.states for branch in path if branch.states is not None]
         if inside and parts:
@@ -66,47 +66,47 @@ class KeptPrefixes:
         return Found(length, tuple(parts))
 
     def measure(self, weights: str, tokens: Sequence[int]) -> int:
-        """Return how many tokens at the beginning are kept."""
+        """Count the tokens at the beginning that are kept."""
         return self._walk(weights, tokens)[0]
 
     def keep(self, weights: str, tokens: Sequence[int], states: States) -> None:
-        """Keep the keys and values of `tokens`, those that aren't kept yet."""
+        """Keep the keys and values of those `tokens` that aren't kept yet."""
         length, path, inside = self._walk(weights, tokens)
         if length == len(tokens):
             return
-        fresh = states(length, len(tokens))
-        if not self._has_room_for(fresh.nbytes, path):
+        new_states = states(length, len(tokens))
+        if not self._has_room_for(new_states.nbytes, path):
             return
         branch = path[-1]
         if inside:
             branch = self._split(branch, inside)
-        grown = _Branch([*tokens[length:]], fresh, branch, self._clock)
-        branch.children[grown.tokens[0]] = grown
-        self.bytes += grown.bytes
+        new_branch = _Branch([*tokens[length:]], new_states, branch, self._clock)
+        branch.children[new_branch.tokens[0]] = new_branch
+        self.bytes += new_branch.bytes
 
     def forget(self, weights: str) -> None:
-        """Drop all that weights of this name have computed."""
+        """Drop all keys and values that the weights of this name have computed."""
         tree = self._trees.pop(weights, None)
         if tree is not None:
-            self.bytes -= sum(branch.bytes for branch in _all_of(tree))
+            self.bytes -= sum(branch.bytes for branch in _list_branches(tree))
 
     def clear(self) -> None:
         """Drop everything."""
         self._trees.clear()
         self.bytes = 0
 
-    def make_room(self, most_bytes: int, keeping: Sequence[_Branch] = ()) -> None:
-        """Drop what was used longest ago, until so many bytes are left at most."""
+    def make_room(self, most_bytes: int, kept_branches: Sequence[_Branch] = ()) -> None:
+        """Drop the branches used longest ago, until at most `most_bytes` remain."""
         if self.bytes <= most_bytes:
             return
         most_bytes = int(most_bytes * _KEPT_SHARE)
-        spared = set(map(id, keeping))
+        kept_ids = set(map(id, kept_branches))
         while self.bytes > most_bytes:
             ends = [
                 branch
                 for tree in self._trees.values()
-                for branch in _all_of(tree)
-                if not branch.children and branch.parent is not None and id(branch) not in spared
+                for branch in _list_branches(tree)
+                if not branch.children and branch.parent is not None and id(branch) not in kept_ids
             ]
             if not ends:
                 return
@@ -117,58 +117,61 @@ class KeptPrefixes:
                 if self.bytes <= most_bytes:
                     return
 
-    def _has_room_for(self, size: int, keeping: Sequence[_Branch]) -> bool:
+    def _has_room_for(self, size: int, kept_branches: Sequence[_Branch]) -> bool:
         """Make room for so many bytes; False if there can't be."""
-        # Then nothing is dropped for it.
-        if size + sum(branch.bytes for branch in keeping) > self.most_bytes:
+        # In vain nothing is dropped.
+        if size + sum(branch.bytes for branch in kept_branches) > self.most_bytes:
             return False
         if self.bytes + size > self.most_bytes:
-            self.make_room(max(0, self.most_bytes - size), keeping)
+            self.make_room(max(0, self.most_bytes - size), kept_branches)
         return self.bytes + size <= self.most_bytes
 
     def _walk(self, weights: str, tokens: Sequence[int]) -> tuple[int, list[_Branch], int]:
-        """(tokens found, the branches on the way, how much of the last one if not all of it)."""
+        """(tokens found, the branches on the way, tokens of the last one if not all, else 0)."""
         self._clock += 1
         branch = self._trees.setdefault(weights, _Branch([], None, None))
         path, length = [branch], 0
         while length < len(tokens):
-            following = branch.children.get(tokens[length])
-            if following is None:
+            child = branch.children.get(tokens[length])
+            if child is None:
                 break
-            following.used = self._clock
-            path.append(following)
-            shared = _count_shared(following.tokens, tokens, length)
-            length += shared
-            if shared < len(following.tokens):
-                return length, path, shared
-            branch = following
+            child.used = self._clock
+            path.append(child)
+            shared_tokens = _count_shared(child.tokens, tokens, length)
+            length += shared_tokens
+            if shared_tokens < len(child.tokens):
+                return length, path, shared_tokens
+            branch = child
         return length, path, 0
 
-    def _split(self, branch: _Branch, at: int) -> _Branch:
+    def _split(self, branch: _Branch, length: int) -> _Branch:
         """Cut a branch in two; returns the first half."""
         assert branch.states is not None and branch.parent is not None
         # Copies: a view would hold the memory of both halves when one is dropped.
         head = _Branch(
-            branch.tokens[:at], branch.states[:, :, :, :at].clone(), branch.parent, branch.used
+            branch.tokens[:length],
+            branch.states[:, :, :, :length].clone(),
+            branch.parent,
+            branch.used,
         )
         branch.parent.children[head.tokens[0]] = head
-        branch.tokens = branch.tokens[at:]
-        branch.states = branch.states[:, :, :, at:].clone()
+        branch.tokens = branch.tokens[length:]
+        branch.states = branch.states[:, :, :, length:].clone()
         branch.parent = head
         head.children[branch.tokens[0]] = branch
         return head
 
 
 def _count_shared(branch: list[int], tokens: Sequence[int], start: int) -> int:
-    asked = list(tokens[start : start + len(branch)])
-    if asked == branch:
+    wanted_tokens = list(tokens[start : start + len(branch)])
+    if wanted_tokens == branch:
         return len(branch)
-    pairs = zip(branch, asked, strict=False)
-    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(asked))
+    pairs = zip(branch, wanted_tokens, strict=False)
+    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(wanted_tokens))
 
 
-def _all_of(tree: _Branch) -> list[_Branch]:
+def _list_branches(tree: _Branch) -> list[_Branch]:
     branches = [tree]
-    for branch in branches:  # it grows meanwhile
+    for branch in branches:  # the list grows meanwhile
         branches += branch.children.values()
     return branches

@@ -3,7 +3,7 @@
 RoomyLayer        one layer's keys and values; a step writes in place instead of copying everything
 new_cache         an empty cache to hand to a model
 find_cache_room   the bytes that keys and values may take
-ScarceMemory      how many of them may be kept while other memory is short
+ScarceMemory      the bytes that may be kept while the machine's memory is short
 assemble          rows of several caches -> one new cache, right-aligned, padding trimmed
 
 Rows are aligned at their ends (left padding): row r of length l occupies the last l positions.
@@ -22,26 +22,26 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from nip_base.machine.allowed_memory import allowed_bytes, free_bytes
 
 ROOM = 64
-"""Positions by which a buffer grows; one copy of the cache per so many tokens. A rule of thumb:
-more room is memory that short answers never fill, less is more copies."""
+"""Positions by which a buffer grows: one copy of the cache per so many tokens. A rule of thumb:
+more room is memory that short answers never fill, less room means more copies."""
 
 _CPU_CACHE_BYTES = 4 << 30
-"""A rule of thumb: with less, requests wait for room sooner, and what they begin with is read
-again; with more, the cache takes memory that trainings on the same machine need. It is taken as it
-fills."""
+"""A rule of thumb: with less, requests wait for room sooner, and their beginnings are read again;
+with more, the cache takes memory that trainings on the same machine need. Memory is taken as the
+cache fills."""
 _CPU_CACHE_SHARE = 0.25
-"""Of the memory that this process may have, at most, for the same reason."""
+"""The largest share of the memory that this process may have, for the same reason."""
 _LEFT_FREE = 0.125
-"""Of that memory, which is left free on processors: for the passes, which take theirs all at once,
-and for other programs. A rule of thumb."""
+"""The share of that memory that stays free on CPUs, for other programs and for the passes, which
+take their memory all at once. A rule of thumb."""
 _MOST_LEFT_FREE = 1 << 30
 _LITTLE = 1.0
-"""With less than so many times that beside it, freed memory is returned, and it is looked again."""
+"""With less than so many times that share to spare, freed memory is returned, and counted again."""
 _LOOK_S = 0.5
-"""Reading how much is free takes some tenths of a millisecond."""
+"""Seconds between two looks: to read the free memory takes some tenths of a millisecond."""
 _CUDA_CACHE_SHARE = 0.6
-"""The rest of the free memory is for the passes themselves, which grow with prompts and rows. How
-much that is depends on the model, so this is a rule of thumb too."""
+"""The rest of the free memory is for the passes themselves, which grow with prompts and rows. Their
+size depends on the model, so this is a rule of thumb too."""
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
@@ -58,15 +58,15 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
             self._buffers = (key_states, value_states)
             self.keys, self.values = key_states, value_states
             return key_states, value_states
-        old = self.keys.shape[2]
-        new = old + key_states.shape[2]
-        # With room to spare, a step writes in place; growing by one would copy the cache at every
+        old_length = self.keys.shape[2]
+        new_length = old_length + key_states.shape[2]
+        # With room to spare, a step writes in place; growth by one would copy the cache at every
         # token.
-        if new > self._buffers[0].shape[2]:
-            self._grow(new + ROOM)
+        if new_length > self._buffers[0].shape[2]:
+            self._grow(new_length + ROOM)
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, old:new] = states
-        self.keys, self.values = (buffer[:, :, :new] for buffer in self._buffers)
+            buffer[:, :, old_length:new_length] = states
+        self.keys, self.values = (buffer[:, :, :new_length] for buffer in self._buffers)
         return self.keys, self.values
 
     def adopt(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
@@ -77,13 +77,13 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         self.is_initialized = True
 
     def _grow(self, capacity: int) -> None:
-        grown = []
+        buffers = []
         for states in (self.keys, self.values):
             rows, heads, length, size = states.shape
             buffer = states.new_zeros(rows, heads, capacity, size)
             buffer[:, :, :length] = states
-            grown.append(buffer)
-        self._buffers = (grown[0], grown[1])
+            buffers.append(buffer)
+        self._buffers = (buffers[0], buffers[1])
 
 
 def new_cache() -> Any:
@@ -98,7 +98,7 @@ def new_cache() -> Any:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows to take from one cache: from `sources[i]` there to row `targets[i]` of the new one."""
+    """Rows to take from `cache`: row `sources[i]` becomes row `targets[i]` of a new cache."""
 
     cache: Any
     sources: Sequence[int]
@@ -119,8 +119,8 @@ def assemble(parts: Sequence[Part], length: int) -> Any:
                 width = min(length, states.shape[2])
                 sources = torch.tensor(part.sources, device=states.device)
                 targets = torch.tensor(part.targets, device=states.device)
-                filled = states[:, :, states.shape[2] - width :].index_select(0, sources)
-                buffer[:, :, length - width : length].index_copy_(0, targets, filled)
+                copied = states[:, :, states.shape[2] - width :].index_select(0, sources)
+                buffer[:, :, length - width : length].index_copy_(0, targets, copied)
             buffers.append(buffer)
         layer = RoomyLayer()
         layer.adopt(buffers[0], buffers[1], length)
@@ -128,21 +128,21 @@ def assemble(parts: Sequence[Part], length: int) -> Any:
     return cache
 
 
-def find_cache_room(most: int | None, device: str) -> int:
-    """Find the bytes for keys and values, where the settings don't say them.
+def find_cache_room(setting: int | None, device: str) -> int:
+    """The bytes for keys and values: `setting`, or a share of the memory.
 
-    What is free on a card is what there is when the weights are on it, with all that others have. A
-    machine's memory tells nothing so firm, as other programs come and go: see `ScarceMemory`.
+    A card's free memory, once the weights are on it, stays about the same. A machine's does not, as
+    other programs come and go: see `ScarceMemory`.
     """
-    if most is not None:
-        return most
+    if setting is not None:
+        return setting
     if device != "cpu":
         return int(_CUDA_CACHE_SHARE * torch.cuda.mem_get_info(device)[0])
     return min(_CPU_CACHE_BYTES, int(_CPU_CACHE_SHARE * allowed_bytes()))
 
 
 class ScarceMemory:
-    """Says how many bytes may be kept beside all that runs, so that some memory stays free."""
+    """Says how many bytes may be kept beside other programs, so that some memory stays free."""
 
     def __init__(
         self,
@@ -156,20 +156,20 @@ class ScarceMemory:
         self._most = 0
 
     def limit(self, kept_bytes: int) -> int:
-        """Return the most bytes that may be kept, where `kept_bytes` are by now."""
+        """The most bytes that may be kept; `kept_bytes` are kept now."""
         now_s = self._clock()
         if self._looked_s is not None and now_s - self._looked_s < _LOOK_S:
             return self._most
-        spare = self._free() - self._left_free
-        if spare < _LITTLE * self._left_free:
-            # Freed memory that the allocator holds looks used, so ever less would be kept.
+        spare_bytes = self._free() - self._left_free
+        if spare_bytes < _LITTLE * self._left_free:
+            # Freed memory that the allocator holds looks used, and would lower the limit further.
             _return_freed()
-            spare = self._free() - self._left_free
-        self._looked_s, self._most = now_s, max(0, kept_bytes + spare)
+            spare_bytes = self._free() - self._left_free
+        self._looked_s, self._most = now_s, max(0, kept_bytes + spare_bytes)
         return self._most
 
 
 def _return_freed() -> None:
-    """Give the memory back that is freed and still held by the C library, where that is glibc."""
+    """Give back freed memory that the C library still holds, where that is glibc."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,10 +1,10 @@
 """Loading a model to be served in batches.
 
 EmbeddedOptions    settings of the embedded engine
-LoadedModel        the model, its tokenizer and what was found out about them
+LoadedModel        the model, its tokenizer and facts about them
 load_engine_model  loads it
-check_batching     refuses a model that can't be batched; learns the size of its cache
-is_fatal           whether an error ends what a model can do
+check_batching     refuses a model that can't be batched; measures the size of its cache
+is_fatal           whether an error ends a model's use
 """
 
 import gc
@@ -31,12 +31,12 @@ class EmbeddedOptions:
     """Settings of the embedded engine.
 
     `device` is "auto", "cpu" or "cuda"; `dtype` "auto" (float32 on CPU, bfloat16 on CUDA),
-    "float32", "bfloat16", "float16", or "float64", which is for answers that don't depend on what
-    is computed together, of models built like Llama. `max_batch` rows run at once, within
+    "float32", "bfloat16", "float16", or "float64". With "float64" the answers of models built like
+    Llama don't depend on the other rows of a batch. `max_batch` rows run at once, within
     `cache_bytes` of keys and values (None: 4 GiB on CPU or a quarter of the memory that a container
-    allows, 60 % of what the model leaves free on CUDA); what they leave has the beginnings of
-    prompts, which are not read twice, and on a CPU fewer of them while memory is short. An idle
-    engine waits `max_wait_s` for company after a first request. `threads` None means
+    allows, 60 % of the memory that the model leaves free on CUDA). The rest of these bytes keeps
+    the beginnings of prompts, which are not read twice, and on a CPU fewer of them while memory is
+    short. An idle engine waits `max_wait_s` for others after a first request. `threads` None means
     OMP_NUM_THREADS, or all processors, half of them for a small model, and fewer while other
     programs want them (`processors`). Adapters of a higher rank than `max_lora_rank` are refused.
     `chat_template_kwargs` are variables of the model's chat template, the same in training.
@@ -67,7 +67,7 @@ class LoadedModel:
     dtype: str
     threads: Threads
     max_model_len: int
-    vocabulary: int  # token ids below this can be fed
+    vocabulary: int  # token ids are below this
     stop_tokens: frozenset[int]
     template_shapes: dict[str, bool]
     tool_form: ToolForm | None = None  # how the chat template writes calls of tools
@@ -79,13 +79,13 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
     from transformers.utils import logging
 
     # 1. The process and the device.
-    gc.freeze()  # modules stay: searching them for garbage again and again delays every request
+    gc.freeze()  # modules stay: to search them for garbage again and again delays requests
     logging.disable_progress_bar()  # the output is a log
     device, dtype = options.device, options.dtype
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    # On a CPU the precision in which proofs have next to no noise (`probes.LIMITS`), on CUDA the
-    # one that takes half of the memory.
+    # On a CPU the precision in which proofs have hardly any noise (`probes.LIMITS`), on CUDA the
+    # precision that takes half of the memory.
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     # 2. Tokenizer and model, from safetensors and without code of theirs.
@@ -93,22 +93,22 @@ def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
         # The template first: the weights take the longest to load.
         tokenizer = chat_template.load_tokenizer(path, options.chat_template_kwargs)
         shapes = chat_template.check_shapes(tokenizer)
-        # Without this shape hardly any chat can be asked; of the others each request is told.
+        # Without this shape hardly any chat is possible; other shapes fail with their requests.
         if not shapes["user"]:
             raise chat_template.ChatTemplateError(
                 f"the chat template of {path!r} refuses a single user message"
             )
         model = chat_template.load_model(path, getattr(torch, dtype))
-    # These say by themselves what is wrong and what to do.
+    # These errors name the fault and the remedy themselves.
     except (chat_template.ModelPathError, chat_template.ChatTemplateError) as error:
         raise EngineError(str(error)) from error
-    # So transformers tells of missing and wrong files. Anything else is the worker's to tell.
+    # Transformers raises these for missing and wrong files. The worker handles all others.
     except (OSError, ValueError) as error:
         raise EngineError(f"can't load the model {path!r}: {error}") from error
     model.to(device).eval().requires_grad_(False)
     # 3. Its context.
     limit = options.max_model_len or chat_template.context_length(tokenizer, model.config)
-    # Not guessed: beyond its context many a model answers nonsense without an error.
+    # Not guessed: beyond their context many models answer nonsense without an error.
     if limit is None:
         raise EngineError(
             f"neither the configuration nor the tokenizer of {path!r} says how long its context "
@@ -137,27 +137,27 @@ def check_batching(decoder: Decoder, loaded: LoadedModel, path: str) -> int:
     Returns the bytes that the keys and values of one token take.
     """
     user = ({"role": "user", "content": "Is the code right?"},)
-    long = chat_template.encode_prompt(loaded.tokenizer, user)
-    short = long[-max(2, len(long) // 2) :]
+    long_prompt = chat_template.encode_prompt(loaded.tokenizer, user)
+    short_prompt = long_prompt[-max(2, len(long_prompt) // 2) :]
 
     def first_logits(rows: list[list[int]]) -> tuple[torch.Tensor, int]:
         greedy = Settings(temperature=0.0)
         cache, logits = decoder.prefill([Row(i, None, 1, greedy, row_random(0)) for i in rows])
-        used = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
-        return logits[-1].float(), used // (len(rows) * max(map(len, rows)))
+        cache_bytes = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
+        return logits[-1].float(), cache_bytes // (len(rows) * max(map(len, rows)))
 
-    alone, token_bytes = first_logits([short])
-    padded, _ = first_logits([long, short])
-    difference = float((alone - padded).abs().max())
-    # Rounding makes some difference in another batch, so not none is asked for. A twentieth is a
-    # rule of thumb: much less would refuse models for what half precisions round, much more would
-    # let a mask or positions pass that are ignored. Written so that a NaN is refused as well.
-    if not difference <= 0.05 * float(alone.abs().max()):
+    single_logits, token_bytes = first_logits([short_prompt])
+    padded_logits, _ = first_logits([long_prompt, short_prompt])
+    difference = float((single_logits - padded_logits).abs().max())
+    # Rounding makes some difference in another batch. A twentieth is a rule of thumb: far less
+    # would refuse models for the rounding of half precisions, far more would pass a model that
+    # ignores masks or positions. With `not`, so that a NaN is refused as well.
+    if not difference <= 0.05 * float(single_logits.abs().max()):
         raise EngineError(
             f"{path!r} can't be served in batches: the logits of a padded prompt differ by "
             f"{difference:.3g} from those of the prompt alone"
         )
-    return max(1, token_bytes)  # the cache's room is divided by it
+    return max(1, token_bytes)  # a divisor
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -176,9 +176,9 @@ def is_fatal(error: BaseException) -> bool:
 
 def _choose_threads(model: Any, options: EmbeddedOptions) -> Threads:
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    most = count_processors()
+    processors = count_processors()
     return Threads(
-        most if weights >= SMALL_BYTES else max(1, most // 2),
+        processors if weights >= SMALL_BYTES else max(1, processors // 2),
         torch.set_num_threads,
         fixed=options.threads or usual_threads(os.environ),
     )

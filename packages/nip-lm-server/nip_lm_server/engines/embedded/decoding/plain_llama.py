@@ -1,15 +1,15 @@
-"""The forward pass of models built like Llama, without what a general library does around it.
+"""The forward pass of models built like Llama, without the overhead of a general library.
 
 PlainLlama     the pass over a model's own weights; `read_plain_llama` gives it, or None
-Attend         how a caller keeps keys and values: what a layer's queries see is its matter
+Attend         a caller's way to keep keys and values; it decides what a layer's queries see
 attend_grouped attention in which the query heads of one key head are read together
 
-At a million parameters half of a step is Python around small products. At 135 million, attention
-with fewer key heads than query heads copies all keys and values at each step, once per query head,
-as soon as there is a mask. Neither is so here. Weights that are applied to the same input lie next
-to each other and are one product; the model's modules keep them as views, so what is proved and
-what is served are the same memory. A model that computes anything else than what is written here
-is left to its library: `computes_the_same` compares.
+In a library, half of a step at a million parameters is Python around small products. At 135
+million, attention with fewer key heads than query heads copies all keys and values at each step,
+once per query head, as soon as there is a mask. Neither is so here. Weights that are applied to the
+same input lie next to each other and are one product. The model's modules keep views of them, so
+the proved and the served weights are the same memory. A model that computes anything else is left
+to its library: `computes_the_same` compares.
 """
 
 import itertools
@@ -30,10 +30,10 @@ _TABLE = 512
 """Positions by which the table of rotations grows."""
 
 _PACKED_ROWS = 4
-"""Below, a product reads a weight once in either form, and the packed one has more around it."""
+"""With fewer rows, both forms read a weight once, and the packed one has more overhead."""
 _PACKED_OPERATIONS = ("_reorder_linear_weight", "_linear_pointwise")
 _PACKED_SHARE = 1 / 8
-"""Of the machine's memory, at most, for the second copy."""
+"""The largest share of the machine's memory for the second copy."""
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, queries [rows, tokens, heads, size], keys and values [rows, tokens, key heads, size])
@@ -42,19 +42,19 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class _Product:
-    """Linear layers that have one input: their weights as one, and where each one's output is."""
+    """Linear layers with one input: their joined weights, and the place of each one's output."""
 
     names: tuple[str, ...]
     ends: tuple[int, ...]
     weight: torch.Tensor
     bias: torch.Tensor | None
-    packed: torch.Tensor | None  # the weight once more, as oneDNN reads it fastest
+    packed: torch.Tensor | None  # the weight in oneDNN's fastest form
 
 
 @dataclass(frozen=True)
 class _Layer:
-    before: torch.Tensor  # weights of the norms
-    between: torch.Tensor
+    input_norm: torch.Tensor  # weights of the norms
+    middle_norm: torch.Tensor
     attention: _Product
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
@@ -64,9 +64,9 @@ class _Layer:
 
 
 class PlainLlama:
-    """The pass over `model`. Make it anew after the model was moved to another device.
+    """The pass over `model`. Make a new one after the model was moved to another device.
 
-    `packs`: keep a second copy of the weights, for products that are faster; see `may_pack`.
+    `packs`: keep a second copy of the weights, for faster products; see `may_pack`.
     """
 
     def __init__(self, model: Any, lora: RowwiseLora, *, packs: bool = False):
@@ -94,16 +94,16 @@ class PlainLlama:
         *,
         last: bool,
     ) -> torch.Tensor:
-        """The logits of `ids` [rows, tokens], of the last token alone or of all.
+        """The logits after `ids` [rows, tokens]: after the `last` token alone, or after each.
 
         `positions` are all below `longest`.
         """
         cos, sin = self._rotations(positions, longest)
         x = self._model.model.embed_tokens(ids)
         for number, layer in enumerate(self._layers):
-            normed = functional.rms_norm(x, (x.shape[-1],), layer.before, self._eps)
+            normed = functional.rms_norm(x, (x.shape[-1],), layer.input_norm, self._eps)
             x = x + self._attention(number, layer, normed, cos, sin, attend)
-            normed = functional.rms_norm(x, (x.shape[-1],), layer.between, self._eps)
+            normed = functional.rms_norm(x, (x.shape[-1],), layer.middle_norm, self._eps)
             both = self._apply(layer.gates, normed)
             gate, up = both.chunk(2, -1)
             x = x + self._apply(layer.down, functional.silu(gate) * up)
@@ -125,11 +125,11 @@ class PlainLlama:
     ) -> torch.Tensor:
         rows, tokens, _ = normed.shape
         heads = self._apply(layer.attention, normed).view(rows, tokens, -1, self.size)
-        turning, values = heads.split([self.heads + self.key_heads, self.key_heads], 2)
+        unrotated, values = heads.split([self.heads + self.key_heads, self.key_heads], 2)
         if layer.query_norm is not None and layer.key_norm is not None:
-            parts = turning.split([self.heads, self.key_heads], 2)
+            parts = unrotated.split([self.heads, self.key_heads], 2)
             norms = (layer.query_norm, layer.key_norm)
-            turning = torch.cat(
+            unrotated = torch.cat(
                 [
                     functional.rms_norm(part, (self.size,), norm, self._eps)
                     for part, norm in zip(parts, norms, strict=True)
@@ -137,10 +137,10 @@ class PlainLlama:
                 2,
             )
         half = self.size // 2
-        turned = turning * cos
-        turned[..., :half].addcmul_(turning[..., half:], sin[..., :half], value=-1)
-        turned[..., half:].addcmul_(turning[..., :half], sin[..., half:])
-        queries, keys = turned.split([self.heads, self.key_heads], 2)
+        rotated = unrotated * cos
+        rotated[..., :half].addcmul_(unrotated[..., half:], sin[..., :half], value=-1)
+        rotated[..., half:].addcmul_(unrotated[..., :half], sin[..., half:])
+        queries, keys = rotated.split([self.heads, self.key_heads], 2)
         return self._apply(layer.out, attend(number, queries, keys, values))
 
     def _apply(self, product: _Product, x: torch.Tensor) -> torch.Tensor:
@@ -158,8 +158,8 @@ class PlainLlama:
         """Cosines and sines [rows, tokens, 1, size]."""
         if longest > len(self._cos):
             weight = self._model.model.embed_tokens.weight
-            every = torch.arange(-(-longest // _TABLE) * _TABLE, device=weight.device)
-            cos, sin = self._model.model.rotary_emb(weight, every[None])
+            places = torch.arange(-(-longest // _TABLE) * _TABLE, device=weight.device)
+            cos, sin = self._model.model.rotary_emb(weight, places[None])
             self._cos, self._sin = cos[0], sin[0]
         return self._cos[positions][:, :, None], self._sin[positions][:, :, None]
 
@@ -167,20 +167,20 @@ class PlainLlama:
 def _multiply(product: _Product, x: torch.Tensor) -> torch.Tensor:
     if product.packed is None or x.numel() < _PACKED_ROWS * x.shape[-1]:
         return functional.linear(x, product.weight, product.bias)
-    return _packed_product(x, product.packed, product.bias)
+    return _multiply_packed(x, product.packed, product.bias)
 
 
 def may_pack(model: Any, machine_bytes: int) -> bool:
-    """Say whether packed weights are to be had for `model`, are faster, and have room in memory."""
+    """Say whether packed weights of `model` are possible, are faster, and have room in memory."""
     weights = list(model.parameters())
     size = sum(weight.nbytes for weight in weights)
     return (
         all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
         and platform.machine() in ("x86_64", "AMD64")  # measured there alone
         and torch.backends.mkldnn.is_available()
-        # No public names: another version of torch may be without them.
+        # No public names: another version of torch may lack them.
         and all(hasattr(torch.ops.mkldnn, name) for name in _PACKED_OPERATIONS)
-        # What lies in the processor's own caches is multiplied as fast as it is, with less around.
+        # Weights in the processor's own caches are as fast unpacked, with less overhead.
         and SMALL_BYTES <= size <= _PACKED_SHARE * machine_bytes
     )
 
@@ -190,7 +190,7 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def _packed_product(
+def _multiply_packed(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
@@ -198,37 +198,37 @@ def _packed_product(
 
 
 def read_plain_llama(model: Any, lora: RowwiseLora, *, packs: bool = False) -> PlainLlama | None:
-    """Take the parts of a model out of it; None if it may compute anything else."""
+    """The pass over a model's parts; None if the model may compute anything else."""
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}
-    known = (
+    is_plain = (
         type(model).__name__ in _CLASSES
         and getattr(config, "hidden_act", "") == "silu"
         and rope.get("rope_type", "default") in _ROPE_TYPES
-        and not _slides(config)
+        and not _has_sliding_attention(config)
     )
-    return PlainLlama(model, lora, packs=packs) if known else None
+    return PlainLlama(model, lora, packs=packs) if is_plain else None
 
 
 def computes_the_same(plain: PlainLlama, model: Any, ids: Sequence[int]) -> bool:
     """Say whether the pass gives the logits of the model's own library, up to rounding."""
     device = model.device
-    whole = torch.tensor([[*ids]], device=device)
-    expected = model(input_ids=whole, use_cache=False).logits.float()
+    tokens = torch.tensor([[*ids]], device=device)
+    expected = model(input_ids=tokens, use_cache=False).logits.float()
     # Float32 rounds in the sixth digit, and so do a library's norms in float64. A twentieth in half
-    # precisions is a rule of thumb: what is left out or applied wrongly moves logits by more.
+    # precisions is a rule of thumb: a missing or wrong operation moves logits by more.
     is_wide = model.dtype in (torch.float32, torch.float64)
     allowed = (1e-3 if is_wide else 0.05) * float(expected.abs().max())
-    # A few tokens as well: they have products of their own, see `_multiply`.
-    for some in (len(ids), _PACKED_ROWS - 1):
-        logits = score_causally(plain, [ids[:some]], device).float()
-        difference = float((expected[:, :some] - logits).abs().max())
+    # A few tokens as well: their products are others, see `_multiply`.
+    for count in (len(ids), _PACKED_ROWS - 1):
+        logits = score_causally(plain, [ids[:count]], device).float()
+        difference = float((expected[:, :count] - logits).abs().max())
         if not difference <= allowed:  # so that a NaN is refused
             return False
     return True
 
 
-def _slides(config: Any) -> bool:
+def _has_sliding_attention(config: Any) -> bool:
     if any("sliding" in kind for kind in getattr(config, "layer_types", None) or ()):
         return True
     window = getattr(config, "sliding_window", None)
@@ -245,28 +245,28 @@ def attend_grouped(
     rows, tokens, heads, size = queries.shape
     key_heads = keys.shape[1]
     group = heads // key_heads
-    # The query heads of a key head are read as so many tokens: nothing is copied for each of them.
-    asked = queries.view(rows, tokens, key_heads, group, size).transpose(1, 2)
+    # The query heads of a key head are read as so many tokens: no keys are copied for each head.
+    grouped = queries.view(rows, tokens, key_heads, group, size).transpose(1, 2)
     output = functional.scaled_dot_product_attention(
-        asked.reshape(rows, key_heads, tokens * group, size), keys, values, attn_mask=mask
+        grouped.reshape(rows, key_heads, tokens * group, size), keys, values, attn_mask=mask
     )
     output = output.view(rows, key_heads, tokens, group, size).transpose(1, 2)
     return output.reshape(rows, tokens, heads * size)
 
 
-def spread(seen: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:
-    """The mask of `attend_grouped`, of what each token sees: bool [rows or 1, tokens, length]."""
-    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    mask.masked_fill_(~seen, -torch.inf)
+def spread(visible: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:
+    """The mask of `attend_grouped`; `visible` is bool [rows or 1, tokens, length]."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    mask.masked_fill_(~visible, -torch.inf)
     return mask.repeat_interleave(group, 1)[:, None] if group > 1 else mask[:, None]
 
 
 def score_causally(plain: PlainLlama, sequences: Sequence[Sequence[int]], device: Any) -> Any:
-    """Logits [sequences, longest, vocabulary] after each token; those after an end mean nothing."""
+    """Logits [sequences, longest, vocabulary] after each token; past a sequence they are void."""
     longest = max(map(len, sequences))
     rows = [[*each, *[each[-1]] * (longest - len(each))] for each in sequences]
     places = torch.arange(longest, device=device)
-    seen = (places[None] <= places[:, None])[None]
+    visible = (places[None] <= places[:, None])[None]
     mask: torch.Tensor | None = None
 
     def attend(
@@ -274,7 +274,7 @@ def score_causally(plain: PlainLlama, sequences: Sequence[Sequence[int]], device
     ) -> torch.Tensor:
         nonlocal mask
         if mask is None:
-            mask = spread(seen, plain.heads // plain.key_heads, queries.dtype)
+            mask = spread(visible, plain.heads // plain.key_heads, queries.dtype)
         return attend_grouped(queries, keys.transpose(1, 2), values.transpose(1, 2), mask)
 
     ids = torch.tensor(rows, device=device)
@@ -284,8 +284,8 @@ def score_causally(plain: PlainLlama, sequences: Sequence[Sequence[int]], device
 def _read_layer(layer: Any, name: str, packs: bool) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return _Layer(
-        before=layer.input_layernorm.weight,
-        between=layer.post_attention_layernorm.weight,
+        input_norm=layer.input_layernorm.weight,
+        middle_norm=layer.post_attention_layernorm.weight,
         attention=_join(
             {
                 f"{name}.self_attn.{part}": getattr(attention, part)
@@ -293,8 +293,8 @@ def _read_layer(layer: Any, name: str, packs: bool) -> _Layer:
             },
             packs,
         ),
-        query_norm=_weight_of(getattr(attention, "q_norm", None)),
-        key_norm=_weight_of(getattr(attention, "k_norm", None)),
+        query_norm=_find_weight(getattr(attention, "q_norm", None)),
+        key_norm=_find_weight(getattr(attention, "k_norm", None)),
         out=_join({f"{name}.self_attn.o_proj": attention.o_proj}, packs),
         gates=_join(
             {f"{name}.mlp.{part}": getattr(mlp, part) for part in ("gate_proj", "up_proj")}, packs
@@ -303,7 +303,7 @@ def _read_layer(layer: Any, name: str, packs: bool) -> _Layer:
     )
 
 
-def _weight_of(module: Any) -> torch.Tensor | None:
+def _find_weight(module: Any) -> torch.Tensor | None:
     return None if module is None else module.weight
 
 

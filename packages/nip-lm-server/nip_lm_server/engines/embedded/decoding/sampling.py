@@ -1,13 +1,13 @@
 """Choosing the next token of every row of a batch, each by its own settings and generator.
 
-Settings             what one row asks for
+Settings             the sampling of one row
 row_random           a row's own stream of uniform numbers, from its seed alone
-Allowed              which tokens may come next in some rows
+Allowed              the tokens that may come next in some rows
 BatchSampler         the settings of a whole batch as tensors; `choose` picks one token per row
-Chosen               what it picked
+Chosen               the picked tokens
 widen_scores         logits in the precision in which probabilities are computed
 
-What a row gets depends on its logits, its settings and its seed, not on its neighbours: each
+A row's tokens depend on its logits, its settings and its seed, not on its neighbours: each row
 draws one uniform number per token from its own generator and inverts its own distribution.
 """
 
@@ -20,10 +20,10 @@ import torch
 from torch.nn import functional
 
 MIN_TEMPERATURE = 1e-5
-"""Below this, sampling is greedy: the likeliest token has next to all of the probability anyway,
-and dividing by ever smaller numbers overflows in the end."""
+"""Below this, sampling is greedy: the likeliest token has nearly all of the probability anyway, and
+a division by ever smaller numbers overflows."""
 
-MAX_TOP_LOGPROBS = 20  # as many as OpenAI's API knows
+MAX_TOP_LOGPROBS = 20  # as in OpenAI's API
 
 _BLOCK = 256
 """Tokens that are summed up together before one of them is drawn."""
@@ -56,7 +56,7 @@ def row_random(seed: int, choice: int = 0) -> random.Random:
 
 @dataclass(frozen=True)
 class Chosen:
-    """One token per row; of those that ask, its log-probability and the likeliest tokens."""
+    """One token per row; its log-probability and the likeliest tokens for the rows that ask."""
 
     ids: list[int]
     logprobs: list[float] | None = None
@@ -72,7 +72,7 @@ class Allowed:
 
 
 def widen_scores(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits in float32, or as they are in float64."""
+    """Logits in float32; float64 stays."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -99,21 +99,27 @@ class BatchSampler:
             [1.0 if s.greedy else s.temperature for s in settings], device=device
         )[:, None]
         self._is_tempered = any(s.temperature != 1.0 for s in settings if not s.greedy)
-        nucleus = [i for i, s in enumerate(settings) if s.top_p < 1.0 and not s.greedy]
-        self._nucleus = torch.tensor(nucleus, dtype=torch.long, device=device)
-        self._top_p = torch.tensor([settings[i].top_p for i in nucleus], device=device)[:, None]
-        few = [i for i, s in enumerate(settings) if 0 < s.top_k < vocabulary and not s.greedy]
-        self._few = torch.tensor(few, dtype=torch.long, device=device)
-        self._top_k = torch.tensor([settings[i].top_k for i in few], device=device)[:, None]
-        penalised = [i for i, s in enumerate(settings) if s.repetition_penalty != 1.0]
-        self._penalised = torch.tensor(penalised, dtype=torch.long, device=device)
+        nucleus_rows = [i for i, s in enumerate(settings) if s.top_p < 1.0 and not s.greedy]
+        self._nucleus_rows = torch.tensor(nucleus_rows, dtype=torch.long, device=device)
+        self._top_p = torch.tensor([settings[i].top_p for i in nucleus_rows], device=device)[
+            :, None
+        ]
+        top_k_rows = [
+            i for i, s in enumerate(settings) if 0 < s.top_k < vocabulary and not s.greedy
+        ]
+        self._top_k_rows = torch.tensor(top_k_rows, dtype=torch.long, device=device)
+        self._top_k = torch.tensor([settings[i].top_k for i in top_k_rows], device=device)[:, None]
+        penalised_rows = [i for i, s in enumerate(settings) if s.repetition_penalty != 1.0]
+        self._penalised_rows = torch.tensor(penalised_rows, dtype=torch.long, device=device)
         self._penalty = torch.tensor(
-            [settings[i].repetition_penalty for i in penalised], device=device
+            [settings[i].repetition_penalty for i in penalised_rows], device=device
         )[:, None]
-        self._seen = torch.zeros(len(penalised), vocabulary, dtype=torch.bool, device=device)
-        for row, index in enumerate(penalised):
+        self._history_mask = torch.zeros(
+            len(penalised_rows), vocabulary, dtype=torch.bool, device=device
+        )
+        for row, index in enumerate(penalised_rows):
             ids = torch.tensor(sorted(set(histories[index])), dtype=torch.long, device=device)
-            self._seen[row, ids] = True
+            self._history_mask[row, ids] = True
 
     def choose(
         self,
@@ -126,99 +132,103 @@ class BatchSampler:
     ) -> Chosen:
         """One token per row, from logits of shape [rows, vocabulary].
 
-        Log-probabilities are those of the model itself, among what is allowed: before temperature,
-        penalty and top-p, rounded to float32. They are those of the rows `asking`, in that order;
-        None: of all. Among the likeliest tokens of a row may be some that are not allowed, with
-        minus infinity.
+        Log-probabilities are the model's own among the allowed tokens: before temperature, penalty
+        and top-p, rounded to float32. They are given for the rows `asking`, in that order; None:
+        for all. The likeliest tokens of a row may include forbidden ones, with minus infinity.
         """
-        # 1. What a grammar and the settings make of the model's scores. No penalty brings back what
-        #    is minus infinity.
+        # 1. Apply the grammar and the settings to the model's scores. No penalty brings back a
+        #    token at minus infinity.
         logits = widen_scores(logits)
         if allowed is not None:
-            some = logits[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
-            logits = logits.index_copy(0, allowed.rows, some)
+            masked = logits[allowed.rows].masked_fill(~allowed.tokens, -torch.inf)
+            logits = logits.index_copy(0, allowed.rows, masked)
         scores = self._apply_penalty(logits)
-        # 2. Most batches are greedy in all rows or in none, and are spared what the others need. In
-        #    between all rows are drawn for, as one operation; a greedy row has no generator that it
-        #    would move.
+        # 2. Most batches are greedy in all rows or in none, and cost less. In a mixed batch one
+        #    operation draws for all rows; a greedy row moves no generator.
         if self._all_greedy:
-            chosen = scores.argmax(-1)
+            tokens = scores.argmax(-1)
         else:
-            chosen = self._sample(scores)
+            tokens = self._sample(scores)
             if not all(self._drawing):
-                chosen = torch.where(self._greedy, scores.argmax(-1), chosen)
-        if len(self._penalised):
-            self._seen.scatter_(1, chosen[self._penalised][:, None], True)
+                tokens = torch.where(self._greedy, scores.argmax(-1), tokens)
+        if len(self._penalised_rows):
+            self._history_mask.scatter_(1, tokens[self._penalised_rows][:, None], True)
         # 3. Log-probabilities, where a row asks for them.
-        # Most batches ask for none, and are spared a sum over the vocabulary.
+        # Most batches want none, and need no sum over the vocabulary.
         if not logprobs and not top:
-            return Chosen(chosen.tolist())
-        ids = chosen
-        # What few ask for is not computed for all.
+            return Chosen(tokens.tolist())
+        ids = tokens
+        # Only for the rows that ask.
         if asking is not None:
-            some = torch.tensor(asking, device=logits.device)
-            logits, chosen = logits[some], chosen[some]
+            indices = torch.tensor(asking, device=logits.device)
+            logits, tokens = logits[indices], tokens[indices]
         total = logits.logsumexp(-1)
-        # Rounded at the very end: so float64 leaves no trace of which rows were computed together.
-        of_chosen = (logits.gather(1, chosen[:, None])[:, 0] - total).float()
+        # Rounded at the very end: so in float64 the other rows of a batch leave no trace.
+        token_logprobs = (logits.gather(1, tokens[:, None])[:, 0] - total).float()
         if not top:
-            return Chosen(ids.tolist(), of_chosen.tolist())
-        # Always of as many: which of two equal ones comes first depends on how many are taken, and
-        # that would depend on what the other rows ask for.
+            return Chosen(ids.tolist(), token_logprobs.tolist())
+        # At least MAX_TOP_LOGPROBS, always: the order of two equal tokens depends on the number of
+        # tokens taken, which would depend on the wishes of the other rows.
         best = logits.topk(min(max(top, MAX_TOP_LOGPROBS), logits.shape[1]))
         values = (best.values[:, :top] - total[:, None]).float()
         rows = zip(best.indices[:, :top].tolist(), values.tolist(), strict=True)
         alternatives = [list(zip(ids, values, strict=True)) for ids, values in rows]
-        return Chosen(ids.tolist(), of_chosen.tolist(), alternatives)
+        return Chosen(ids.tolist(), token_logprobs.tolist(), alternatives)
 
     def _apply_penalty(self, logits: torch.Tensor) -> torch.Tensor:
-        if not len(self._penalised):
+        if not len(self._penalised_rows):
             return logits
-        rows = logits[self._penalised]
-        weakened = torch.where(rows > 0, rows / self._penalty, rows * self._penalty)
-        return logits.index_copy(0, self._penalised, torch.where(self._seen, weakened, rows))
+        rows = logits[self._penalised_rows]
+        penalised = torch.where(rows > 0, rows / self._penalty, rows * self._penalty)
+        return logits.index_copy(
+            0, self._penalised_rows, torch.where(self._history_mask, penalised, rows)
+        )
 
     def _sample(self, scores: torch.Tensor) -> torch.Tensor:
         if self._is_tempered:
             scores = scores / self._temperature
         probabilities = scores.softmax(-1)
-        if len(self._few):
-            rows = probabilities[self._few]
-            probabilities = probabilities.index_copy(0, self._few, self._keep_likeliest(rows))
+        if len(self._top_k_rows):
+            rows = probabilities[self._top_k_rows]
+            probabilities = probabilities.index_copy(
+                0, self._top_k_rows, self._keep_likeliest(rows)
+            )
         # Only the rows that ask for it: each has its whole vocabulary sorted.
-        if len(self._nucleus):
-            rows = probabilities[self._nucleus]
-            probabilities = probabilities.index_copy(0, self._nucleus, self._keep_nucleus(rows))
-        drawn = [
+        if len(self._nucleus_rows):
+            rows = probabilities[self._nucleus_rows]
+            probabilities = probabilities.index_copy(
+                0, self._nucleus_rows, self._keep_nucleus(rows)
+            )
+        numbers = [
             generator.random() if drawing else 0.0
             for generator, drawing in zip(self._randoms, self._drawing, strict=True)
         ]
-        uniform = torch.tensor(drawn, dtype=torch.float64, device=scores.device)[:, None]
+        uniform = torch.tensor(numbers, dtype=torch.float64, device=scores.device)[:, None]
         return _invert(probabilities, uniform)
 
     def _keep_likeliest(self, rows: torch.Tensor) -> torch.Tensor:
-        """Zero all but the top-k likeliest tokens, and let the rest add up to 1."""
+        """Zero all but the top-k likeliest tokens, and scale these to a sum of 1."""
         ordered, order = torch.sort(rows, dim=-1, descending=True, stable=True)
         ranks = torch.arange(rows.shape[1], device=rows.device)[None]
-        kept = ordered.masked_fill(ranks >= self._top_k, 0.0)
-        kept = kept / kept.sum(-1, keepdim=True)
-        return torch.zeros_like(rows).scatter_(1, order, kept)
+        likeliest = ordered.masked_fill(ranks >= self._top_k, 0.0)
+        likeliest = likeliest / likeliest.sum(-1, keepdim=True)
+        return torch.zeros_like(rows).scatter_(1, order, likeliest)
 
     def _keep_nucleus(self, rows: torch.Tensor) -> torch.Tensor:
         """Zero all but the nucleus: the fewest likeliest tokens to reach top-p together."""
         ordered, order = torch.sort(rows, dim=-1, descending=True, stable=True)
-        before = ordered.cumsum(-1) - ordered
-        nucleus = ordered.masked_fill(before >= self._top_p, 0.0)
-        # With top-p 0, too, one token is left.
+        mass = ordered.cumsum(-1) - ordered
+        nucleus = ordered.masked_fill(mass >= self._top_p, 0.0)
+        # With top-p 0, too, one token stays.
         nucleus[:, 0] = ordered[:, 0]
         return torch.zeros_like(rows).scatter_(1, order, nucleus)
 
 
 def _invert(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Find the token of each row in which `uniform` [rows, 1] of its probability is reached.
+    """The token of each row at which the sum of probabilities reaches `uniform` [rows, 1].
 
-    First the block of tokens, then the token in it: only what is drawn from is summed up in double
-    precision. In vocabulary order: a near-tie can't swap the order of tokens.
+    First the block of tokens is found, then the token in it: only that block is summed up in double
+    precision. Tokens are in vocabulary order, which a near-tie can't swap.
     """
     rows, size = probabilities.shape
     padding = -size % _BLOCK
@@ -227,14 +237,14 @@ def _invert(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     blocks = probabilities.view(rows, -1, _BLOCK)
     sums = blocks.sum(-1).double()
     ends = sums.cumsum(-1)
-    target = _below(uniform * ends[:, -1:], ends[:, -1:])
+    target = _clamp_target(uniform * ends[:, -1:], ends[:, -1:])
     block = torch.searchsorted(ends, target, right=True)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
-    target = _below(target - (ends - sums).gather(1, block), inside[:, -1:])
+    target = _clamp_target(target - (ends - sums).gather(1, block), inside[:, -1:])
     return (block * _BLOCK + torch.searchsorted(inside, target, right=True))[:, 0]
 
 
-def _below(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Bring a target between 0 and the total: what rounding moves out of it is no token's."""
+def _clamp_target(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Bring a target between 0 and the total: rounding may move it out, where no token is."""
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     return target.clamp_min(0.0)

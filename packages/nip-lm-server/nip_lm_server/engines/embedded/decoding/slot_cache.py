@@ -2,8 +2,8 @@
 
 SlotCache   the buffers; rows come and go without a copy of the others
 
-Position p of a row lies at place p of its slot, so what a row has is where its tokens say, whatever
-its neighbours' lengths are. Places that are not written are zeros, which a mask leaves out.
+Position p of a row lies at place p of its slot, at any lengths of its neighbours. Places that are
+not written are zeros, which a mask leaves out.
 """
 
 import math
@@ -14,7 +14,7 @@ from nip_lm_server.engines.embedded.decoding.kv_cache import ROOM
 from nip_lm_server.engines.embedded.decoding.plain_llama import PlainLlama
 
 _SLOTS = 8
-"""Slots are added by so many: each growth copies all. A rule of thumb."""
+"""So many slots are added at once, since each growth copies all. A rule of thumb."""
 
 
 class SlotCache:
@@ -37,19 +37,19 @@ class SlotCache:
         size = 2 * slots * self._heads * places * self._width
         return math.prod((self._count, size, self.dtype.itemsize))
 
-    def reserve(self, slots: int, places: int, used: int) -> None:
-        """Have room for so many slots of so many places; the first `used` keep what they have."""
+    def reserve(self, slots: int, places: int, used_slots: int) -> None:
+        """Make room for `slots` of so many `places`; the first `used_slots` keep their contents."""
         slots, places = self._find_size(slots, places)
         if (slots, places) == (self.slots, self.places):
             return
-        filled = min(self.places, places)
-        # One layer after the other: all of both sizes at once might be more than there is memory.
-        for number, old in enumerate(self.layers):
-            grown = self._zeros(slots, places)
-            if used and filled:
-                grown[:, :used, :, :filled] = old[:, :used, :, :filled]
-            self.layers[number] = grown
-            del old
+        kept_places = min(self.places, places)
+        # One layer after the other: all layers in both sizes might exceed the memory.
+        for number, layer in enumerate(self.layers):
+            buffer = self._zeros(slots, places)
+            if used_slots and kept_places:
+                buffer[:, :used_slots, :, :kept_places] = layer[:, :used_slots, :, :kept_places]
+            self.layers[number] = buffer
+            del layer
         self.slots, self.places = slots, places
 
     def drop(self) -> None:
@@ -58,7 +58,7 @@ class SlotCache:
         self.layers = [self._zeros(0, 0) for _ in range(self._count)]
 
     def clear(self, slot: int) -> None:
-        """Write zeros into a slot, of which a later row must see nothing."""
+        """Write zeros into a slot, whose contents a later row must not see."""
         for layer in self.layers:
             layer[:, slot] = 0
 
@@ -72,20 +72,20 @@ class SlotCache:
         return torch.stack([layer[:, slot, :, start:end] for layer in self.layers])
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Have a slot's beginning in another one."""
+        """Copy a slot's beginning into another one."""
         for layer in self.layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 
     def _find_size(self, slots: int, places: int) -> tuple[int, int]:
-        """The slots and places that the buffers have, or are to have if these are too few."""
+        """The slots and places of the buffers, or larger ones if these are too few."""
         if slots <= self.slots and places <= self.places:
             return self.slots, self.places
-        # What is asked for now and no more: slots of a time with many rows, times places of one
-        # with a long row, might be more than there is memory.
+        # Only the present need: the slots of a time with many rows, times the places of a time with
+        # a long row, might exceed the memory.
         return -(-slots // _SLOTS) * _SLOTS if slots > 1 else 1, -(-places // ROOM) * ROOM + ROOM
 
     def _zeros(self, slots: int, places: int) -> torch.Tensor:
-        # Zeros and not whatever there was: a mask gives them no weight, but no weight of a NaN is
-        # a NaN.
+        # Zeros, and no uninitialised memory: a mask gives it no weight, but zero times a NaN is a
+        # NaN.
         shape = (2, slots, self._heads, places, self._width)
         return torch.zeros(shape, dtype=self.dtype, device=self._device)

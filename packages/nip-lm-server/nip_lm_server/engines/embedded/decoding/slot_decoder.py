@@ -1,12 +1,12 @@
-"""Decoding of many requests at once on a `PlainLlama`, which reads no prompt's beginning twice.
+"""Decoding of many requests at once on a `PlainLlama`; no prompt's beginning is read twice.
 
 SlotDecoder    a `Decoder` with a slot for each row, kept prefixes, and prompts read in pieces
 make_decoder   one for a model that computes as `PlainLlama` does; a `Decoder` for any other
 
-Rows 0 to n are decoded; the slots after them belong to the prompts that are being read. A prompt
-is read from where it differs from all that is kept. One whose next tokens are those of another
-prompt in the same pass waits for the next pass, and has them from that one: so what many prompts
-begin with is computed once, though they were sent at the same time.
+The first slots belong to the rows that are decoded, the slots after them to the prompts that are
+being read. A prompt is read from the place where it differs from all kept ones. If its next tokens
+are also the next ones of another prompt in the same pass, it waits for the next pass, and reuses
+them. So the common beginning of many prompts is computed once, even if they come at the same time.
 """
 
 from collections.abc import Sequence
@@ -42,21 +42,21 @@ from nip_lm_server.engines.embedded.decoding.slot_cache import SlotCache
 from nip_lm_server.lora.rowwise_lora import LoraAdapter, RowwiseLora
 
 BESIDE_TOKENS = 512
-"""Prompt tokens per pass while others are decoded: they wait for so many. A rule of thumb: with
-much less, a pass over all weights has little to do; with much more, streams stand still."""
+"""Prompt tokens per pass while answers are decoded, which wait for it. A rule of thumb: with far
+fewer, a pass over all weights has little to do; with far more, streams stand still."""
 _PATIENCE = 4
-"""So often longer prompts are read before the one that has waited longest."""
+"""So often longer prompts are read before the prompt that has waited longest."""
 _WORTH_WAITING = 32
-"""A prompt waits for another one if it shares so many tokens with it that nobody has read. A rule
-of thumb: a pass of its own takes about as long as so many tokens."""
+"""A prompt waits for another one if the two share so many unread tokens. A rule of thumb: a pass of
+its own takes about as long as so many tokens."""
 
 
 @dataclass
 class _Reading:
-    """Prompts that are read together; `done[i]` tokens of row i are in its slot."""
+    """Prompts that are read together; `progress[i]` tokens of row i are in its slot."""
 
     groups: list[Sequence[Row]]
-    done: list[int]
+    progress: list[int]
 
     @property
     def leaders(self) -> list[Row]:
@@ -64,7 +64,7 @@ class _Reading:
 
 
 class SlotDecoder(Decoder):
-    """Of `most_bytes` the batch comes first; what it leaves is for what is kept."""
+    """The batch takes its part of `most_bytes` first; kept prefixes take the rest."""
 
     def __init__(
         self, model: Any, lora: RowwiseLora, stop_tokens: frozenset[int], plain: PlainLlama
@@ -78,17 +78,17 @@ class SlotDecoder(Decoder):
         self._group = plain.heads // plain.key_heads
         self._queue: list[Sequence[Row]] = []
         self._reading: _Reading | None = None
-        self._order: list[int] = []  # slots, those of an adapter next to each other
-        self._passed_over = 0  # times that the oldest that waits was not the one to be read
+        self._order: list[int] = []  # slots by adapter
+        self._passed_over = 0  # times that the oldest prompt was not read
 
     def _all_rows(self) -> list[Row]:
         waiting = [*(self._reading.groups if self._reading else ()), *self._queue]
         rows = [*(row for group in waiting for row in group), *self._rows]
-        # Other threads ask, too: a row that has just been read may stand in both.
+        # Other threads call this: a row that has just been read may be in both.
         return [*{id(row): row for row in rows}.values()]
 
     def clear(self) -> None:
-        """Forget all rows and all that is kept, as after an error."""
+        """Forget all rows and all kept prefixes, as after an error."""
         super().clear()
         self._queue, self._reading, self._order = [], None, []
         self._slots.drop()
@@ -104,18 +104,18 @@ class SlotDecoder(Decoder):
         self._make_room(self._slots.bytes)
 
     def forget(self, adapter: LoraAdapter) -> None:
-        """Drop what is kept of an adapter's."""
+        """Drop the prefixes kept for an adapter."""
         if not adapter.unchanged:
-            self.kept.forget(_weights_of(adapter))
+            self.kept.forget(_name_weights(adapter))
 
     def admit(self, groups: Sequence[Sequence[Row]]) -> list[Row]:
-        """Have rows wait to be read; `step` does it. No row is finished by that."""
+        """Queue rows, whose prompts `step` reads. No row is finished by that."""
         self._queue += groups
         self.prompt_tokens_asked += sum(len(group[0].prompt) for group in groups)
         return []
 
     def step(self) -> list[Row]:
-        """Read a piece of the prompts that wait, and add one token to every row."""
+        """Read a piece of the waiting prompts, and add one token to every row."""
         finished = self._read()
         running = [row for row in self._rows if is_live(row)]
         if running:
@@ -128,7 +128,7 @@ class SlotDecoder(Decoder):
     def score(
         self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
     ) -> list[list[float]]:
-        """Log-probability of each token but the first, as play computes it."""
+        """Log-probability of each token but the first, computed as for answers."""
         assert self.plain is not None
         order = sorted(range(len(sequences)), key=lambda i: adapter_key(adapters[i]))
         with self._lora.rows([adapters[i] for i in order]):
@@ -141,7 +141,7 @@ class SlotDecoder(Decoder):
         return results
 
     def logits_after(self, tokens: Sequence[int], adapter: LoraAdapter | None) -> torch.Tensor:
-        """The logits [tokens, vocabulary] after each of some tokens, as play computes them."""
+        """The logits [tokens, vocabulary] after each of some tokens, computed as for answers."""
         assert self.plain is not None
         with self._lora.rows([adapter]):
             logits: torch.Tensor = score_causally(self.plain, [tokens], self._device)[0]
@@ -150,8 +150,8 @@ class SlotDecoder(Decoder):
     # Prompts
 
     def _read(self) -> list[Row]:
-        """Run one pass over prompts, if any wait; returns the rows that its first tokens finish."""
-        # Where more wait than run, few are held up, and small passes would hold up many.
+        """Run one pass over waiting prompts; returns the rows that their first token finishes."""
+        # With more waiting than running, a large pass holds up few, and small ones would many.
         running = sum(map(is_live, self._rows))
         budget = BESIDE_TOKENS if running and len(self._queue) <= running else PREFILL_TOKENS
         if self._reading is not None and not any(
@@ -163,25 +163,25 @@ class SlotDecoder(Decoder):
         reading = self._reading
         if reading is None:
             return []
-        # 1. The next tokens of each prompt, as many as the pass may have. A shorter prompt repeats
-        #    its last one: that writes what is there already, and its logits are the last ones.
+        # 1. The next tokens of each prompt, as many as fit into the pass. A shorter prompt repeats
+        #    its last token: that writes the same keys and values again, and gives its last logits.
         leaders, first = reading.leaders, len(self._rows)
-        left = [len(r.prompt) - done for r, done in zip(leaders, reading.done, strict=True)]
-        width = min(max(left), max(1, budget // len(leaders)))
+        unread = [len(r.prompt) - start for r, start in zip(leaders, reading.progress, strict=True)]
+        width = min(max(unread), max(1, budget // len(leaders)))
         places = [
-            [min(done + i, len(row.prompt) - 1) for i in range(width)]
-            for row, done in zip(leaders, reading.done, strict=True)
+            [min(start + i, len(row.prompt) - 1) for i in range(width)]
+            for row, start in zip(leaders, reading.progress, strict=True)
         ]
         ids = [
             [row.prompt[p] for p in row_places]
             for row, row_places in zip(leaders, places, strict=True)
         ]
         logits = self._pass(ids, places, [*range(first, first + len(leaders))], leaders)
-        # 2. What is read is counted now, so that a long prompt is seen to advance.
-        for i, count in enumerate(left):
-            reading.done[i] += min(width, count)
+        # 2. Count the tokens now, so that a long prompt is seen to advance.
+        for i, count in enumerate(unread):
+            reading.progress[i] += min(width, count)
             self.prompt_tokens_done += min(width, count)
-        if width < max(left):
+        if width < max(unread):
             return []
         # 3. All is read: keep it, choose first tokens, and decode these rows from here on.
         finished = self._finish_reading(reading, first, logits)
@@ -189,66 +189,69 @@ class SlotDecoder(Decoder):
         return finished
 
     def _begin_reading(self, budget: int) -> None:
-        # 1. Who goes first, from the longest: what is like in length is read together.
+        # 1. Choose prompts, the longest first: prompts of like length are read together.
         self._queue = [group for group in self._queue if any(map(is_live, group))]
         if not self._queue:
             return
-        chosen = self._choose_groups(budget)
-        chosen.sort(key=lambda group: adapter_key(group[0].adapter))
-        taken = set(map(id, chosen))
-        self._passed_over = 0 if id(self._queue[0]) in taken else self._passed_over + 1
-        self._queue = [group for group in self._queue if id(group) not in taken]
-        # 2. Their slots, with what is kept of their prompts. All tokens but the last at most: a
-        #    model has no logits without one.
-        prefixes = [self._find(group[0]) for group in chosen]
+        groups = self._choose_groups(budget)
+        groups.sort(key=lambda group: adapter_key(group[0].adapter))
+        identities = set(map(id, groups))
+        self._passed_over = 0 if id(self._queue[0]) in identities else self._passed_over + 1
+        self._queue = [group for group in self._queue if id(group) not in identities]
+        # 2. Fill their slots with the kept beginnings of their prompts, at most all tokens but the
+        #    last: the pass needs one token for its logits.
+        prefixes = [self._find(group[0]) for group in groups]
         first = len(self._rows)
-        self._reserve(first + len(chosen), max(len(group[0].prompt) for group in chosen), first)
+        self._reserve(first + len(groups), max(len(group[0].prompt) for group in groups), first)
         for i, prefix in enumerate(prefixes):
             start = 0
             for part in prefix.parts:
                 self._slots.put(first + i, start, part)
                 start += part.shape[3]
             self.prompt_tokens_reused += prefix.length
-        self._reading = _Reading(chosen, [prefix.length for prefix in prefixes])
+        self._reading = _Reading(groups, [prefix.length for prefix in prefixes])
 
     def _choose_groups(self, budget: int) -> list[Sequence[Row]]:
         """Choose prompts to read together, few enough tokens, none that waits for another.
 
-        The longest go first, but for the oldest, once others have been read before it for a while.
+        The longest go first; after _PATIENCE passes without the oldest, the oldest does.
         """
-        measured = [(self._measure(group[0]), group) for group in self._queue]
-        oldest = measured[0][1]
-        measured.sort(key=lambda one: one[0] - len(one[1][0].prompt))
+        candidates = [(self._measure(group[0]), group) for group in self._queue]
+        oldest = candidates[0][1]
+        candidates.sort(key=lambda candidate: candidate[0] - len(candidate[1][0].prompt))
         if self._passed_over >= _PATIENCE:
-            measured.sort(key=lambda one: one[1] is not oldest)
-        chosen: list[Sequence[Row]] = []
+            candidates.sort(key=lambda candidate: candidate[1] is not oldest)
+        groups: list[Sequence[Row]] = []
         beginnings: set[tuple[str, tuple[int, ...]]] = set()
         width = 0
-        for known, group in measured:
+        for kept_tokens, group in candidates:
             row = group[0]
-            width = width or len(row.prompt) - known
-            if len(row.prompt) - known > width:  # of those behind the oldest
+            width = width or len(row.prompt) - kept_tokens
+            if len(row.prompt) - kept_tokens > width:  # longer than the oldest, which leads
                 continue
-            if chosen and (len(chosen) + 1) * width > budget:
+            if groups and (len(groups) + 1) * width > budget:
                 break
-            # The whole beginning: the same tokens after others are not the same.
-            if len(row.prompt) >= known + _WORTH_WAITING:
-                begins = (_weights_of(row.adapter), tuple(row.prompt[: known + _WORTH_WAITING]))
-                if begins in beginnings:
+            # The whole beginning: equal tokens after different ones have other keys and values.
+            if len(row.prompt) >= kept_tokens + _WORTH_WAITING:
+                beginning = (
+                    _name_weights(row.adapter),
+                    tuple(row.prompt[: kept_tokens + _WORTH_WAITING]),
+                )
+                if beginning in beginnings:
                     continue
-                beginnings.add(begins)
-            chosen.append(group)
-        return chosen
+                beginnings.add(beginning)
+            groups.append(group)
+        return groups
 
     def _measure(self, row: Row) -> int:
-        return self.kept.measure(_weights_of(row.adapter), row.prompt[:-1])
+        return self.kept.measure(_name_weights(row.adapter), row.prompt[:-1])
 
     def _find(self, row: Row) -> Found:
-        return self.kept.find(_weights_of(row.adapter), row.prompt[:-1])
+        return self.kept.find(_name_weights(row.adapter), row.prompt[:-1])
 
     def _finish_reading(self, reading: _Reading, first: int, logits: torch.Tensor) -> list[Row]:
         leaders = reading.leaders
-        # Further choices of a request have what the first one has.
+        # Further choices of a request share the first one's prompt.
         rows, sources = list(leaders), [*range(len(leaders))]
         for i, group in enumerate(reading.groups):
             rows += group[1:]
@@ -274,19 +277,19 @@ class SlotDecoder(Decoder):
         longest = max(row.cached for row in running) + 1
         reading = len(self._reading.groups) if self._reading else 0
         self._reserve(len(self._rows), longest, len(self._rows) + reading)
-        # What is finished stays where it was until it is left out, and is computed again each time,
-        # behind what is kept of it.
+        # A finished row keeps its slot until it is left out. Each step computes its last token
+        # again, behind the tokens that are kept of it.
         ids = [[(row.generated or row.prompt)[-1]] for row in ordered]
         places = [[row.cached] for row in ordered]
         logits = self._pass(ids, places, self._order, ordered, longest)
         self._choose(ordered, self._sampler, logits)
 
     def _leave_out_finished(self) -> None:
-        """Keep what finished rows have, and give their slots to the last rows."""
+        """Keep the tokens of finished rows, and give their slots to the last rows."""
         if all(map(is_live, self._rows)):
             return
         for slot, row in enumerate(self._rows):
-            # Of a row that nobody waited for, too: whoever asks again has it.
+            # Abandoned rows too: the same request may come again.
             if row.broken:
                 self._slots.clear(slot)
             elif not is_live(row) and row.generated:
@@ -304,7 +307,7 @@ class SlotDecoder(Decoder):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Note the order of the rows in a pass: those of an adapter next to each other."""
+        """Set the order of the rows in a pass: rows of an adapter next to each other."""
         if not self._rows:
             self._slots.drop()
             self._order, self._sampler = [], None
@@ -323,52 +326,55 @@ class SlotDecoder(Decoder):
         rows: Sequence[Row],
         longest: int | None = None,
     ) -> torch.Tensor:
-        """The logits [rows, vocabulary] after `ids`, which are written to their slots' places.
+        """The logits [rows, vocabulary] after `ids`; writes their states to their slots' places.
 
-        The slots are all from the least to the largest, in any order.
+        The slots are consecutive numbers, in any order.
         """
         assert self.plain is not None
         longest = longest or max(map(max, places)) + 1
-        at = torch.tensor(places, device=self._device)
-        least = min(slots)
-        inside = torch.tensor([slot - least for slot in slots], device=self._device)
+        positions = torch.tensor(places, device=self._device)
+        first_slot = min(slots)
+        slot_indices = torch.tensor([slot - first_slot for slot in slots], device=self._device)
         is_sorted = slots == sorted(slots)
-        back = inside.argsort()
-        seen_up_to = (at if is_sorted else at[back])[..., None]
-        seen = torch.arange(longest, device=self._device) <= seen_up_to
-        mask = spread(seen, self._group, self._slots.dtype)
-        states = [layer[:, least : least + len(slots)] for layer in self._slots.layers]
-        write = (inside[:, None], slice(None), at)
+        slot_order = slot_indices.argsort()
+        last_visible = (positions if is_sorted else positions[slot_order])[..., None]
+        visible = torch.arange(longest, device=self._device) <= last_visible
+        mask = spread(visible, self._group, self._slots.dtype)
+        states = [layer[:, first_slot : first_slot + len(slots)] for layer in self._slots.layers]
+        write = (slot_indices[:, None], slice(None), positions)
 
         def attend(
             layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
         ) -> torch.Tensor:
-            # To be read in the order of the slots: nothing of the cache is copied for a pass.
-            of_layer = states[layer]
-            of_layer[0][write], of_layer[1][write] = keys, values
-            held_keys, held_values = of_layer[0, :, :, :longest], of_layer[1, :, :, :longest]
+            # Read in the order of the slots, so that a pass copies nothing of the cache.
+            layer_states = states[layer]
+            layer_states[0][write], layer_states[1][write] = keys, values
+            slot_keys, slot_values = (
+                layer_states[0, :, :, :longest],
+                layer_states[1, :, :, :longest],
+            )
             if is_sorted:
-                return attend_grouped(queries, held_keys, held_values, mask)
-            output = attend_grouped(queries[back], held_keys, held_values, mask)
-            return output[inside]
+                return attend_grouped(queries, slot_keys, slot_values, mask)
+            output = attend_grouped(queries[slot_order], slot_keys, slot_values, mask)
+            return output[slot_indices]
 
         with self._lora.rows([row.adapter for row in rows]):
-            asked = torch.tensor(ids, device=self._device)
+            tokens = torch.tensor(ids, device=self._device)
             table = self._slots.places
-            return self.plain.run(asked, at, table, attend, last=True)[:, -1]
+            return self.plain.run(tokens, positions, table, attend, last=True)[:, -1]
 
-    def _reserve(self, slots: int, places: int, used: int) -> None:
-        """Have so many slots of so many places at least; the first `used` keep what they have."""
+    def _reserve(self, slots: int, places: int, used_slots: int) -> None:
+        """Make room for `slots` of so many `places`; `used_slots` keep their contents."""
         places = max([places, *(row.cached + 1 for row in self._rows)])
         if self._reading is not None:
             places = max([places, *(len(row.prompt) for row in self._reading.leaders)])
-        # What is kept has what the batch leaves, before the batch has it.
-        self._make_room(self._slots.bytes_with(max(slots, used), places))
-        self._slots.reserve(max(slots, used), places, used)
+        # First the kept prefixes make room for the batch.
+        self._make_room(self._slots.bytes_with(max(slots, used_slots), places))
+        self._slots.reserve(max(slots, used_slots), places, used_slots)
 
-    def _make_room(self, slots: int) -> None:
-        """Keep what `slots` of so many bytes leave, and less while memory is short."""
-        limit = max(0, self.most_bytes - slots)
+    def _make_room(self, slot_bytes: int) -> None:
+        """Limit the prefixes to the bytes beside the slots, and to fewer while memory is short."""
+        limit = max(0, self.most_bytes - slot_bytes)
         if self._scarce is not None:
             limit = min(limit, self._scarce.limit(self.kept.bytes))
         self.kept.most_bytes = limit
@@ -376,14 +382,16 @@ class SlotDecoder(Decoder):
 
     def _keep(self, slot: int, row: Row, tokens: Sequence[int]) -> None:
         self.kept.keep(
-            _weights_of(row.adapter), tokens, lambda start, end: self._slots.take(slot, start, end)
+            _name_weights(row.adapter),
+            tokens,
+            lambda start, end: self._slots.take(slot, start, end),
         )
 
 
 def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
-    """Make the fastest decoder that computes what the model computes.
+    """Make the fastest decoder that gives the model's own logits.
 
-    Raises EngineError for float64 where that is not our own.
+    Raises EngineError for float64 where that is not a `SlotDecoder`.
     """
     model, stop_tokens = loaded.model, loaded.stop_tokens
     plain = read_plain_llama(model, lora, packs=may_pack(model, allowed_bytes()))
@@ -392,7 +400,7 @@ def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
         ids = chat_template.encode_prompt(loaded.tokenizer, user)
         if computes_the_same(plain, model, ids):
             return SlotDecoder(model, lora, stop_tokens, plain)
-    # What it is asked for does not come of it there: a library's norms round to float32 on the way.
+    # Float64 would be in vain there: a library's norms round to float32 on the way.
     if loaded.dtype == "float64":
         raise EngineError(
             f"dtype is 'float64', which needs a forward pass of ours, and this "
@@ -402,6 +410,6 @@ def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
     return Decoder(model, lora, stop_tokens)
 
 
-def _weights_of(adapter: LoraAdapter | None) -> str:
-    """Name the weights that a row is computed with. An adapter of zeros has the base's."""
+def _name_weights(adapter: LoraAdapter | None) -> str:
+    """The name of the weights behind a row. An adapter of zeros has the base's."""
     return "" if adapter is None or adapter.unchanged else adapter.digest
