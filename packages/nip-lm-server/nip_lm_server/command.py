@@ -4,9 +4,6 @@ serve   the command's options -> `spec.Start` -> the server
 
 The context's `obj` is the `bundled.NamedModels` of a program that has names of models of its own;
 `prove_command` and `models_command` ask it, too.
-The context's `obj` comes from a program that has names of models of its own. It is a function of
-model and engine that returns the place of the model. `prove_command.prove` calls it with the model
-alone.
 """
 
 import json
@@ -130,16 +127,11 @@ def serve(
         more = [EngineSpec.from_json(text) for text in add_engine or []]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    # 2. Where the models lie.
+    # 2. The places of the models.
     names: NamedModels = context.obj or ServerModels()
     more = [_with_path(another, names) for another in more]
     start = Start(
         spec=replace(_with_path(spec, names), more_engines=tuple(more)),
-    # 2. The places of the models.
-    find_path: Callable[[str, str], str] = context.obj or find_bundled
-    more = [_with_path(another, find_path) for another in more]
-    start = Start(
-        spec=replace(_with_path(spec, find_path), more_engines=tuple(more)),
         state=state,
         host=host,
         port=port,
@@ -164,11 +156,8 @@ def _engine_option(text: str) -> tuple[str, Any]:
 
 
 def _with_path(spec: _Spec, names: NamedModels) -> _Spec:
-    """A bundled model by its path; who called it by a name goes on calling it so."""
-    path = names.find(spec.model, spec.engine)
-def _with_path(spec: _Spec, find_path: Callable[[str, str], str]) -> _Spec:
     """A bundled model by its path; clients still call it by its name."""
-    path = find_path(spec.model, spec.engine)
+    path = names.find(spec.model, spec.engine)
     name = spec.served_model_name or (spec.model if path != spec.model else None)
     return replace(spec, model=path, served_model_name=name)
 

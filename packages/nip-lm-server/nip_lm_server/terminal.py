@@ -18,10 +18,8 @@ _USER = re.compile(r"(?<=://)[^\s'\"<>]+@")
 
 
 def say(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
-    """Print a text, with what is not seen but line ends and tabs as JSON escapes it."""
-    print(printable(str(text)), file=file, flush=flush)
     """Print a text, with its invisible characters but line ends and tabs escaped as in JSON."""
-    print(_printable(str(text)), file=file, flush=flush)
+    print(printable(str(text)), file=file, flush=flush)
 
 
 def log_here() -> None:
@@ -44,11 +42,7 @@ def hide_users(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Write what is not seen but line ends and tabs as JSON escapes it."""
-    return _UNPLAIN.sub(lambda found: _visible(found[0]), text)
-
-
-def _printable(text: str) -> str:
+    """Escape invisible characters but line ends and tabs, as in JSON."""
     return _UNPLAIN.sub(lambda match: _visible(match[0]), text)
 
 
