@@ -1,5 +1,6 @@
 """Set before anything imports Prefect: no telemetry, no pages of logs around a failure."""
 
+import functools
 import gc
 import os
 import sys
@@ -52,6 +53,17 @@ def _not_synced(file: "int | HasFileno") -> None:
 # What tests write need not outlive this machine, and waiting for its disk is a tenth of a small run.
 # The processes that tests start do wait for it.
 os.fsync = _not_synced
+
+
+@functools.wraps(gc.unfreeze)
+def _not_unfrozen() -> None:
+    """What was frozen stays so: one search of all that is imported takes most of a second.
+
+    It would be made at every end of an engine, and by the collector after every session.
+    """
+
+
+gc.unfreeze = _not_unfrozen
 
 # A slow machine is no failure; `pytest-timeout` bounds what hangs.
 settings.register_profile("nip", deadline=None)
@@ -118,6 +130,14 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Files that need the same are played by few processes."""
+    from scheduling import make_scheduler
+
+    return make_scheduler(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

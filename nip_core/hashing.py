@@ -8,6 +8,8 @@ from being hashed or written.
 import base64
 import hashlib
 import json
+from collections.abc import Iterable
+from json.encoder import encode_basestring
 from typing import Any
 
 KEY_CHARACTERS = 16
@@ -42,6 +44,17 @@ def numbered_keys(count: int, *parts: Any) -> list[str]:
     for number in range(count):
         whole = beginning.copy()
         whole.update(b",%d]" % number)
+        keys.append(_as_key(whole))
+    return keys
+
+
+def named_keys(names: Iterable[str], *parts: Any) -> list[str]:
+    """Derive ``derive_key(*parts, name)`` for each name; the parts are hashed once."""
+    beginning = hashlib.sha256(canonical_json(parts)[:-1])
+    keys = []
+    for name in names:
+        whole = beginning.copy()
+        whole.update(f",{encode_basestring(name)}]".encode())
         keys.append(_as_key(whole))
     return keys
 

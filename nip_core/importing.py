@@ -83,6 +83,7 @@ def find_classes(package: str, base: type[Any], group: str = "") -> tuple[str, .
     return tuple(names)
 
 
+@functools.cache
 def load_bridge(group: str, name: str) -> ModuleType | None:
     """Load the module of the entry point `name`; None where no distribution has one."""
     for point in entry_points(group=group, name=name):

@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from nip_core.errors import DatasetError
-from nip_core.hashing import derive_key, derive_seed
+from nip_core.hashing import derive_key, derive_seed, named_keys
 from nip_core.scenarios.base import NO_LABEL, Problem, Row, Scenario
 from nip_core.scenarios.checked import call_scenario, describe_raised
 from nip_core.scenarios.dataset_files import Table, read_tables
@@ -371,7 +371,8 @@ def _reduced(
     problems: Sequence[Problem], max_size: int | None, seed: int, balanced: bool
 ) -> list[Problem]:
     """Leave out the last problems of a stable shuffle; the order of the rest stays."""
-    ranked = sorted(problems, key=lambda p: derive_key("reduce", seed, p.id))
+    keys = named_keys([p.id for p in problems], "reduce", seed)
+    ranked = [problems[i] for i in sorted(range(len(problems)), key=keys.__getitem__)]
     if balanced:
         by_label = [[p for p in ranked if p.y == y] for y in (0, 1)]
         size = min(map(len, by_label))

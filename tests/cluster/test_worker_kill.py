@@ -81,6 +81,7 @@ def kill_at(
                 check(place, expected, seeds)
             except AssertionError as error:
                 trouble = str(error)[:2000] or "not equal"
+                place.abandon()
             hit = [death.point for death in place.deaths] or [left[0]]
             if trouble or not place.deaths:
                 failures.append(f"{place.folder}, killed at {hit}: {trouble or 'never reached'}")

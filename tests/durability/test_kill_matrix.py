@@ -130,6 +130,7 @@ def kill_at(
                 check(place, expected, seeds)
             except AssertionError as error:
                 trouble = str(error)[:2000] or "not equal"
+                place.abandon()
             hit = [death.point for death in place.deaths]
             assert hit == list(chain)[: len(hit)], "another point was hit than was aimed at"
             if not hit:

@@ -4,7 +4,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-import torch
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from nip_bridges.hub import client as hub
@@ -42,8 +41,8 @@ def test_a_driver_or_a_torch_that_would_leave_the_gpu_idle_is_named(
     monkeypatch, driver, built_for, works, ok, said
 ):
     monkeypatch.setattr(doctor, "driver_version", lambda: driver)
-    monkeypatch.setattr(torch.version, "cuda", built_for)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: works)
+    monkeypatch.setattr("torch.version.cuda", built_for)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: works)
     finding = doctor._cuda(has_gpu=True)
     assert finding.ok is ok and said in finding.detail
 

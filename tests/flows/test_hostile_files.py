@@ -149,16 +149,11 @@ def test_a_dry_run_makes_no_directory(nip, tmp_path):
         "[profiles.x]\nPREFECT_API_URL = [1]\n[[",
     ],
 )
-def test_profiles_of_prefect_that_are_broken_are_named(tmp_path, content):
+def test_profiles_of_prefect_that_are_broken_are_named(nip, tmp_path, content):
     profiles = tmp_path / "profiles.toml"
     profiles.write_text(content)
-    done = subprocess.run(
-        [*NIP, "train", str(write_config(tmp_path))],
-        env={**os.environ, "PREFECT_PROFILES_PATH": str(profiles), "PREFECT_API_URL": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    changes = {"PREFECT_PROFILES_PATH": str(profiles), "PREFECT_API_URL": ""}
+    done = nip("train", str(write_config(tmp_path)), environment=changes)
     assert done.returncode == 2 and f"mend {profiles}" in done.stderr
     assert "Traceback" not in done.stderr
 

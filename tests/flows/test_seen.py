@@ -30,7 +30,8 @@ CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def seen(prefect_server, tmp_path_factory):
     """A whole training in a terminal of 80 columns: everything that it wrote."""
     folder = tmp_path_factory.mktemp("seen")
-    config = slow_config(folder / "run", "small", training_s=2.0)
+    sizes = {"concurrency": 10, "episodes_per_shard": 20}
+    config = slow_config(folder / "run", "small", training_s=1.5, rollouts=sizes)
     environment = {**os.environ, "PREFECT_API_URL": prefect_server, "DO_NOT_TRACK": "1"}
     with Terminal(["train", str(config)], {**environment, "COLUMNS": "80"}) as terminal:
         assert terminal.wait(180) == 0

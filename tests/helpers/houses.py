@@ -1,8 +1,12 @@
-"""The packages of this repository's distributions, and where each lies."""
+"""The packages of this repository's distributions, where each lies, and their sources.
+
+A source is read, parsed and walked once for all tests of the house that run in a process.
+"""
 
 import ast
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {
@@ -38,6 +42,32 @@ def list_sources(*houses: str) -> list[Path]:
 
 
 @cache
+def read_source(path: Path) -> str:
+    """The text of a source file."""
+    return path.read_text(encoding="utf-8")
+
+
+@cache
 def parse_source(path: Path) -> ast.Module:
-    """The tree of a source file; it is parsed once for all tests of the house."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+    """The tree of a source file, which nobody changes."""
+    return ast.parse(read_source(path))
+
+
+def list_nodes(path: Path, *kinds: type[ast.AST]) -> list[Any]:
+    """The nodes of a source file of these kinds, kind by kind."""
+    nodes = sort_source(path)
+    return [node for kind in kinds for node in nodes.get(kind, ())]
+
+
+@cache
+def sort_source(path: Path) -> dict[type[ast.AST], list[Any]]:
+    """The nodes of a source file by their kinds."""
+    return sort_nodes(parse_source(path))
+
+
+def sort_nodes(tree: ast.AST) -> dict[type[ast.AST], list[Any]]:
+    """The nodes of a tree by their kinds."""
+    nodes: dict[type[ast.AST], list[Any]] = {}
+    for node in ast.walk(tree):
+        nodes.setdefault(type(node), []).append(node)
+    return nodes

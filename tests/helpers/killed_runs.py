@@ -99,6 +99,10 @@ class Zygote:
         left: list[list[str]] = self._ask({"left": True})["left"]
         return left
 
+    def kill_all(self) -> None:
+        """Kill all that descend from it; returns when they have ended."""
+        self._ask({"kill": True})
+
     def __enter__(self) -> "Zygote":
         return self
 
@@ -203,6 +207,12 @@ class Place:
             time.sleep(0.02)
         if self.server is not None:
             self._stop_server(points["server"])
+
+    def abandon(self) -> None:
+        """Kill all that a failed run has left, which the next run would be blamed for."""
+        self.flows.kill_all()
+        self.servers.kill_all()
+        self.server = None
 
     def _stop_server(self, points: list[Point]) -> None:
         while True:

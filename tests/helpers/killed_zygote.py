@@ -8,6 +8,7 @@ line, and answers each with one:
     {"import": [...]}   {}, once these modules are imported
     {"poll": PID}       {"status": null while it runs, else as of subprocess.Popen}
     {"left": true}      {"left": [command lines of all that descend from this process]}
+    {"kill": true}      {}, once all that descend from this process are killed and have ended
 
 It forks before it has had a thread of Python or an event loop, so a fork is as good as a fresh
 interpreter, and saves its start. What a killed process leaves behind becomes a child of this one,
@@ -24,6 +25,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +66,12 @@ def main() -> None:
             print("{}", flush=True)
         elif "poll" in command:
             print(json.dumps({"status": statuses.get(command["poll"])}), flush=True)
+        elif "kill" in command:
+            _kill_all(statuses)
+            print("{}", flush=True)
         else:
             print(json.dumps({"left": _left()}), flush=True)
-    for child in psutil.Process().children(recursive=True):
-        child.kill()
+    _kill_all(statuses)
     leave(0)
 
 
@@ -78,6 +82,16 @@ def _left() -> list[list[str]]:
         with contextlib.suppress(psutil.NoSuchProcess):
             left.append(process.cmdline())
     return left
+
+
+def _kill_all(statuses: dict[int, int]) -> None:
+    """Kill the descendants, and what they start meanwhile, until there is none."""
+    while children := psutil.Process().children(recursive=True):
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        time.sleep(0.01)
+        _reap(statuses)
 
 
 def _reap(statuses: dict[int, int]) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from houses import DISTRIBUTIONS, HOUSES, ROOT
+from houses import DISTRIBUTIONS, HOUSES, ROOT, list_nodes
 
 # A module that is called otherwise than the distribution which brings it.
 BROUGHT = {
@@ -84,19 +84,17 @@ def imports(name: str) -> Iterator[tuple[str, str, bool]]:
     owners = {house: name for house, folder in HOUSES.items()
               for name, place in DISTRIBUTIONS.items() if folder.parent == place}  # fmt: skip
     for path in list_modules(name):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
         answered = {
             inner
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Try)
-            and any("ImportError" in ast.unparse(each.type) for each in node.handlers if each.type)
+            for node in list_nodes(path, ast.Try)
+            if any("ImportError" in ast.unparse(each.type) for each in node.handlers if each.type)
             for inner in ast.walk(ast.Module(node.body, []))
         }
-        for node in ast.walk(tree):
+        for node in list_nodes(path, ast.Import, ast.ImportFrom):
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
+            elif not node.level:
                 names = [node.module]
             for first in {each.partition(".")[0] for each in names}:
                 # The files of the sandbox import each other as a process without packages does.

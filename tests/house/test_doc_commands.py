@@ -11,7 +11,7 @@ import pytest
 import typer.main
 import yaml
 from doc_blocks import MARKED, REASONS, ROOT, Block, blocks, commands, pages
-from houses import HOUSES, list_sources
+from houses import HOUSES, list_nodes, list_sources
 
 from nip_cli import cli
 from nip_cli.command_table import load_command, read_panels
@@ -167,12 +167,11 @@ def _texts_of_the_code() -> str:
     """All texts in the code, with … for what is filled in."""
     texts = []
     for path in list_sources(*HOUSES.keys() - {"factory"}):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.JoinedStr):
-                parts = (v.value if isinstance(v, ast.Constant) else "…" for v in node.values)
-                texts.append("".join(map(str, parts)))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                texts.append(node.value)
+        for node in list_nodes(path, ast.JoinedStr):
+            parts = (v.value if isinstance(v, ast.Constant) else "…" for v in node.values)
+            texts.append("".join(map(str, parts)))
+        values = [node.value for node in list_nodes(path, ast.Constant)]
+        texts += [value for value in values if isinstance(value, str)]
     return "\n".join(texts) + (ROOT / "Makefile").read_text("utf-8")
 
 

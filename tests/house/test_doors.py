@@ -2,7 +2,7 @@
 
 import ast
 
-from houses import HOUSES, ROOT
+from houses import HOUSES, ROOT, list_nodes
 
 from nip_lm_server import client
 
@@ -10,13 +10,11 @@ MOST_OF_THE_SERVER = 25
 MOST_OF_THE_BASE = 60
 
 
-def imported_names(tree, package):
+def imported_names(path, package):
     return {
         (node.module, alias.name)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        and node.module is not None
-        and node.module.split(".")[0] == package
+        for node in list_nodes(path, ast.ImportFrom)
+        if node.module is not None and node.module.split(".")[0] == package
         for alias in node.names
     }
 
@@ -26,15 +24,14 @@ def sources_outside(*houses):
     places["tasks"] = ROOT / "tasks"
     for name, place in places.items():
         if name not in houses:
-            for path in place.rglob("*.py"):
-                yield path, ast.parse(path.read_text(encoding="utf-8"))
+            yield from place.rglob("*.py")
 
 
 def test_the_door_of_the_server_has_few_names_and_each_is_used_outside():
     assert len(client.__all__) <= MOST_OF_THE_SERVER
     used = set()
-    for _, tree in sources_outside("nip_lm_server"):
-        names = imported_names(tree, "nip_lm_server")
+    for path in sources_outside("nip_lm_server"):
+        names = imported_names(path, "nip_lm_server")
         assert {module for module, _ in names} <= {"nip_lm_server.client"}
         used |= {name for _, name in names}
     assert used == set(client.__all__)
@@ -42,13 +39,13 @@ def test_the_door_of_the_server_has_few_names_and_each_is_used_outside():
 
 def test_few_names_of_the_base_are_imported_by_those_above_the_server():
     used = set()
-    for _, tree in sources_outside("nip_base", "nip_lm_server"):
-        used |= imported_names(tree, "nip_base")
+    for path in sources_outside("nip_base", "nip_lm_server"):
+        used |= imported_names(path, "nip_base")
     assert len(used) <= MOST_OF_THE_BASE
 
 
 def test_commands_of_the_server_are_its_own_and_the_loop_imports_no_proof():
-    for path, tree in sources_outside("nip_base", "nip_lm_server"):
-        names = {name for _, name in imported_names(tree, "nip_lm_server")}
+    for path in sources_outside("nip_base", "nip_lm_server"):
+        names = {name for _, name in imported_names(path, "nip_lm_server")}
         assert not {name for name in names if "prove" in name.lower() or "Proof" in name}, path
     assert not (ROOT / "nip_cli" / "serving").exists()

@@ -9,7 +9,7 @@ import re
 from functools import cache
 
 import pytest
-from houses import HOUSES, ROOT
+from houses import HOUSES, ROOT, parse_source
 
 MOST_FILES = 20
 MOST_FLOORS = 6
@@ -69,7 +69,7 @@ def list_arrows(folder):
     arrows = {}
     for path in files:
         imports = Imports()
-        imports.visit(ast.parse(path.read_text(encoding="utf-8")))
+        imports.visit(parse_source(path))
         others = [p.stem for p in files if p != path]
         arrows[path.stem] = [name for name in others if f"{dotted}.{name}" in imports.names]
     return arrows

@@ -3,9 +3,10 @@
 import ast
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from houses import DISTRIBUTIONS, HOUSES, find_place
+from houses import DISTRIBUTIONS, HOUSES, find_place, list_nodes, sort_nodes, sort_source
 
 ROOT = Path(__file__).parents[2]
 OURS = {*HOUSES, "nip_prefect"} - {"flows", "tasks"}
@@ -24,26 +25,31 @@ def names_of(module: str) -> frozenset[str] | None:
     if not file.exists():
         return frozenset(below) if place.is_dir() else None
     names = set(below)
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names.add(node.value)  # of a module that imports by __getattr__ what it lists
-    return frozenset(names)
+    definitions = list_nodes(file, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names |= {node.name for node in definitions}
+    names |= {n.id for n in list_nodes(file, ast.Name) if isinstance(n.ctx, ast.Store)}
+    names |= {
+        alias.asname or alias.name.partition(".")[0]
+        for node in list_nodes(file, ast.Import, ast.ImportFrom)
+        for alias in node.names
+    }
+    # Of a module that imports by __getattr__ what it lists.
+    values = [node.value for node in list_nodes(file, ast.Constant)]
+    return frozenset(names | {value for value in values if isinstance(value, str)})
 
 
 def missing(source: str) -> list[str]:
+    """What a source names of ours and is not there."""
+    return missing_of(sort_nodes(ast.parse(source)))
+
+
+def missing_of(nodes: dict[type[ast.AST], list[Any]]) -> list[str]:
     """What a source imports from our houses, reads of their modules or replaces in them, and is not
     there."""
     absent = []
     modules: dict[str, str] = {}
-    nodes = [*ast.walk(ast.parse(source))]
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS:
+    for node in nodes.get(ast.ImportFrom, ()):
+        if (node.module or "").split(".")[0] in OURS:
             known = names_of(str(node.module))
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -51,15 +57,15 @@ def missing(source: str) -> list[str]:
                     absent.append(whole)
                 elif names_of(whole) is not None:
                     modules[alias.asname or alias.name] = whole
-        elif isinstance(node, ast.Import):
-            ours = [a.name for a in node.names if a.name.split(".")[0] in OURS]
-            absent += [name for name in ours if names_of(name) is None]
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module = modules.get(node.value.id)
-            if module and node.attr not in (names_of(module) or ()) and "__" not in node.attr:
-                absent.append(f"{module}.{node.attr}")
-        elif isinstance(node, ast.Call) and _called(node.func).endswith(("setattr", "patch")):
+    for node in nodes.get(ast.Import, ()):
+        ours = [a.name for a in node.names if a.name.split(".")[0] in OURS]
+        absent += [name for name in ours if names_of(name) is None]
+    for node in nodes.get(ast.Attribute, ()) if modules else ():
+        module = modules.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if module and node.attr not in (names_of(module) or ()) and "__" not in node.attr:
+            absent.append(f"{module}.{node.attr}")
+    for node in nodes.get(ast.Call, ()):
+        if _called(node.func).endswith(("setattr", "patch")):
             absent += _not_there(node.args[0])
     return absent
 
@@ -85,7 +91,7 @@ def test_what_is_imported_is_there(folder):
     absent = {
         str(file.relative_to(ROOT)): names
         for file in FILES
-        if file.is_relative_to(ROOT / folder) and (names := missing(file.read_text("utf-8")))
+        if file.is_relative_to(ROOT / folder) and (names := missing_of(sort_source(file)))
     }
     assert not absent
 

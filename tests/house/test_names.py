@@ -7,7 +7,7 @@ function says what it does or gives.
 import ast
 import re
 
-from houses import HOUSES, ROOT
+from houses import HOUSES, ROOT, list_nodes, read_source
 
 FOLDERS = (*(str(path.relative_to(ROOT)) for path in HOUSES.values()), "benchmarks")
 WORDS = {"found", "one", "own", "given", "kept", "wanted", "said", "theirs", "there", "others"}
@@ -41,12 +41,11 @@ def _bound(function):
     return lives
 
 
-def _names_something_so(tree):
-    return any(
-        (isinstance(node, ast.arg) and node.arg in WORDS)
-        or (isinstance(node, ast.Name) and node.id in WORDS)
-        for node in ast.walk(tree)
-    )
+def _lines_with_words(file):
+    """The lines on which such a word names something."""
+    arguments, names = list_nodes(file, ast.arg), list_nodes(file, ast.Name)
+    lines = {node.lineno for node in arguments if node.arg in WORDS}
+    return lines | {node.lineno for node in names if node.id in WORDS}
 
 
 def _files(root):
@@ -57,30 +56,25 @@ def _files(root):
 def long_lived(root):
     """Where such a word names something for more than a few lines."""
     for file in _files(root):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        if not _names_something_so(tree):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _names_something_so(
-                node
-            ):
-                for name, (first, last) in _bound(node).items():
-                    if name in WORDS and last - first > LINES:
-                        yield f"{file.relative_to(root)}:{first}: {name}, for {last - first} lines"
+        lines = _lines_with_words(file)
+        for node in list_nodes(file, ast.FunctionDef, ast.AsyncFunctionDef) if lines else ():
+            if lines.isdisjoint(range(node.lineno, node.end_lineno + 1)):
+                continue
+            for name, (first, last) in _bound(node).items():
+                if name in WORDS and last - first > LINES:
+                    yield f"{file.relative_to(root)}:{first}: {name}, for {last - first} lines"
 
 
 def questions(root):
     """Docstrings of functions that begin like a question."""
     for file in _files(root):
-        text = file.read_text(encoding="utf-8")
         # Only the few files are parsed in which any docstring begins so.
-        if not re.search(rf'"""{QUESTION.pattern}', text):
+        if not re.search(rf'"""{QUESTION.pattern}', read_source(file)):
             continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                docstring = ast.get_docstring(node) or ""
-                if QUESTION.match(docstring):
-                    yield f"{file.relative_to(root)}:{node.lineno}: {docstring.splitlines()[0]}"
+        for node in list_nodes(file, ast.FunctionDef, ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node) or ""
+            if QUESTION.match(docstring):
+                yield f"{file.relative_to(root)}:{node.lineno}: {docstring.splitlines()[0]}"
 
 
 def test_no_empty_word_names_a_value_for_long():

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from houses import HOUSES
+from houses import HOUSES, list_nodes
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -57,13 +57,10 @@ def imports():
         for file in HOUSES[folder].rglob("*.py"):
             parts = file.relative_to(HOUSES[folder]).with_suffix("").parts
             room = _room(".".join((package, *parts)))
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            for node in ast.walk(tree):
-                names = []
-                if isinstance(node, ast.ImportFrom) and node.module:
-                    names = [f"{node.module}.{alias.name}" for alias in node.names]
-                elif isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
+            for node in list_nodes(file, ast.ImportFrom, ast.Import):
+                names = [alias.name for alias in node.names]
+                if isinstance(node, ast.ImportFrom):
+                    names = [f"{node.module}.{name}" for name in names] if node.module else []
                 pairs |= {(room, _room(name)) for name in names if _room(name)}
     pairs = {(a, b) for a, b in pairs if a and a != b and a != "__init__"}
     return {(a, b) for a, b in pairs if a not in BENEATH and b not in BENEATH}

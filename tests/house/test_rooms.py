@@ -3,11 +3,10 @@
 import ast
 import collections
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
-from houses import HOUSES, list_sources
+from houses import HOUSES, list_nodes, list_sources, parse_source, read_source
 
 ROOT = Path(__file__).parents[2]
 STAGES = ROOT / "nip_core" / "stages"
@@ -15,26 +14,23 @@ SHARED_NAMES = {"base.py", "errors.py", "__init__.py", "__main__.py"}
 """Names of files that every room may have."""
 UNTYPED = re.compile(r"\b(dict|Mapping|MutableMapping)\[str, (Any|object)\]")
 RELATIVE = re.compile(r"\b(that|which|whoever|whatever)\b", re.IGNORECASE)
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@cache
-def trees(house):
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in list_sources(house)}
+def nodes(house, *kinds):
+    return [node for path in list_sources(house) for node in list_nodes(path, *kinds)]
 
 
 def functions(house):
-    return [n for tree in trees(house).values() for n in ast.walk(tree) if isinstance(n, Function)]
+    return nodes(house, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def per_thousand_lines(count, house):
-    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in trees(house))
-    return 1000 * count / lines
+    return 1000 * count / sum(read_source(path).count("\n") for path in list_sources(house))
 
 
 def public_names(path):
     definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    body = trees("nip_core")[path].body
+    body = parse_source(path).body
     return [n.name for n in body if isinstance(n, definitions) and not n.name.startswith("_")]
 
 
@@ -46,8 +42,7 @@ def test_stages_are_the_verbs_of_the_loop_and_little_else():
 
 def test_each_function_of_a_stage_is_used_by_the_loop_or_another_room():
     words = {
-        path: collections.Counter(re.findall(r"\w+", path.read_text(encoding="utf-8")))
-        for path in list_sources()
+        path: collections.Counter(re.findall(r"\w+", read_source(path))) for path in list_sources()
     }
     files_with = collections.Counter(word for counted in words.values() for word in counted)
     unused = [
@@ -100,14 +95,14 @@ def test_links_are_those_that_the_installed_names_need():
 @pytest.mark.parametrize("house", ["nip_core", "nip_lm_server"])
 def test_no_file_name_stands_in_two_rooms(house):
     rooms = collections.defaultdict(set)
-    for path in trees(house):
+    for path in list_sources(house):
         rooms[path.name].add(path.parent)
     assert not [n for n, at in rooms.items() if len(at) > 1 and n not in SHARED_NAMES]
 
 
 def test_a_public_name_is_one_thing():
     places = collections.defaultdict(set)
-    for path in trees("nip_core"):
+    for path in list_sources("nip_core"):
         for name in public_names(path):
             places[name].add(path)
     doubled = {name for name, files in places.items() if len(files) > 1}
@@ -141,11 +136,8 @@ def test_documents_have_types(house, most_untyped):
     ]
     untyped = sum(len(UNTYPED.findall(ast.unparse(note))) for note in annotations)
     assert per_thousand_lines(untyped, house) <= most_untyped
-    assert per_thousand_lines(sum(map(_reads_key, _nodes(house))), house) <= 18
-
-
-def _nodes(house):
-    return (node for tree in trees(house).values() for node in ast.walk(tree))
+    reads = sum(map(_reads_key, nodes(house, ast.Subscript, ast.Call)))
+    assert per_thousand_lines(reads, house) <= 18
 
 
 def _reads_key(node):
@@ -160,8 +152,8 @@ def _reads_key(node):
 
 
 def test_the_loop_reads_no_keys():
-    tree = trees("nip_core")[ROOT / "nip_core" / "loop.py"]
-    reads = [ast.unparse(node) for node in ast.walk(tree) if _reads_key(node)]
+    asking = list_nodes(ROOT / "nip_core" / "loop.py", ast.Subscript, ast.Call)
+    reads = [ast.unparse(node) for node in asking if _reads_key(node)]
     assert all(read.startswith("result[") for read in reads), reads  # the summary, as JSON
 
 

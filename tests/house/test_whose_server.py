@@ -4,11 +4,11 @@ import ast
 import re
 from pathlib import Path
 
-from houses import list_sources
+from houses import list_nodes, list_sources, read_source
 
 ROOT = Path(__file__).parents[2]
 CODE = {
-    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    path.relative_to(ROOT).as_posix(): read_source(path)
     for path in list_sources("nip_core", "nip_cli", "nip_study", "nip_view", "flows", "tasks")
 }
 # Where the questions are answered.
@@ -32,10 +32,9 @@ def test_a_back_end_is_named_where_it_is_opened():
 def test_no_setting_is_compared_with_the_name_of_a_provider():
     compared = [
         f"{name}:{node.lineno}"
-        for name, text in CODE.items()
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Compare)
-        and any(isinstance(n, ast.Attribute) and n.attr == "model_provider" for n in ast.walk(node))
+        for name in CODE
+        for node in list_nodes(ROOT / name, ast.Compare)
+        if any(isinstance(n, ast.Attribute) and n.attr == "model_provider" for n in ast.walk(node))
         and any(isinstance(n, ast.Constant) and n.value != ":" for n in ast.walk(node))
     ]
     assert not compared

@@ -1,6 +1,7 @@
 """The page of settings says what the settings are; what each means, it says itself."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -56,10 +57,15 @@ def test_the_pages_are_up_to_date():
     ) == page_of_original_settings()
 
 
+@cache
+def make_pages() -> tuple[str, str]:
+    return page_of_settings(), page_of_original_settings()
+
+
 # LrFactors are what agent_lr_factor may hold.
 @pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n in FIELDS if k.__name__ != "LrFactors"])
 def test_every_setting_is_on_one_page_and_the_one_where_people_look(kind, name):
-    pages = page_of_settings(), page_of_original_settings()
+    pages = make_pages()
     on = [f"`{name}`" in pages[0], bool(re.search(rf"`[\w.<>]*{name}`", pages[1]))]
     for_ancestor = is_for_ancestor(kind.__name__, name)
     assert on[for_ancestor]

@@ -7,6 +7,7 @@ change_groups         a dictionary of settings, changed group by group, before i
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, get_args, get_origin
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -205,13 +206,29 @@ def change_groups(
         return change_groups(group_for(kinds, inner), inner, change)
 
     result = dict(change(kind, values))
-    for name, field in kind.model_fields.items():
-        kinds, inner = groups_in(field.annotation), result.get(name)
-        if get_origin(field.annotation) is dict and isinstance(inner, Mapping):
+    for name, kinds, is_table in _list_holding_fields(kind):
+        inner = result.get(name)
+        if is_table and isinstance(inner, Mapping):
             result[name] = {key: inside(kinds, value) for key, value in inner.items()}
         elif name in result:
             result[name] = inside(kinds, inner)
     return result
+
+
+_HoldingField = tuple[str, tuple[type[Parameters], ...], bool]
+"""The name of a field, the groups that it may hold, and whether it is a table."""
+_holding_fields: WeakKeyDictionary[type[Parameters], list[_HoldingField]] = WeakKeyDictionary()
+
+
+def _list_holding_fields(kind: type[Parameters]) -> list[_HoldingField]:
+    """List the fields of a class that are tables or hold groups; annotations are searched once."""
+    if kind not in _holding_fields:
+        fields = [
+            (name, groups_in(field.annotation), get_origin(field.annotation) is dict)
+            for name, field in kind.model_fields.items()
+        ]
+        _holding_fields[kind] = [field for field in fields if field[1] or field[2]]
+    return _holding_fields[kind]
 
 
 def _only_known(kind: type[Parameters], values: PlainMapping) -> PlainDict:

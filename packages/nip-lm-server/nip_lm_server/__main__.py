@@ -1,8 +1,8 @@
 """``nip-lm-server``: a server in this process, until a signal or its parent's end; or a proof.
 
 Programs say ``--spec JSON`` (see `spec.Start`). People give the options of `command.serve`,
-``prove`` and the options of `prove_command.prove`, or ``models`` and a command of `models_command`.
-``python -m nip_lm_server`` is the same.
+``prove`` and the options of `prove_command.prove`, or ``models`` and a command of
+`models_command`. ``python -m nip_lm_server`` is the same.
 """
 
 import sys

@@ -42,7 +42,7 @@ def hide_users(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape invisible characters but line ends and tabs, as in JSON."""
+    """Escape a text's invisible characters but line ends and tabs, as JSON does."""
     return _UNPLAIN.sub(lambda match: _visible(match[0]), text)
 
 
