@@ -45,7 +45,7 @@ def _template(protocol: str, role: str) -> Template:
 def template_text(protocol: str, role: str) -> str:
     """The template named ``short``, with the problem as such templates show it."""
     scenarios, name = files("nip_core.scenarios"), f"short/{protocol}/{role}.txt"
-    place = scenarios / "code_validation" / "templates" / name
+    place = files("nip_games.code_validation") / "templates" / name
     place = place if place.is_file() else scenarios / "templates" / name
     return place.read_text("utf-8").replace("$problem", "$question\n$solution")
 

@@ -15,6 +15,7 @@ import hashlib
 import inspect
 import os
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from nip_core.errors import SettingsError
@@ -27,7 +28,15 @@ from nip_core.scenarios import find_scenario
 from nip_core.session.attack_files import list_named_files
 from nip_core.session.contents import digest_directory
 
-_NIP = Path(__file__).parents[1].resolve()
+_GAMES = find_spec("nip_games")
+_NIP = tuple(
+    Path(folder).resolve()
+    for folder in (
+        Path(__file__).parents[1],
+        *((_GAMES and _GAMES.submodule_search_locations) or ()),
+    )
+)
+"""The folders of nip's own files: its code, and the problems of its games."""
 
 
 def find_user_files(game: Game) -> dict[str, Path]:
@@ -41,7 +50,8 @@ def find_user_files(game: Game) -> dict[str, Path]:
     return {
         name: path
         for name, path in listed
-        if (path.is_file() or path.is_dir()) and not path.resolve().is_relative_to(_NIP)
+        if (path.is_file() or path.is_dir())
+        and not any(path.resolve().is_relative_to(folder) for folder in _NIP)
     }
 
 

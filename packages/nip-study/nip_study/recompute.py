@@ -8,6 +8,7 @@ every number in ``results.json``, ``README.md`` and the figures follows from the
 That the verdicts are those that were played, only the runs themselves can show (`nip verify`).
 """
 
+import contextlib
 import io
 import math
 import re
@@ -19,9 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from nip_base.formats.bounds import parse_json
+from nip_base.formats.bounds import ReadError, parse_json
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.parameters.basis.plain import Plain
+from nip_core.run_store.documents import first_fault
 from nip_study.declare.declaration import StudyDeclaration, parse_declaration
 from nip_study.declare.declared_digests import analysis_digest
 from nip_study.declare.timestamp import check_token
@@ -73,11 +75,7 @@ def recompute_results(directory: Path) -> Recomputed:
         contents = _read(directory, name)
         if contents == content:
             continue
-        difference = (
-            _find_in_documents(parse_json(contents), parse_json(content))
-            if name.endswith(".json") and _is_json(contents)
-            else _find_in_lines(contents, content)
-        )
+        difference = _find_difference(name, contents, content)
         reason = "" if is_declared_code is not False else " (analysis code other than declared)"
         raise CorruptionError(
             f"{directory / name}: {difference or 'written in another form'}{reason}"
@@ -95,9 +93,8 @@ def _read_collected(directory: Path) -> Collected:
         )
     if missing_names := [name for name in (CELLS, FACTS) if not (directory / name).is_file()]:
         raise SettingsError(
-            f"--recompute {directory}: {' and '.join(missing_names)} missing, as in results "
-            "of earlier "
-            "versions; write them anew from the runs: nip sweep FILE --collect --out DIR"
+            f"--recompute {directory}: {' and '.join(missing_names)} missing, as in results of "
+            "earlier versions; write them anew from the runs: nip sweep FILE --collect --out DIR"
         )
     facts = _read_facts(directory / FACTS)
     verdicts = _read_verdicts(directory / CELLS, facts)
@@ -114,20 +111,17 @@ def _read(directory: Path, name: str) -> bytes:
 def _read_facts(path: Path) -> SweepFacts:
     try:
         document = parse_json(_read(path.parent, path.name))
-        if isinstance(document, dict) and document.get("format", FORMAT) not in (1, FORMAT):
-            raise SettingsError(
-                f"{path}: format {document['format']!r}, of a later version of nip; this one reads "
-                f"1 to {FORMAT}"
-            )
+    except ReadError as error:
+        raise CorruptionError(f"{path}: no JSON ({error})") from None
+    if isinstance(document, dict) and document.get("format", FORMAT) not in (1, FORMAT):
+        raise SettingsError(
+            f"{path}: format {document['format']!r}, of a later version of nip; this one reads 1 "
+            f"to {FORMAT}"
+        )
+    try:
         return SweepFacts.model_validate(document)
     except ValidationError as error:
-        [first, *_] = error.errors()
-        place = "".join(f"{part}." for part in first["loc"]).removesuffix(".") or "the whole"
-        raise CorruptionError(f"{path}: {place}: {first['msg']}") from None
-    except SettingsError:
-        raise
-    except ValueError as error:
-        raise CorruptionError(f"{path}: no JSON ({error})") from None
+        raise CorruptionError(f"{path}: {first_fault(error)}") from None
 
 
 def _read_verdicts(path: Path, facts: SweepFacts) -> pa.Table:
@@ -180,12 +174,12 @@ def _check_stamp(path: Path, stamp: Path, facts: StampFacts) -> None:
         raise CorruptionError(f"{stamp}: of {time}, and {FACTS} says {facts.time}")
 
 
-def _is_json(content: bytes) -> bool:
-    try:
-        parse_json(content)
-    except ValueError:
-        return False
-    return True
+def _find_difference(name: str, recorded_value: bytes, computed: bytes) -> str | None:
+    """Describe the first difference of two files; None where it is in their form alone."""
+    if name.endswith(".json"):
+        with contextlib.suppress(ValueError):  # no JSON
+            return _find_in_documents(parse_json(recorded_value), parse_json(computed))
+    return _find_in_lines(recorded_value, computed)
 
 
 def _find_in_documents(recorded_value: Plain, computed: Plain, place: str = "") -> str | None:

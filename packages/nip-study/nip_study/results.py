@@ -1,7 +1,6 @@
 """The results of a sweep's runs: one document, one table, one figure.
 
-collect_results  a sweep -> its results, from the store
-compute_results  the same from facts and verdicts that were collected
+compute_results  facts and verdicts of a sweep -> its results
 write_results    them, their facts and verdicts, a page and a figure into the store
 render_files     the last three as files
 """
@@ -41,23 +40,17 @@ from nip_study.documents.results_document import (
     SweptTest,
 )
 from nip_study.documents.swept_facts import RunFacts, SweepFacts
-from nip_study.facts_on_record import Collected, collect_sweep
+from nip_study.facts_on_record import Collected
 from nip_study.pages.effort_figure import efforts_svg
 from nip_study.pages.page import render_results
 from nip_study.parts.arms_figure import Mark, arms_svg
 from nip_study.parts.counted import Counted, Figure, LastTest, Verdicts, average_runs
 from nip_study.parts.document_parts import OverRuns, sum_up
-from nip_study.plan.swept_runs import SEED, Sweep
+from nip_study.plan.planned import SEED, find_attack
+from nip_study.plan.swept_runs import Sweep
 
 CELLS, FACTS = "cells.parquet", "facts.json"
 DECLARATION, STAMP = "declaration.json", "declaration.tsr"
-
-
-def collect_results(
-    store: Store, sweep: Sweep, failures: Mapping[str, str] | None = None
-) -> SweepResults:
-    """Collect the results of a sweep: see `collect_sweep` and `compute_results`."""
-    return compute_results(collect_sweep(store, sweep, failures))
 
 
 def compute_results(collected: Collected) -> SweepResults:
@@ -223,7 +216,7 @@ def _sum_up_attack(
     facts = [attack for run in swept for attack in run.attacks if attack.label == label]
     finished_attacks = [attack for attack in facts if attack.status == FINISHED]
     return ArmAttack(
-        runs=sum(run.name_after(label) is not None for run in swept),
+        runs=sum(find_attack(run, label) is not None for run in swept),
         finished=len(finished),
         soundness=plays.average("soundness", [attack.soundness for attack in finished]),
         completeness=plays.average("completeness", [attack.completeness for attack in finished]),

@@ -27,7 +27,7 @@ from nip_study.pages.page import render_results
 from nip_study.parts.counted import LastTest, Play, Verdicts
 from nip_study.parts.document_parts import OverRuns
 from nip_study.plan.swept_runs import read_sweep
-from nip_study.results import collect_results, compute_results
+from nip_study.results import compute_results
 
 ARMS = ("adp", "alone", "random")
 
@@ -76,7 +76,7 @@ def results_of(folder, monkeypatch, verifier, *game):
 
     sweep = asyncio.run(play())
     store = open_store(sweep.run_store)
-    return store, collect_results(store, sweep)
+    return store, compute_results(collect_sweep(store, sweep))
 
 
 def report_of(store, name):

@@ -9,6 +9,7 @@ import yaml
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
+from nip_study.plan.planned import find_attack
 from nip_study.plan.swept_runs import read_sweep
 
 SMALL = {
@@ -87,8 +88,8 @@ def test_every_run_is_attacked_but_for_those_that_are_left_out(tmp_path):
     first, second = sweep.runs
     assert [attack.name for attack in first.attacks] == ["small-1-chosen"]
     assert [attack.name for attack in second.attacks] == ["small-2-chosen", "small-2-sneaky"]
-    assert (first.name_after(None), first.name_after("chosen")) == ("small-1", "small-1-chosen")
-    assert first.name_after("sneaky") is None
+    assert (find_attack(first, None), find_attack(first, "chosen")) == ("small-1", "small-1-chosen")
+    assert find_attack(first, "sneaky") is None
     [attack] = first.attacks
     settings = attack.parameters
     assert (settings.attack.run, settings.attack.iteration) == ("small-1", 2)
@@ -125,7 +126,7 @@ def test_an_attack_comes_after_the_one_that_it_imitates(tmp_path):
     # What an attack by training has played in its steps is on training problems.
     assert last.attack.start_from == "small-1-begun"
     assert begun.rl.num_iterations == 5 and named.test_dataset_split == "validation"
-    assert run.attacked_by == ("last", "begun", "named") and run.tested_by == ("last", "begun")
+    assert run.tested_by == ("last", "begun")
 
 
 def test_a_file_of_chats_is_looked_for_beside_the_sweep(tmp_path):

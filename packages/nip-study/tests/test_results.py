@@ -39,7 +39,7 @@ from nip_study.parts.counted import Counted, LastTest, Verdicts, share_right
 from nip_study.parts.document_parts import OverRuns
 from nip_study.plan.swept_runs import read_sweep
 from nip_study.recompute import recompute_results
-from nip_study.results import collect_results, compute_results, write_results
+from nip_study.results import compute_results, write_results
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
 
@@ -108,7 +108,9 @@ def test_an_attack_is_shown_beside_the_same_one_on_the_untrained_models(sweep, t
 
 def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     store = open_store(sweep.run_store)
-    results = collect_results(store, sweep, {"small-nip-1": "exit code 6: the job failed"})
+    results = compute_results(
+        collect_sweep(store, sweep, {"small-nip-1": "exit code 6: the job failed"})
+    )
     tests = {
         run.name: json.loads(store.get(f"{run.name}/iterations/0001/metrics-test.json"))
         for run in sweep.runs[:2]
@@ -176,10 +178,10 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     assert share_right([counted.count("small-adp-1-chosen", "soundness")]) == attack.soundness
     heads = ("soundness", "completeness", "lost to lying", "lost to training")
     assert f" {' | '.join(f'chosen: {head}' for head in heads)} |" in lines[0]
-    failed = collect_results(store, sweep, {"small-adp-2-chosen": "exit code 3"})
+    failed = compute_results(collect_sweep(store, sweep, {"small-adp-2-chosen": "exit code 3"}))
     assert "- `small-adp-2-chosen`: exit code 3" in render_results(failed)
 
-    results = collect_results(store, sweep)
+    results = compute_results(collect_sweep(store, sweep))
     # The record has the settings that were planned.
     for run in sweep.runs[:2]:
         record = RunStore(store, run.name).open()
@@ -199,7 +201,7 @@ def test_an_arm_is_the_mean_of_its_finished_runs(sweep):
     # A run that can't be read keeps nobody from seeing the others.
     before = store.get("small-adp-1/run.json")
     store.put("small-adp-1/run.json", b"{")
-    [first, *_] = collect_results(store, sweep).runs
+    [first, *_] = compute_results(collect_sweep(store, sweep)).runs
     assert first.status == "damaged" and "small-adp-1" in first.failure
     store.put("small-adp-1/run.json", before)
 
@@ -317,7 +319,7 @@ def numbers_in(value):
 
 def test_the_tests_of_a_sweep_are_those_that_its_runs_have_on_record(sweep):
     store = open_store(sweep.run_store)
-    [run, *_] = collect_results(store, sweep).runs
+    [run, *_] = compute_results(collect_sweep(store, sweep)).runs
     records = Records(RunStore(store, run.run))
     for test in run.tests:
         metrics = records.of(test.iteration).metrics("test")
@@ -382,7 +384,7 @@ def test_a_run_whose_verdicts_cannot_be_read_is_named_and_the_others_are_there(s
     [file] = [name for name in damaged.list(place) if name.startswith("episodes-")]
     damaged.put(f"{place}/{file}", b"no Parquet")
     table, left_out = read_verdicts(damaged, sweep)
-    assert [run.status for run in collect_results(damaged, sweep).runs[:2]] == [
+    assert [run.status for run in compute_results(collect_sweep(damaged, sweep)).runs[:2]] == [
         "finished",
         "damaged",
     ]

@@ -62,7 +62,7 @@ class ToolForm:
 
     @property
     def marker(self) -> str:
-        """The text that begins a call; empty: the call is the whole answer."""
+        """The beginning of a call's text; empty: the call is the whole answer."""
         return self.opening.strip()
 
     def surround(self, name: str) -> tuple[str, str]:

@@ -257,7 +257,7 @@ class Engine(ABC):
         raise EngineError(f"the engine {self.name} can't sleep")
 
     async def wake(self) -> None:
-        """Undo `sleep`; no error if it is awake. `loaded_adapters` has the adapters that are still
+        """Undo `sleep`; no error if it is awake. `loaded_adapters` has the adapters still
         loaded; the caller proves them again.
         """
         self._refuse_unless("running")

@@ -210,7 +210,7 @@ class Guide:
         return Guide(self._matcher.deep_copy())
 
     def fill(self, words: Any) -> None:
-        """Mark the tokens that may come next, a bit each, in a row of 32-bit words on the CPU."""
+        """Mark the allowed next tokens, a bit each, in a row of 32-bit words on the CPU."""
         self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * 4)
 
     def push(self, token: int) -> None:

@@ -34,7 +34,7 @@ def find_capabilities(engine: str) -> Capabilities:
 
 
 def load_engine(address: str) -> type["Engine"]:
-    """Import the engine at an address. Raises ValueError, naming the parts that it lacks."""
+    """Import the engine at an address. Raises ValueError, naming its missing parts."""
     from nip_lm_server.engines.base import Engine  # late: our engines don't need it here
 
     kind = import_object(address)

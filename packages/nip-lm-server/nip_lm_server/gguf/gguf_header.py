@@ -52,7 +52,7 @@ class _Header:
 
 
 def check_header(path: Path) -> None:
-    """Raise GgufError for a file whose header has numbers that the file has no room for."""
+    """Raise GgufError for a file whose header has numbers too large for the file."""
     with path.open("rb") as file:
         header = _Header(file, path.stat().st_size, path.name)
         if file.read(4) != b"GGUF":

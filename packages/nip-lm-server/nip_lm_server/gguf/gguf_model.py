@@ -102,7 +102,7 @@ def _silence() -> Iterator[None]:
 
 
 def _read_model(file: Path) -> Any:
-    """The file's weights in bfloat16, in a model that has no memory of the file."""
+    """The file's weights in bfloat16, in a model without memory of the file."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -124,7 +124,7 @@ def _read_model(file: Path) -> Any:
 
 
 def _check_sizes(fields: GgufFields, tensors: Sequence[Any]) -> None:
-    """Raise GgufError for a model that is larger by its fields than by its tensors."""
+    """Raise GgufError for a model larger by its fields than by its tensors."""
     kind = fields.require("general.architecture")
     sizes = {int(size) for tensor in tensors for size in tensor.shape}
     largest = max(sizes, default=0)

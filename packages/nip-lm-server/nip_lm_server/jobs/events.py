@@ -105,7 +105,7 @@ class JobEvents:
         type: str = "message",
         data: EventData | None = None,
     ) -> None:
-        """Append an event, which the events endpoint shows."""
+        """Append an event for the events endpoint."""
         self._database.insert(
             "events",
             id="ftevent-" + secrets.token_hex(12),

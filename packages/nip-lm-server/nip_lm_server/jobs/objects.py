@@ -116,12 +116,12 @@ def build_job_object(row: JobRow) -> JobObject:
 
 
 def name_checkpoint(row: JobRow) -> str:
-    """Return the id of the only checkpoint that a job has."""
+    """Return the id of a job's only checkpoint."""
     return "ftckpt-" + row.adapter_digest
 
 
 def build_checkpoint(row: JobRow) -> CheckpointObject:
-    """Build OpenAI's `fine_tuning.job.checkpoint`: the final weights of a job that succeeded."""
+    """Build OpenAI's `fine_tuning.job.checkpoint`: a job's final weights."""
     result = load(row.result) or {}
     steps: int = result.get("steps", 0)
     metrics: CheckpointMetrics = {"step": steps}

@@ -328,7 +328,7 @@ def _check_targets(targets: str | list[str] | None) -> None:
 def _settle_shape(
     nip: NipSettings, start: _Start, place: TrainingPlace, models: ModelStore
 ) -> tuple[_Shape, Literal["adapter", "base"]]:
-    """The new adapter's shape, and the kind of model that the training makes."""
+    """The new adapter's shape, and the kind of the new model."""
     if not nip.use_lora:
         return _Shape(), "base"
     _check_targets(nip.lora_target_modules)

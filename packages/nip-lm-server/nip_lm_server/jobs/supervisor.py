@@ -131,7 +131,7 @@ class JobSupervisor:
         return {run.device: id for id, run in self._runs.items() if run.has_device}
 
     def is_healthy(self) -> bool:
-        """Return whether the loops that take jobs run."""
+        """Return whether the loops run and take jobs."""
         return bool(self._loops) and not any(task.done() for task in self._loops)
 
     def _recover(self, row: JobRow) -> None:

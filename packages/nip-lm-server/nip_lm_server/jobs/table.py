@@ -357,7 +357,7 @@ class JobTable:
         return build_job_object(row), is_changed
 
     def fail(self, id: str, code: str, message: str, param: str | None = None) -> None:
-        """End a job without a model. A job that was cancelled meanwhile stays cancelled."""
+        """End a job without a model. A cancelled job stays cancelled."""
         error: JobError = {"code": code, "message": message, "param": param}
         self.move(
             id,
@@ -375,7 +375,7 @@ class JobTable:
         self.move(id, ("running",), "queued", message)
 
     def set_child(self, id: str, pid: int | None, identity: str | None) -> None:
-        """Write down the training process, so that the next start can end it."""
+        """Write down the training process: the next start can end it."""
         self.database.execute(
             "UPDATE jobs SET child_pid = ?, child_identity = ? WHERE id = ?", pid, identity, id
         )

@@ -52,7 +52,7 @@ class ForkedChild:
             self._started(self.pid)
 
     def close(self) -> None:
-        """Let go of it. A training that still runs ends with the warm process."""
+        """Let go of it. An unfinished training ends with the warm process."""
         os.close(self._pipe)
         if not self._is_over:
             self._warm.end()
@@ -114,7 +114,7 @@ class WarmProcess:
         return line
 
     async def wait(self) -> int:
-        """Wait for the end of a process that has closed its socket."""
+        """Wait for the end of the process after its socket has closed."""
         process = self._process
         if process is None:
             return -signal.SIGKILL

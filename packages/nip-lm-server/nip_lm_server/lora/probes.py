@@ -4,6 +4,7 @@ judge               compares served figures with saved ones, and with every riva
 Probe, read_probe   the training's file beside the weights: tokens and their log-probabilities
 judge_probe         the same for a model whose saved log-probabilities are those of a probe
 choose_limits       the distances that two precisions, or quantized weights, may cause
+choose_places       the places of a probe that are compared
 
 All log-probabilities are in nats. Distances are means over the probe's tokens of the absolute
 difference, each counted up to a cap. A kernel sums in another order for another batch, which moves
@@ -171,6 +172,12 @@ def parse_probe(value: Any, path: Path) -> Probe:
     if probe.dtype not in LIMITS:
         raise ProbeError(f"{path} has dtype {probe.dtype!r}, expected {', '.join(LIMITS)}")
     return probe
+
+
+def choose_places(count: int, limit: int) -> list[int]:
+    """Choose at most `limit` places among `count`: spread evenly, the last among them."""
+    size = min(count, limit)
+    return [(number + 1) * count // size - 1 for number in range(size)]
 
 
 def saved_logprobs(

@@ -2,6 +2,7 @@
 
 probe_tokens    a fixed conversation and a fixed sequence of tokens, for one tokenizer
 apply_adapter   within it, a base model computes with an adapter's weights
+token_logprobs  what a model gives a sequence
 prove           compares the served figures of an adapter with those of its saved weights
 prove_base      compares a served base model with the files of a model
 
@@ -148,6 +149,15 @@ def apply_adapter(model: Any, files: LoraFiles, *, merged: bool = True) -> Itera
         # The engine goes on with this model: a hook that stays would change every answer.
         for handle in handles:
             handle.remove()
+
+
+def token_logprobs(model: Any, tokens: Sequence[int]) -> list[float]:
+    """Compute the log-probability of each token but the first, in nats, by the model's modules."""
+    with torch.inference_mode():
+        ids = torch.tensor([[*tokens]], device=model.device)
+        scores = model(ids).logits[0, :-1].float().log_softmax(-1)
+        values: list[float] = scores.gather(1, ids[0, 1:, None])[:, 0].tolist()
+    return values
 
 
 def prove(

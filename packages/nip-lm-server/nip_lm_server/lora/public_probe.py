@@ -20,7 +20,7 @@ class PublicProbes:
 
     def __init__(self, base_model: str):
         from nip_lm_server.chats.chat_template import context_length, load_model, load_tokenizer
-        from nip_lm_server.lora.prove_weights import probe_tokens
+        from nip_lm_server.lora.prove_weights import probe_tokens, token_logprobs
 
         tokenizer = load_tokenizer(base_model)
         self._model = load_model(base_model, "auto").eval()
@@ -28,15 +28,15 @@ class PublicProbes:
         self._tokens = probe_tokens(
             tokenizer, context_length(tokenizer, self._model.config) or 2**31
         )
-        self._base_logprobs = _logprobs(self._model, self._tokens)
+        self._base_logprobs = token_logprobs(self._model, self._tokens)
 
     def compute(self, adapter: Path) -> dict[str, Any]:
-        """Compute the probe of an adapter. Raises the errors that the class raises."""
-        from nip_lm_server.lora.prove_weights import apply_adapter
+        """Compute the probe of an adapter. Raises the errors of the class."""
+        from nip_lm_server.lora.prove_weights import apply_adapter, token_logprobs
         from nip_lm_server.lora.rowwise_lora import read_lora
 
         with apply_adapter(self._model, read_lora(adapter)):
-            logprobs = _logprobs(self._model, self._tokens)
+            logprobs = token_logprobs(self._model, self._tokens)
         return {
             "tokens": self._tokens,
             "logprobs": logprobs,
@@ -49,14 +49,3 @@ class PublicProbes:
 def compute_public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     """Compute the probe of one adapter, see `PublicProbes`."""
     return PublicProbes(base_model).compute(adapter)
-
-
-def _logprobs(model: Any, tokens: list[int]) -> list[float]:
-    """Log-probability of each token but the first, in nats."""
-    import torch
-
-    with torch.inference_mode():
-        ids = torch.tensor([tokens], device=model.device)
-        scores = model(ids).logits[0, :-1].float().log_softmax(-1)
-        values: list[float] = scores.gather(1, ids[0, 1:, None])[:, 0].tolist()
-    return values

@@ -78,7 +78,7 @@ def guess_dtype(probe: Probe, base: ScoredAnswer | None, answers: Sequence[Score
 
 
 def _measure(answer: ScoredAnswer, saved: Sequence[float], cap: float) -> float:
-    """The mean distance at the places that count; infinite if there are none."""
+    """The mean distance at the telling places; infinite if there are none."""
     places = answer.telling(saved)
     if not places:
         return math.inf
@@ -96,7 +96,7 @@ def fewest_places(probe: Probe, dtype: str) -> int:
 
 
 def judge_answer(probe: Probe, answer: ScoredAnswer, surroundings: Surroundings) -> Judgement:
-    """Compare an answer with a probe, at all places that could contradict it."""
+    """Compare an answer with a probe, at all telling places."""
     places = answer.telling(probe.logprobs)
     if not places:
         return Judgement(False, 0, {"indistinguishable": [], "base_names": [], "tolerance": 0.0})
@@ -126,7 +126,7 @@ def judge_answer(probe: Probe, answer: ScoredAnswer, surroundings: Surroundings)
 def name_answer(
     probe: Probe, answer: ScoredAnswer, surroundings: Surroundings, judgement: Judgement
 ) -> list[str]:
-    """Name the models that an answer agrees with: the base, the parent, other names."""
+    """Name the models in agreement with an answer: the base, the parent, other names."""
     known_logprobs: dict[str, Sequence[float]] = {BASE: probe.base_logprobs}
     if probe.parent_logprobs is not None:
         known_logprobs[PARENT] = probe.parent_logprobs

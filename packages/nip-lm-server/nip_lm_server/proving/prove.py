@@ -90,7 +90,7 @@ class _Evidence:
 
     @property
     def agreeing(self) -> int:
-        """The number of answers that match the candidate."""
+        """The number of answers in agreement with the candidate."""
         return sum(judgement.matches for judgement in self.judgements)
 
     @property
@@ -179,7 +179,7 @@ class NameChecker:
         return min(lengths, default=None)
 
     def _shorten(self, name: str, candidate: Candidate, way: str, dtype: str | None) -> _Text:
-        """Cut a probe to the tokens that are asked for.
+        """Cut a probe to the tokens to ask for.
 
         In float32 a part is enough, as in the proof of a swap. It is cut only for `token_ids`,
         where each token is a prompt of its own.
@@ -241,7 +241,7 @@ class NameChecker:
         return {n: a for n, a in zip(rivals, answers, strict=True) if a is not None}
 
     async def _try(self, name: str, text: _Text) -> ScoredAnswer | None:
-        """Ask another name. None: it does not answer, which says nothing against this one."""
+        """Ask another name. None: it does not answer, and this one may still be right."""
         try:
             return await self._score(name, text)
         except (RefusedError, KeyRefusedError, NoLogprobsError):

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nip_lm_server.engines.vllm.adapter_proof import PLACES
+from nip_lm_server.lora.probes import choose_places
 from nip_lm_server.proving.stranger import RefusedError, Stranger
 
 BEST = 5
@@ -84,7 +85,7 @@ Way = Callable[[Stranger, str, Sequence[int], int | None, int], Awaitable[Scored
 
 
 async def find_way(server: Stranger, model: str, tokens: Sequence[int]) -> str:
-    """Return the name of the first way that works. Raises NoLogprobsError."""
+    """Return the name of the first working way. Raises NoLogprobsError."""
     reasons = []
     for name, way in WAYS.items():
         if name == "echo" and server.is_vllm:
@@ -222,12 +223,6 @@ async def _by_top(
         for place, choice in zip(places, choices, strict=True):
             logprobs[place], bounds[place] = _read_top(choice, tokens[place + 1])
     return ScoredAnswer(tuple(logprobs), tuple(bounds), _own_name(answer))
-
-
-def choose_places(count: int, most_places: int) -> list[int]:
-    """Spread at most `most_places` places evenly among `count`; the last one is among them."""
-    compared = min(count, most_places)
-    return [(number + 1) * count // compared - 1 for number in range(compared)]
 
 
 def _read_top(choice: Any, token: int) -> tuple[float | None, float | None]:

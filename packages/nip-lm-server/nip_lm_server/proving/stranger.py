@@ -191,7 +191,7 @@ class Stranger:
 
 
 async def _read_most(answer: aiohttp.ClientResponse) -> bytes:
-    """Read an answer, which must have an end."""
+    """Read an answer of at most _MOST_BYTES."""
     raw = bytearray()
     async for part in answer.content.iter_any():
         raw += part

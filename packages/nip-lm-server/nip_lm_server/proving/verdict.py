@@ -45,7 +45,7 @@ class Verdict:
 
 
 def exit_status(verdicts: Iterable[Verdict]) -> int:
-    """The exit status of all verdicts: a wrong name counts more than one that can't be told."""
+    """The exit status of all verdicts: a wrong name counts more than an uncertain one."""
     kinds = {verdict.kind for verdict in verdicts}
     if kinds - {"adapter", "cannot_tell"}:
         return WRONG

@@ -85,7 +85,7 @@ def _count_known(answer: ScoredAnswer) -> int:
 
 
 def _distance(first: ScoredAnswer, second: ScoredAnswer) -> float:
-    """The mean distance at the places that both answers have."""
+    """The mean distance at the common places of both answers."""
     pairs = [
         (first_value, second_value)
         for first_value, second_value in zip(first.logprobs, second.logprobs, strict=True)

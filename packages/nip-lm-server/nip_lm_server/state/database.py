@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,8 +126,83 @@ UNUSABLE = (sqlite3.Error, UnicodeDecodeError)
 _REMEDY = "put a copy of it back, or move everything beside it to another place and start anew"
 
 
-class Database:
+class SqliteFile(ABC):
     """A thin wrapper over one SQLite connection. Rows come back as `sqlite3.Row`."""
+
+    def __init__(self, path: Path):
+        """Open or create the database. Raises StateError if it can't be used."""
+        self.path = path
+        self._connection = _connect(path)
+        self._connection.row_factory = sqlite3.Row
+        try:
+            self._prepare()
+        except UNUSABLE as error:
+            self._connection.close()
+            raise unusable_error(path, error) from error
+        except StateError:
+            self._connection.close()
+            raise
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Check the database, and bring it to its format. Raises StateError."""
+
+    def _read_version(self) -> int:
+        """Return the format of the database; 0 for a new one."""
+        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        return version
+
+    def _make_durable(self) -> None:
+        # FULL: a transition that a client was told of must outlive a power loss. WAL: `nip
+        # verify` and others read while the server writes.
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            self._connection.execute(f"PRAGMA {pragma}")
+
+    def _change_schema(self, script: str, version: int) -> None:
+        # A kill in the middle leaves the older format whole: tables and version change in one
+        # transaction.
+        self._connection.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
+
+    def close(self) -> None:
+        """Close the connection; the write-ahead log is folded in."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside is written together or not at all. Not to be held over an await.
+
+        Inside another one it is a part of that.
+        """
+        if self._connection.in_transaction:
+            yield
+            return
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            # On a full disk SQLite may have rolled it back already; one that stayed open would take
+            # in all that is written later.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def execute(self, sql: str, *values: Any) -> int:
+        """Run a statement and return how many rows it changed."""
+        return self._connection.execute(sql, values).rowcount
+
+    def fetch_one(self, sql: str, *values: Any) -> sqlite3.Row | None:
+        """The first row, or None."""
+        row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
+        return row
+
+    def fetch_all(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        """All rows."""
+        return self._connection.execute(sql, values).fetchall()
+
+
+class Database(SqliteFile):
+    """The server's own tables."""
 
     def __init__(self, path: Path):
         """Open or create the database, or bring an older one up to date.
@@ -136,44 +212,28 @@ class Database:
         """
         if not path.exists() or not path.stat().st_size:
             refuse_lost_database(path.parent)  # before SQLite deletes a log that has no database
-        self.path = path
-        self._connection = _connect(path)
-        self._connection.row_factory = sqlite3.Row
-        try:
-            version = self._format()
-            problem = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-            if problem != "ok":  # pages or indices don't fit together
-                raise damage_error(path, " ".join(problem.split()))
-            _make_private(path)
-            # FULL: a transition that a client was told of must outlive a power loss. WAL: `nip
-            # verify` and others read while the server writes.
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-                self._connection.execute(f"PRAGMA {pragma}")
-            # A kill in the middle leaves the older format whole: tables and version change in one
-            # transaction.
-            steps = (
-                [_MIGRATIONS[step] for step in range(version, STATE_FORMAT)]
-                if version
-                else [_SCHEMA]
-            )
-            if steps:
-                self._connection.executescript(
-                    f"BEGIN; {' '.join(steps)} PRAGMA user_version = {STATE_FORMAT}; COMMIT;"
-                )
-            self._refuse_broken_rows()
-        except UNUSABLE as error:
-            self._connection.close()
-            raise unusable_error(path, error) from error
-        except StateError:
-            self._connection.close()
-            raise
+        super().__init__(path)
+
+    def _prepare(self) -> None:
+        version = self._format()
+        problem = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if problem != "ok":  # pages or indices don't fit together
+            raise damage_error(self.path, " ".join(problem.split()))
+        _make_private(self.path)
+        self._make_durable()
+        steps = (
+            [_MIGRATIONS[step] for step in range(version, STATE_FORMAT)] if version else [_SCHEMA]
+        )
+        if steps:
+            self._change_schema(" ".join(steps), STATE_FORMAT)
+        self._refuse_broken_rows()
 
     def _format(self) -> int:
         """Read the format; 0 for a new database. Writes nothing.
 
         Raises StateError if the database isn't a server's, or if its format is too new.
         """
-        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        version = self._read_version()
         if version > STATE_FORMAT:
             raise StateError(
                 f"{self.path} has format {version}, this server knows up to {STATE_FORMAT}: "
@@ -202,25 +262,6 @@ class Database:
                         self.path, f"row {row[0]} of {table} has no JSON in {column}"
                     )
 
-    def close(self) -> None:
-        """Close the connection; the write-ahead log is folded in."""
-        self._connection.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Write all statements inside together or not at all. Don't hold it over an await."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
-
-    def execute(self, sql: str, *values: Any) -> int:
-        """Run a statement and return how many rows it changed."""
-        return self._connection.execute(sql, values).rowcount
-
     def insert(self, table: str, **values: Any) -> int:
         """Insert a row and return its seq. `table` and the names come from this package only."""
         names = ", ".join(values)
@@ -230,15 +271,6 @@ class Database:
             tuple(values.values()),
         )
         return int(cursor.lastrowid or 0)
-
-    def fetch_one(self, sql: str, *values: Any) -> sqlite3.Row | None:
-        """The first row, or None."""
-        row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
-        return row
-
-    def fetch_all(self, sql: str, *values: Any) -> list[sqlite3.Row]:
-        """All rows."""
-        return self._connection.execute(sql, values).fetchall()
 
     def get_meta(self, key: str, default: int = 0) -> int:
         """A counter."""
@@ -278,7 +310,7 @@ def unusable_error(path: Path, error: Exception) -> StateError:
 
 
 def damage_error(path: Path, problem: str) -> StateError:
-    """Build the error for a database that has changed since it was written."""
+    """Build the error for a damaged database."""
     return StateError(f"{path} is damaged ({problem}): {_REMEDY}")
 
 

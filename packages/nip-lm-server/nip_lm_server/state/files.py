@@ -192,7 +192,7 @@ class FileStore:
         return _build_object(self._get_row(id))
 
     def find_content(self, id: str) -> Path:
-        """Return the path of the content, which isn't read. Raises ApiError 404."""
+        """Return the path of the content, without reading it. Raises ApiError 404."""
         self._get_row(id)
         return self._directory / id
 

@@ -1,6 +1,5 @@
 """The work of each kind of training request, by a resident trainer.
 
-StepTrainer    the trainer's methods, in a process of its own or not
 Steps          the requests of one base model's models: `run` one, `restore` a model after a kill
 
 A request is a row of the database with everything it needs, so it is run the same way the first
@@ -12,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -31,13 +30,13 @@ from nip_lm_server.tinker.storage.records import (
 from nip_lm_server.tinker.storage.store import TinkerStore
 from nip_lm_server.tinker.tinker_bodies import LoadWeights, OptimStep, SaveForSampler, SaveWeights
 from nip_lm_server.tinker.tinker_messages import decode_forward_backward, encode_output
+from nip_lm_server.tinker.trainers import TrainerProcess
 from nip_lm_server.training.resident.resident_client import ResidentDied
 from nip_lm_server.training.resident.types import (
     UNUSABLE_GRADIENT,
     AdamParams,
     Datum,
     LoraConfig,
-    Output,
     ResidentError,
 )
 
@@ -47,32 +46,6 @@ PUBLISH_ATTEMPTS = 2
 """So often a snapshot is loaded and proved before its request fails: once more for a slip."""
 _BASE = "(base)"
 """A model of the trainer's that is never trained, and computes the same as the base."""
-
-
-class StepTrainer(Protocol):
-    """A trainer's methods, see `training.resident`. They raise ResidentError and ResidentDied."""
-
-    async def create_model(self, model_id: str, lora: LoraConfig) -> None: ...
-
-    async def forward_backward(
-        self,
-        model_id: str,
-        data: Sequence[Datum],
-        loss_fn: str,
-        config: Mapping[str, float],
-        *,
-        forward_only: bool,
-    ) -> Output: ...
-
-    async def optim_step(self, model_id: str, adam: AdamParams) -> dict[str, float]: ...
-
-    async def save(self, model_id: str, directory: Path, *, optimizer: bool) -> None: ...
-
-    async def load(
-        self, model_id: str, directory: Path, lora: LoraConfig | None, *, optimizer: bool
-    ) -> None: ...
-
-    async def drop_model(self, model_id: str) -> None: ...
 
 
 class Failed(Exception):
@@ -105,7 +78,7 @@ class Steps:
     def __init__(
         self,
         base_model: str,
-        trainer: StepTrainer,
+        trainer: TrainerProcess,
         store: TinkerStore,
         folders: Folders,
         publish: Publish,

@@ -140,7 +140,7 @@ def _read(method: str, path: Path) -> tuple[Any, ...]:
 
 
 def _count_learned(example: Any) -> int:
-    """Count the pseudo tokens that a training would learn of an example."""
+    """Count the pseudo tokens of an example to learn."""
     messages: Sequence[formats.Message]
     if isinstance(example, formats.PreferenceExample):
         messages = (example.preferred, example.rejected)

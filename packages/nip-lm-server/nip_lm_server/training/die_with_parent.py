@@ -18,13 +18,14 @@ from nip_base.machine.processes import die_with_parent_process, watch_parent
 def main() -> None:
     """Guard this process and run the module named by the second argument as ``__main__``."""
     parent, module = int(sys.argv[1]), sys.argv[2]
-    watch_parent(parent, 0, _kill_own_group)
+    watch_parent(parent, 0, kill_own_group)
     die_with_parent_process(parent)
     sys.argv = sys.argv[2:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _kill_own_group() -> None:
+def kill_own_group() -> None:
+    """End this process, and its process group where it leads one."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)

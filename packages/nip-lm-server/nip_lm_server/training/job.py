@@ -84,7 +84,7 @@ class TrainingJob(BaseModel):
 
     @property
     def checkpoints_dir(self) -> Path:
-        """The directory of checkpoints. It is not in the output, which every start empties."""
+        """The directory of checkpoints, outside the output: every start empties the output."""
         return self.job_dir / CHECKPOINTS
 
     @property
@@ -144,7 +144,7 @@ class Events:
         self._write({"type": "message", "level": level, "message": message})
 
     def error(self, error: TrainingError) -> None:
-        """Report the error that ended the training without an adapter."""
+        """Report the error at the end of a failed training."""
         self._write(
             {"type": "error", "code": error.code, "message": error.message, "param": error.param}
         )

@@ -114,7 +114,7 @@ def _listen(trainer: Any, job: TrainingJob, events: Events) -> checkpoints.Check
 
 
 def _write_unchanged(model: Any, job: TrainingJob, text: loading.Text, started_s: float) -> None:
-    """Write the model that the training would start from, without training."""
+    """Write the start model, without training."""
     from accelerate import PartialState
 
     if not PartialState(cpu=choose_device(job) == "cpu").is_main_process:

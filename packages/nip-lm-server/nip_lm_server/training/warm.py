@@ -21,7 +21,6 @@ import gc
 import importlib
 import json
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nip_base.machine.processes import die_with_parent_process, watch_parent
+from nip_lm_server.training.die_with_parent import kill_own_group
 from nip_lm_server.training.job import TrainingJob, read_job
 
 _MODULES = (
@@ -105,7 +105,7 @@ def _become(parent: int, server: socket.socket, job_dir: Path, pipe: int, log: i
             os.dup2(held, standard)
         os.close(pipe)
         os.close(log)
-        watch_parent(parent, 0, _kill_own_group)
+        watch_parent(parent, 0, kill_own_group)
         from nip_lm_server.training.main import main as train
 
         status = train(["--job-dir", str(job_dir)])
@@ -116,12 +116,6 @@ def _become(parent: int, server: socket.socket, job_dir: Path, pipe: int, log: i
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
-
-
-def _kill_own_group() -> None:
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
 
 
 def _tell(server: socket.socket, answer: dict[str, Any]) -> None:

@@ -186,7 +186,7 @@ class ControlTokens:
         return message
 
     def _break_by_id(self, text: str) -> str:
-        """`text` without characters that become control tokens (as by NFKC)."""
+        """`text` without characters for control tokens (as by NFKC)."""
         tokenizer = self._tokenizer()
         assert tokenizer is not None, "who breaks tokens has their tokenizer"
         while True:

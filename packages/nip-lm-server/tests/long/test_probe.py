@@ -290,18 +290,18 @@ async def test_swapped_cut_and_absent_adapters_are_caught(base, tmp_path, dtype)
     from nip_lm_server.chats.chat_template import load_model, load_tokenizer
     from nip_lm_server.engines.vllm.adapter_proof import SCORINGS, VllmProver
     from nip_lm_server.lora.adapter_files import read_adapter
-    from nip_lm_server.training.model.output import _logprobs
+    from nip_lm_server.lora.prove_weights import token_logprobs
 
     model = load_model(base, getattr(torch, dtype)).eval()
     tokens = probe.probe_tokens(load_tokenizer(str(base)), 256)
     paths = {name: base.parent / name for name in ("a1", "a2")}
     paths["cut"] = cut(paths["a1"], tmp_path / "cut")
-    given = {"base": _logprobs(model, tokens)}
+    given = {"base": token_logprobs(model, tokens)}
     for name, path in paths.items():
         with probe.apply_adapter(model, read_lora(path), merged=False):
-            given[name] = _logprobs(model, tokens)
+            given[name] = token_logprobs(model, tokens)
     with probe.apply_adapter(model, read_lora(paths["a1"])):
-        saved = _logprobs(model, tokens)
+        saved = token_logprobs(model, tokens)
     own = shutil.copytree(paths["a1"], tmp_path / "own")
     write_probe(own, tokens, saved, dtype)
     value = json.loads((own / "probe.json").read_text())

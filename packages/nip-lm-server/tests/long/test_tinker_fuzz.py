@@ -217,5 +217,5 @@ def test_whatever_is_sent_is_answered_with_whose_fault_it_is(
     # Nor is any result the server's fault, but of numbers that did not come.
     launch.stop(handle)
     with closing(TinkerStore(state / DATABASE)) as store:
-        rows = store._all("SELECT kind, error FROM requests WHERE category = 'server'")
+        rows = store.fetch_all("SELECT kind, error FROM requests WHERE category = 'server'")
     assert not [tuple(row) for row in rows if "never came" not in row["error"]]

@@ -5,9 +5,17 @@ from typing import Annotated, Any
 import typer
 
 from nip_cli.launching.launch import run_flow
-from nip_cli.printing.options import RunName, Shown, ShownAs
+from nip_cli.printing.options import AsJson, RunName, RunStoreUrl, Shown, ShownAs, Verbose
 from nip_cli.printing.plans_and_runs import show_plan, show_result, show_run
 from nip_core.errors import SettingsError
+
+Steps = Annotated[
+    int | None,
+    typer.Option(min=1, help="sneaky: steps of training; default: 20, to a plateau 100."),
+]
+Every = Annotated[
+    int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
+]
 
 
 def attack(
@@ -26,13 +34,8 @@ def attack(
         str | None,
         typer.Option("--n", help="best-of-n: messages to choose from; default: 1,4,16,64."),
     ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="sneaky: steps of training; default: 20, to a plateau 100."),
-    ] = None,
-    every: Annotated[
-        int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
-    ] = None,
+    steps: Steps = None,
+    every: Every = None,
     until: Annotated[
         str | None,
         typer.Option(
@@ -53,7 +56,7 @@ def attack(
     name: Annotated[
         str | None, typer.Option(help="Name of the attack's own run; default: made of RUN's.")
     ] = None,
-    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    run_store: RunStoreUrl = "runs",
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="A setting on top of RUN's."),
@@ -61,9 +64,9 @@ def attack(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show settings, size and cost; start nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
     shown: ShownAs = Shown.auto,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show Prefect's logs.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
     from nip_core.attacks import list_options_of_others

@@ -170,15 +170,7 @@ def _compare_scores(
         print_json(results.as_json())
         return
     heads, rows = comparison_rows(results)
-    console = make_console(width=max(shutil.get_terminal_size((80, 24)).columns, 80))
-    for columns_shown in (heads[:3], [heads[0], *heads[3:]]):
-        table = Table(box=SIMPLE_HEAD, padding=0)
-        table.add_column("arm", overflow="fold")
-        for head in columns_shown[1:]:
-            table.add_column(head, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(*(row[heads.index(head)] for head in columns_shown))
-        console.print(table)
+    _print_tables(heads, rows, (heads[1:3], heads[3:]))
     clusters = results.arms[0].clusters
     by_cluster = "" if clusters == results.arms[0].questions else f", in {clusters:,} clusters"
     say(f"{'percent, and points of a difference,' if results.are_rates else 'scores'} with 95 %")
@@ -193,7 +185,7 @@ def _compare_scores(
 def _show_difference(differing: "RunDifferences") -> None:
     from nip_study.compare.diff import find_lone_agents
 
-    width = max(shutil.get_terminal_size((80, 24)).columns, 80)
+    width = _width()
     console = make_console(width=width)
     for letter, run in zip("ab", differing.runs, strict=True):
         say(f"{letter}  {run.run}, {run.status} ({run.place})")
@@ -260,21 +252,31 @@ def _show_comparison(results: "RunComparison") -> None:
     """Two tables, as both in one would not fit on 80 columns."""
     from nip_study.compare.comparison import BELIEVED, heads_and_rows
 
-    width = max(shutil.get_terminal_size((80, 24)).columns, 80)
-    console = make_console(width=width)
     heads, rows = heads_and_rows(results)
     neighbours = (*((BELIEVED,) if BELIEVED in heads else ()), *_BESIDE)
-    for columns in (("accuracy", "completeness", "soundness"), neighbours):
-        indices = [heads.index(name) for name in columns]
+    _print_tables(heads, rows, (("accuracy", "completeness", "soundness"), neighbours))
+    say("percent of the last test, and points of accuracy, with 95 % intervals;")
+    say("against the first run, paired by problem; p adjusted for all rows (Holm)")
+
+
+def _print_tables(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], parts: Sequence[Sequence[str]]
+) -> None:
+    """Print the columns of each part as a table, each behind the first column of all."""
+    console = make_console(width=_width())
+    for part in parts:
+        indices = [heads.index(name) for name in part]
         table = Table(box=SIMPLE_HEAD, padding=0)
-        table.add_column("run", overflow="fold")
+        table.add_column(heads[0], overflow="fold")
         for i in indices:
             table.add_column(heads[i], justify="right", no_wrap=True)
         for row in rows:
             table.add_row(row[0], *(row[i] for i in indices))
         console.print(table)
-    say("percent of the last test, and points of accuracy, with 95 % intervals;")
-    say("against the first run, paired by problem; p adjusted for all rows (Holm)")
+
+
+def _width() -> int:
+    return max(shutil.get_terminal_size((80, 24)).columns, 80)
 
 
 def _show_pair(key: str, texts: list[str], width: int) -> None:

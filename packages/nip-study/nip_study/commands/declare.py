@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from nip_cli.printing.options import AsJson
 from nip_cli.printing.plans_and_runs import print_json
 from nip_cli.printing.terminal import say
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.evaluation.figures_in_words import amount
-from nip_study.commands.sweep import AsJson, Overrides
+from nip_study.commands.sweep import Overrides
 
 
 def declare(
@@ -94,8 +95,7 @@ def _show_stamp(store: Any, declaration: Any, url: str | None, stream: Any) -> N
     begun_runs = sorted({*declaration.plan.runs} & {*list_runs(store)})
     if begun_runs and is_new:
         say(
-            f"{amount(len(begun_runs), 'run')} had begun before that (as {begun_runs[0]}): "
-            "the stamp does "
-            "not show that the declaration is older than they are",
+            f"{amount(len(begun_runs), 'run')} had begun before that (as {begun_runs[0]}): the "
+            "stamp does not show that the declaration is older than they are",
             file=stream,
         )

@@ -10,17 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_cli.printing.options import RunName, Shown, ShownAs
-from nip_cli.printing.plans_and_runs import (
-    print_json,
-    reach_entry,
-    show_result,
-    warn_of_models,
-)
+from nip_cli.printing.options import AsJson, RunName, RunStoreUrl, Shown, ShownAs
+from nip_cli.printing.plans_and_runs import show_result, warn_of_models
 from nip_cli.printing.terminal import say
 from nip_core.errors import NipError, RunConflictError
 from nip_core.evaluation.figures_in_words import amount
-from nip_study.commands.planned_reach import explain_reach, reach_cell
+from nip_study.commands.attack import Every, Steps
+from nip_study.commands.printed_plans import PlannedLine, show_planned
 from nip_study.commands.runs_view import RunsView
 
 
@@ -41,13 +37,8 @@ def harden(
     iterations: Annotated[
         int | None, typer.Option(help="Iterations of training in a round; default: RUN's.")
     ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="sneaky: steps of training; default: 20, to a plateau 100."),
-    ] = None,
-    every: Annotated[
-        int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
-    ] = None,
+    steps: Steps = None,
+    every: Every = None,
     until: Annotated[
         str | None, typer.Option(help="sneaky: steps (default) or plateau, as in nip attack.")
     ] = None,
@@ -57,7 +48,7 @@ def harden(
     name: Annotated[
         str | None, typer.Option(help="The names of all runs begin with it; default: RUN-harden.")
     ] = None,
-    run_store: Annotated[str, typer.Option(help="Where runs are kept.")] = "runs",
+    run_store: RunStoreUrl = "runs",
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="A setting of the training in each round."),
@@ -69,7 +60,7 @@ def harden(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show all runs, their size and cost; start nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    as_json: AsJson = False,
     shown: ShownAs = Shown.auto,
 ) -> None:
     """Attack the verifier of RUN and train it against the attackers, in rounds that can go on."""
@@ -188,9 +179,8 @@ def _refuse_others(hardening: Any) -> None:
     rounds = hardening.settings.rounds
     if f"{hardening.name}-{rounds + 1}" in existing:
         raise SettingsError(
-            f"--rounds {rounds}: {hardening.name} has more rounds in {hardening.run_store}; "
-            "give as "
-            "many, or another --name"
+            f"--rounds {rounds}: {hardening.name} has more rounds in {hardening.run_store}; give "
+            "as many, or another --name"
         )
     for step in hardening.steps:
         if step.name in existing:
@@ -214,42 +204,17 @@ def _is_finished(step: Any) -> bool:
 
 def _show_plan(hardening: Any, as_json: bool) -> None:
     """Show the runs of all rounds with their estimates."""
-    from nip_core.session.attacked_run import plan_reach
     from nip_core.session.prepare import estimate_settings
 
     warn_of_models(step.parameters for step in hardening.steps)
-    rows = []
+    lines = []
     for step in hardening.steps:
         try:
             # Most of their models are still to be trained, so none is looked for.
-            rows.append((step, estimate_settings(step.parameters)))
+            estimate = estimate_settings(step.parameters)
         except NipError as error:
             raise type(error)(f"{step.name}: {error}") from error
-    reaches = {step.name: plan_reach(step.parameters) for step, _ in rows}
-    if as_json:
-        print_json(
-            [
-                {
-                    **{
-                        "run": step.name,
-                        "attack": step.label,
-                        "calls": estimate.calls,
-                        "usd": estimate.usd,
-                    },
-                    **reach_entry(reaches[step.name]),
-                }
-                for step, estimate in rows
-            ]
-        )
-        return
-    width = max(len(step.name) for step, _ in rows)
-    for step, of in rows:
-        cost = "cost unknown" if of.usd is None else f"${of.usd:,.2f}"
         verb = "trains" if step.label is None else "attacks"
-        reach = reach_cell(reaches[step.name])
-        say(f"{step.name:<{width}}  {verb:<7}  {of.calls:>11,} calls  {cost}{reach}")
-    prices = [estimate.usd for _, estimate in rows if estimate.usd is not None]
-    total = f"${sum(prices):,.2f}" if len(prices) == len(rows) else "cost unknown"
-    calls = sum(estimate.calls for _, estimate in rows)
-    say(f"{amount(len(rows), 'run')}, at most {amount(calls, 'call')}, {total}; none started")
-    explain_reach(reaches.values())
+        facts = {"attack": step.label}
+        lines.append(PlannedLine(step.name, step.parameters, estimate, facts, verb))
+    show_planned(lines, as_json)

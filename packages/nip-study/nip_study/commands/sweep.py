@@ -17,18 +17,14 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_cli.printing.options import Shown, ShownAs
-from nip_cli.printing.plans_and_runs import (
-    print_json,
-    reach_entry,
-    show_result,
-    warn_of_models,
-)
+from nip_cli.printing.options import AsJson, Shown, ShownAs
+from nip_cli.printing.plans_and_runs import print_json, show_result, warn_of_models
 from nip_cli.printing.terminal import say
 from nip_core.errors import NipError, SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import amount
-from nip_study.commands.planned_reach import explain_reach, reach_cell
+from nip_study.commands.printed_plans import PlannedLine, show_planned
 from nip_study.commands.runs_view import RunsView
+from nip_study.plan.planned import find_attack
 
 File = Annotated[
     Path | None, typer.Argument(help="A YAML file with the sweep.", show_default=False)
@@ -63,7 +59,6 @@ Recompute = Annotated[
         help="Compute the results in DIR again from the files there, and compare them; no FILE.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 
 
 def sweep(
@@ -164,9 +159,8 @@ def _check_begun(store: Any, sweep_plan: Any) -> None:
 
     if not {run.name for run in sweep_plan.runs} & {*list_runs(store)}:
         raise SettingsError(
-            f"--collect: no run of sweep {sweep_plan.name!r} has begun in "
-            f"{sweep_plan.run_store}; name "
-            "the store by --set run_store=…, or leave --collect out to run it"
+            f"--collect: no run of sweep {sweep_plan.name!r} has begun in {sweep_plan.run_store}; "
+            "name the store by --set run_store=…, or leave --collect out to run it"
         )
 
 
@@ -242,7 +236,7 @@ class _Team:
         from nip_core.run_store.run import list_runs
         from nip_core.run_store.store import open_store
 
-        source = None if attack.imitates is None else run.name_after(attack.imitates)
+        source = None if attack.imitates is None else find_attack(run, attack.imitates)
         if source is None or source in self._finished:
             return True
         return attack.name in list_runs(open_store(attack.parameters.run_store))
@@ -285,7 +279,7 @@ class _Team:
         for attack in attacks:
             if self._can_begin(run, attack):
                 self._play_left(attack)
-            elif (source := run.name_after(attack.imitates)) in self.failures:
+            elif (source := find_attack(run, attack.imitates)) in self.failures:
                 # It is as if it had failed itself, so that its imitators do not begin either.
                 with self._lock:
                     self.failures[attack.name] = f"not begun, as {source} failed"
@@ -386,43 +380,24 @@ class PlayedHere:
 def _show_plan(sweep_plan: Any, as_json: bool) -> None:
     """The runs with their estimates."""
     from nip_core.run_store.store import check_location
-    from nip_core.session.attacked_run import plan_reach
     from nip_core.session.prepare import estimate_settings, plan_run
 
     check_location(sweep_plan.run_store)
     warn_of_models(run.parameters for run in sweep_plan.runs)
-    rows = []
+    lines = []
     for run in sweep_plan.runs:
+        facts = {"values": dict(run.values)}
         try:
-            rows.append((run, run, plan_run(run.parameters)[1]))
-            # Their victims do not exist yet, so their models are not looked for.
-            rows += [
-                (run, attack, estimate_settings(attack.parameters))
-                for attack in run.attacks_in_order
-            ]
+            estimate = plan_run(run.parameters)[1]
+            lines.append(PlannedLine(run.name, run.parameters, estimate, facts))
+            for attack in run.attacks_in_order:
+                # Their victims do not exist yet, so their models are not looked for.
+                estimate = estimate_settings(attack.parameters)
+                source = attack.imitates
+                note = "" if source is None else f"  after {source}, which it imitates"
+                lines.append(
+                    PlannedLine(attack.name, attack.parameters, estimate, facts, note=note)
+                )
         except NipError as error:
             raise type(error)(f"{run.name}: {error}") from error
-    reaches = {step.name: plan_reach(step.parameters) for _, step, _ in rows}
-    if as_json:
-        print_json(
-            [
-                {
-                    **{"run": step.name, "values": dict(run.values), "calls": e.calls},
-                    **{"usd": e.usd, **reach_entry(reaches[step.name])},
-                }
-                for run, step, e in rows
-            ]
-        )
-        return
-    width = max(len(step.name) for _, step, _ in rows)
-    for _, step, estimate in rows:
-        cost = "cost unknown" if estimate.usd is None else f"${estimate.usd:,.2f}"
-        source = getattr(step, "imitates", None)
-        then = "" if source is None else f"  after {source}, which it imitates"
-        reach = reach_cell(reaches[step.name])
-        say(f"{step.name:<{width}}  {estimate.calls:>11,} calls  {cost}{reach}{then}")
-    prices = [e.usd for _, _, e in rows if e.usd is not None]
-    total = f"${sum(prices):,.2f}" if len(prices) == len(rows) else "cost unknown"
-    calls = sum(e.calls for _, _, e in rows)
-    say(f"{amount(len(rows), 'run')}, at most {amount(calls, 'call')}, {total}; none started")
-    explain_reach(reaches.values())
+    show_planned(lines, as_json)

@@ -18,15 +18,14 @@ from pydantic import Field, JsonValue
 from nip_base.formats.bounds import parse_json
 from nip_core.costs.spent_and_estimated import read_costs
 from nip_core.errors import SettingsError, StoreError
-from nip_core.evaluation.figures_in_words import p_value, percent_cell, points_cell
+from nip_core.evaluation.figures_in_words import DASH, p_value, percent_cell, points_cell
 from nip_core.evaluation.split_metrics import Interval95, PairedDifference, SplitMetrics
-from nip_core.evaluation.statistics.differences import holm
 from nip_core.parameters.stored import complete_settings
 from nip_core.run_store.settings_difference import flatten, settings_difference
 from nip_study.compare.played import PlayedRun, check_alike, compare_tests
 from nip_study.documents.results_document import FINISHED
 from nip_study.parts.arms_figure import Mark, arms_svg
-from nip_study.parts.document_parts import Part
+from nip_study.parts.document_parts import Part, adjust
 from nip_study.parts.page_tables import markdown_table
 
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
@@ -86,12 +85,7 @@ class ComparedRun(Part):
     @property
     def rates(self) -> dict[str, tuple[float | None, Interval95 | None]]:
         """Return the rates of `RATES` with their intervals, by name."""
-        return {
-            "accuracy": (self.accuracy, self.accuracy_ci95),
-            "completeness": (self.completeness, self.completeness_ci95),
-            "soundness": (self.soundness, self.soundness_ci95),
-            "always_fail_rate": (self.always_fail_rate, self.always_fail_rate_ci95),
-        }
+        return {rate: (getattr(self, rate), getattr(self, f"{rate}_ci95")) for rate in RATES}
 
 
 class RunComparison(Part):
@@ -152,14 +146,7 @@ def _describe_run(label: str, run: PlayedRun, against: AgainstFirst | None) -> C
         spent=AmountsSpent.model_validate(
             {name: amounts["spent"] for name, amounts in costs.items()}
         ),
-        accuracy=last,
-        accuracy_ci95=test.accuracy_ci95,
-        completeness=test.completeness,
-        completeness_ci95=test.completeness_ci95,
-        soundness=test.soundness,
-        soundness_ci95=test.soundness_ci95,
-        always_fail_rate=test.always_fail_rate,
-        always_fail_rate_ci95=test.always_fail_rate_ci95,
+        **{name: getattr(test, name) for rate in RATES for name in (rate, f"{rate}_ci95")},
         believed_accuracy=test.believed_accuracy,
         without_prover=believed and believed.without_prover,
         against=against,
@@ -177,12 +164,8 @@ def _compare_with_first(runs: Sequence[PlayedRun]) -> list[AgainstFirst | None]:
         paired = compare_tests((first, first.tests[-1]), (run, run.tests[-1]), ["accuracy"])
         rows.append(AgainstFirst.model_validate(paired["accuracy"].as_json()))
     # All rows are looked at together, so the chance that one of them misleads is theirs together.
-    p_values = [row.p for row in rows if row is not None and row.p is not None]
-    adjusted = iter(holm(p_values))
-    return [
-        row if row is None or row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
-        for row in rows
-    ]
+    adjusted = zip(rows, adjust([None if row is None else row.p for row in rows]), strict=True)
+    return [row and row.model_copy(update={"p_holm": p}) for row, p in adjusted]
 
 
 def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[JsonValue]]:
@@ -213,19 +196,15 @@ def heads_and_rows(results: RunComparison) -> tuple[list[str], list[list[str]]]:
     rows = []
     for row in results.runs:
         status = "" if row.status == FINISHED else f" ({row.status})"
-        cells = [row.label + status, _or_dash(row.iteration)]
+        cells = [row.label + status, DASH if row.iteration is None else str(row.iteration)]
         cells += [percent_cell(value, interval) for value, interval in row.rates.values()]
         cells += [percent_cell(row.believed_accuracy)] if has_believed else []
         cells.append(points_cell(row.gain))
         against = row.against
-        cells.append("–" if against is None else points_cell(against.difference, against.ci95))
+        cells.append(DASH if against is None else points_cell(against.difference, against.ci95))
         cells.append(p_value(None if against is None else against.p_holm))
         rows.append(cells)
     return heads, rows
-
-
-def _or_dash(value: Any) -> str:
-    return "–" if value is None else str(value)
 
 
 def comparison_figure(results: RunComparison) -> str:
@@ -314,8 +293,7 @@ def _check_free(directory: Path, results: RunComparison) -> None:
     if {run.place for run in earlier.runs} != {run.place for run in results.runs}:
         raise SettingsError(
             f"{directory}: a comparison of {', '.join(run.label for run in earlier.runs)} is "
-            "there; "
-            "name another directory by --out, or delete that one"
+            "there; name another directory by --out, or delete that one"
         )
 
 

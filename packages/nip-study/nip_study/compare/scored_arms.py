@@ -22,12 +22,11 @@ from nip_core.evaluation.figures_in_words import DASH, p_value
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.evaluation.spread import ByQuestion
 from nip_core.evaluation.statistics.clustered import clustered_mean, difference_interval
-from nip_core.evaluation.statistics.differences import holm
 from nip_core.evaluation.statistics.paired import compare_pairs
 from nip_study.compare.inspect_logs import read_log
 from nip_study.compare.scored_rows import Columns, ScoredFile, ScoredRow, read_jsonl
 from nip_study.compute.needed import detectable_mean, questions_needed
-from nip_study.parts.document_parts import Part, clip_interval
+from nip_study.parts.document_parts import Part, adjust, clip_interval
 
 SUFFIXES = (".eval", ".json", ".jsonl")
 _SEED = 0
@@ -119,11 +118,8 @@ def compare_files(
     clusters = _number_clusters(arms, questions)
     scores = [_Scores(arm, questions, clusters) for arm in arms]
     against = [_compare(scores[0], later, difference) for later in scores[1:]]
-    adjusted = iter(holm([row.p for row in against if row.p is not None]))
-    rows = [
-        row if row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
-        for row in against
-    ]
+    adjusted = zip(against, adjust([row.p for row in against]), strict=True)
+    rows = [row.model_copy(update={"p_holm": p}) for row, p in adjusted]
     described = [
         _describe(arm, of_arm, row)
         for arm, of_arm, row in zip(arms, scores, (None, *rows), strict=True)

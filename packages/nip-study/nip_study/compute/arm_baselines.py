@@ -39,7 +39,7 @@ from nip_study.parts.counted import (
     make_episodes,
 )
 from nip_study.parts.document_parts import clip_interval
-from nip_study.plan.swept_runs import SEED
+from nip_study.plan.planned import SEED
 
 _MEANING: Mapping[str, tuple[str, str]] = {
     "alone": (
@@ -301,6 +301,5 @@ def _comparison_line(row: BaselineComparison) -> str:
     points = "" if row.difference is None else f"{100 * row.difference:+.1f} points, "
     return (
         f"`{row.arm}`: {arm}, not shown to be more than `{row.baseline}`, {description}: "
-        f"{baseline} "
-        f"({points}{sure}); {meaning}."
+        f"{baseline} ({points}{sure}); {meaning}."
     )

@@ -7,16 +7,14 @@ The first arm is the first one of the file. Declared comparisons are left out: t
 from collections.abc import Iterator, Mapping, Sequence
 
 from nip_core.errors import SettingsError
-from nip_core.evaluation.statistics.differences import holm
 from nip_core.hashing import derive_seed
 from nip_study.compute.needed import seeds_needed
 from nip_study.declare.hypotheses import Arm, Hypothesis, pair_runs
 from nip_study.documents.results_document import ArmDifference, ArmDifferences, SeedsNeeded
 from nip_study.parts.counted import Counted, Counts, Figure, share_right, subtract_runs
-from nip_study.parts.document_parts import clip_interval
+from nip_study.parts.document_parts import adjust, clip_interval
 from nip_study.parts.two_way import NO_ERROR, Spread, TwoWay, two_sided_p
-from nip_study.plan.planned import PlannedRun, PlannedSweep
-from nip_study.plan.swept_runs import SEED
+from nip_study.plan.planned import SEED, PlannedRun, PlannedSweep, find_attack
 
 FIVE_POINTS = 0.05
 _OWN: tuple[Figure, ...] = ("accuracy", "completeness", "soundness")
@@ -53,13 +51,10 @@ def subtract_first_arm(
                 continue
             name = f"{' '.join(arm)} less {' '.join(first)}"
             rows.append(_subtract(counter, " ".join(arm), name, pairs, figure, attack))
-    adjusted = iter(holm([row.p for row in rows if row.p is not None]))
+    adjusted = zip(rows, adjust([row.p for row in rows]), strict=True)
     return ArmDifferences(
         first=" ".join(first),
-        compared=tuple(
-            row if row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
-            for row in rows
-        ),
+        compared=tuple(row.model_copy(update={"p_holm": p}) for row, p in adjusted),
         declared=declared_count,
     )
 
@@ -77,7 +72,7 @@ def _pair_by_seed(runs: Sequence[PlannedRun], of_first: Sequence[PlannedRun]) ->
 
 
 def _is_attacked(pair: RunPair, attack: str) -> bool:
-    return all(run.name_after(attack) is not None for run in pair)
+    return all(find_attack(run, attack) is not None for run in pair)
 
 
 def _name_pairs(pairs: Sequence[RunPair]) -> frozenset[frozenset[str]]:
@@ -101,7 +96,7 @@ def _subtract(
     attack: str | None,
 ) -> ArmDifference:
     """Subtract a figure of two arms over finished pairs of runs; `name` seeds its interval."""
-    of_pairs = [[counter.count(run.name_after(attack), figure) for run in pair] for pair in pairs]
+    of_pairs = [[counter.count(find_attack(run, attack), figure) for run in pair] for pair in pairs]
     both = [(a, b) for a, b in of_pairs if a is not None and b is not None]
     difference, because = _find_difference(pairs, both, f"{name} {figure} {attack}", counter.spread)
     interval = None if difference is None else difference.ci95
@@ -128,7 +123,7 @@ def _find_difference(
     if not pairs:
         return None, "no seed is in both arms"
     # Questions of two datasets may have the same names.
-    if any(_game(run) != _game(other_run) for run, other_run in pairs):
+    if any(run.problems != other_run.problems for run, other_run in pairs):
         return None, "the arms play other problems"
     if not both:
         return None, "no pair of runs is finished and tested"
@@ -141,10 +136,6 @@ def _find_difference(
         one = "seed" if difference.seeds == 1 else "question"
         return difference, f"one {one} shows no spread"
     return difference, None
-
-
-def _game(run: PlannedRun) -> tuple[str, str]:
-    return run.problems
 
 
 def _plan_seeds(difference: TwoWay) -> SeedsNeeded | None:

@@ -22,7 +22,9 @@ from nip_study.documents.asked_again_document import (
 )
 from nip_study.documents.results_document import ArmResult, RunResult
 from nip_study.parts.counted import (
+    LABELS,
     Counts,
+    Figure,
     LastTest,
     Verdicts,
     average_runs,
@@ -32,7 +34,7 @@ from nip_study.parts.counted import (
 from nip_study.parts.document_parts import OverRuns, sum_up
 from nip_study.parts.two_way import Spread
 
-_LABELS: Mapping[str, tuple[int, ...]] = {"soundness": (0,), "completeness": (1,)}
+_RATES: tuple[Figure, ...] = ("soundness", "completeness")
 
 
 def summarize_asked_again(
@@ -61,9 +63,9 @@ def summarize_asked_again(
         rows = []
         for k in range(1, plays + 1):
             of_k = [of_run[k - 1] for of_run in by_run]
-            seeds = {rate: f"{name} {iteration} {rate} {k}" for rate in _LABELS}
+            seeds = {rate: f"{name} {iteration} {rate} {k}" for rate in _RATES}
             if is_last and k == 1:
-                seeds = {rate: f"{name} {rate}" for rate in _LABELS}
+                seeds = {rate: f"{name} {rate}" for rate in _RATES}
             rows.append(_average_row(of_k, right_counts, seeds, verdicts.spread))
         tests.append(AskedAgainTest(iteration=iteration, rows=tuple(rows)))
     return tuple(tests)
@@ -72,7 +74,7 @@ def summarize_asked_again(
 def _average_row(
     rows: Sequence[AnyOfRow],
     right_counts: Sequence[Mapping[tuple[str, int], Counts]],
-    seeds: Mapping[str, str],
+    seeds: Mapping[Figure, str],
     spread: Spread,
 ) -> AskedAgainRow:
     """Average the rows of several runs for one k; `seeds` names by rate the seeds of the intervals.
@@ -81,12 +83,12 @@ def _average_row(
     """
     k = rows[0].k
 
-    def average_votes(rate: str) -> OverRuns | None:
+    def average_votes(rate: Figure) -> OverRuns | None:
         counts = [of_run[f"majority {rate}", k] for of_run in right_counts]
         values = [share_right([of_run]) for of_run in counts]
         return sum_up(values, average_runs(counts, seeds[rate], spread))
 
-    def average(rate: str, values: Sequence[float | None]) -> OverRuns | None:
+    def average(rate: Figure, values: Sequence[float | None]) -> OverRuns | None:
         counts = [of_run[rate, k] for of_run in right_counts]
         return sum_up(values, average_runs(counts, seeds[rate], spread))
 
@@ -110,14 +112,14 @@ def _count_right(verdicts: Verdicts, run: str, iteration: int) -> dict[tuple[str
     by_problem = count_right_choices(make_episodes(plays)).values()
     counts: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
     for problem in by_problem:
-        for rate in (rate for rate, labels in _LABELS.items() if problem.y in labels):
+        for rate in (rate for rate in _RATES if problem.y in LABELS[rate]):
             for name, shares in ((rate, problem.right), (f"majority {rate}", problem.voted)):
                 for k, right in enumerate(shares.tolist(), 1):
                     cell = counts.setdefault((name, k), {})
                     hits, problems = cell.get(problem.question_id, (0.0, 0))
                     cell[problem.question_id] = (hits + right, problems + 1)
     max_plays = max((len(problem.right) for problem in by_problem), default=0)
-    names = [name for rate in _LABELS for name in (rate, f"majority {rate}")]
+    names = [name for rate in _RATES for name in (rate, f"majority {rate}")]
     return {(name, k): counts.get((name, k), {}) for name in names for k in range(1, max_plays + 1)}
 
 
@@ -185,14 +187,4 @@ def _find_highest(rows: Sequence[AskedAgainRow], tokens: float) -> int:
 
 def _take_row(test: AskedAgainTest, k: int) -> AskedAgainAt:
     """Take the row of k plays out of a test."""
-    row = test.rows[k - 1]
-    return AskedAgainAt(
-        iteration=test.iteration,
-        k=row.k,
-        soundness=row.soundness,
-        completeness=row.completeness,
-        generated_tokens=row.generated_tokens,
-        prompt_tokens=row.prompt_tokens,
-        majority_soundness=row.majority_soundness,
-        majority_completeness=row.majority_completeness,
-    )
+    return AskedAgainAt(iteration=test.iteration, **dict(test.rows[k - 1]))

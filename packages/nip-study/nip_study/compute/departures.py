@@ -86,9 +86,8 @@ def find_stamp(
     if early_runs:
         first = min(early_runs, key=start_times.__getitem__)
         doubts.append(
-            f"time stamp: of {stamp.time}, when {amount(len(early_runs), 'run')} had begun "
-            "(the first "
-            f"{first}, at {start_times[first]})"
+            f"time stamp: of {stamp.time}, when {amount(len(early_runs), 'run')} had begun (the "
+            f"first {first}, at {start_times[first]})"
         )
     return facts, tuple(doubts)
 

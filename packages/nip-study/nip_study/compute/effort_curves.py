@@ -6,16 +6,24 @@ average_curves  the attacks of an arm
 effort_page     the same as a part of the page
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from nip_core.attack_figures.metrics_document import ChoiceMetrics, ShownAttack
 from nip_study.documents.results_document import ArmPoint, AttackPoint, SweepResults
 from nip_study.documents.swept_facts import AttackFacts, EffortOfTest
-from nip_study.parts.counted import Figure, LastTest, Play, Verdicts, average_runs, count_plays
+from nip_study.parts.counted import (
+    Figure,
+    LastTest,
+    Play,
+    Verdicts,
+    average_runs,
+    count_plays,
+    share_right,
+)
 from nip_study.parts.document_parts import OverRuns, sum_up
 from nip_study.parts.page_tables import markdown_table, one_line, write_cell
 
-_LABELS: Mapping[Figure, int] = {"soundness": 0, "completeness": 1}
+_RATES: tuple[Figure, ...] = ("soundness", "completeness")
 UNTRAINED, WORST = "before training", "worst by validation"
 _OVER_EFFORT = """
 What each attack took until then, in the mean over finished attacks, and what it left. Of best-of-n
@@ -62,7 +70,8 @@ def measure_curve(verdicts: Verdicts, attack: AttackFacts) -> tuple[AttackPoint,
     """Put the rates in each test of a finished attack beside the effort until then."""
     points = []
     for effort in attack.efforts:
-        sound, complete = (_share(verdicts, attack, effort, y) for y in (0, 1))
+        plays = _plays(verdicts, attack, effort)
+        sound, complete = (share_right([count_plays(plays, rate)]) for rate in _RATES)
         points.append(
             AttackPoint(
                 place=effort.place,
@@ -74,11 +83,6 @@ def measure_curve(verdicts: Verdicts, attack: AttackFacts) -> tuple[AttackPoint,
             )
         )
     return tuple(points)
-
-
-def _share(verdicts: Verdicts, attack: AttackFacts, effort: EffortOfTest, y: int) -> float | None:
-    right = [play.is_right for play in _plays(verdicts, attack, effort) if play.y == y]
-    return sum(right) / len(right) if right else None
 
 
 def _plays(verdicts: Verdicts, attack: AttackFacts, effort: EffortOfTest) -> Sequence[Play]:
@@ -105,9 +109,9 @@ def average_curves(
         rates: dict[str, OverRuns | None] = {}
         counts_for_arm = all(_is_last(*one) for one in efforts)
         point = name if counts_for_arm else f"{name} {place}"
-        for figure, y in _LABELS.items():
+        for figure in _RATES:
             counts = [count_plays(_plays(verdicts, *one), figure) for one in efforts]
-            values = [_share(verdicts, *one, y) for one in efforts]
+            values = [share_right([of_attack]) for of_attack in counts]
             rates[figure] = sum_up(
                 values, average_runs(counts, f"{point} {figure}", verdicts.spread)
             )

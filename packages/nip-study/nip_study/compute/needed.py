@@ -6,13 +6,15 @@ detectable_mean    the smallest difference that the questions seen would show
 """
 
 import math
+from collections.abc import Callable
 
 from nip_core.evaluation.statistics.clustered import Mean
 from nip_core.evaluation.statistics.distributions import t_quantile
 from nip_core.evaluation.statistics.power import ALPHA, POWER
 from nip_study.parts.two_way import NO_ERROR, TwoWay, widen
 
-LEAST_SEEDS = 3
+LEAST = 3
+"""Of seeds, and of questions."""
 _MOST = 1 << 30  # more than any study has; it ends a search
 
 
@@ -48,17 +50,7 @@ def seeds_needed(difference: float, estimate: TwoWay) -> int | None:
         quantiles = t_quantile(1 - ALPHA / 2, of_both) + t_quantile(POWER, of_both)
         return abs(difference) >= quantiles * math.sqrt(whole)
 
-    if is_enough(LEAST_SEEDS):
-        return LEAST_SEEDS
-    low, high = LEAST_SEEDS, 2 * LEAST_SEEDS
-    while not is_enough(high):
-        if high >= _MOST:
-            return None
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
+    return _find_fewest(is_enough)
 
 
 def detectable_mean(estimate: Mean) -> float | None:
@@ -92,7 +84,12 @@ def questions_needed(difference: float, estimate: Mean) -> int | None:
         quantiles = _quantiles(share * (questions - 1))
         return abs(difference) >= quantiles * math.sqrt(variance / questions)
 
-    low, high = 2, 3
+    return _find_fewest(is_enough)
+
+
+def _find_fewest(is_enough: Callable[[int], bool]) -> int | None:
+    """Find the least number from 3 on that is enough, where all above it are; None without one."""
+    low, high = LEAST - 1, LEAST
     while not is_enough(high):
         if high >= _MOST:
             return None

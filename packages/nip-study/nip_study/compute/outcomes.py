@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from nip_core.errors import SettingsError
 from nip_core.evaluation.confidence_intervals import Interval
 from nip_core.evaluation.statistics.clustered import Mean
-from nip_core.evaluation.statistics.differences import Equivalence, equivalence, holm
+from nip_core.evaluation.statistics.differences import Equivalence, equivalence
 from nip_core.hashing import derive_seed
 from nip_study.compute.given_rate import RateBounds, bound_rate
 from nip_study.declare.hypotheses import Hypothesis, list_compared
@@ -26,7 +26,7 @@ from nip_study.parts.counted import (
     subtract_runs,
     weigh_alike,
 )
-from nip_study.parts.document_parts import clip_interval
+from nip_study.parts.document_parts import adjust, clip_interval
 from nip_study.parts.two_way import NO_ERROR, TwoWay, two_sided_p
 from nip_study.plan.planned import PlannedRun, PlannedSweep
 
@@ -324,17 +324,13 @@ def _adjust_p_values(
     hypotheses: Sequence[Hypothesis], p_values: Sequence[float | None]
 ) -> list[float | None]:
     """Adjust p-values after Holm, among tested hypotheses but the primary one."""
-    adjusted: list[float | None] = list(p_values)
     # The primary hypothesis is the only one of its kind, so nothing is to be shared with others.
-    places = [
-        place
-        for place, (hypothesis, p) in enumerate(zip(hypotheses, p_values, strict=True))
-        if p is not None and not hypothesis.primary
+    both = [*zip(hypotheses, p_values, strict=True)]
+    adjusted = adjust([None if hypothesis.primary else p for hypothesis, p in both])
+    return [
+        p if hypothesis.primary else of_all
+        for (hypothesis, p), of_all in zip(both, adjusted, strict=True)
     ]
-    values = [p for p in (p_values[place] for place in places) if p is not None]
-    for place, p in zip(places, holm(values), strict=True):
-        adjusted[place] = p
-    return adjusted
 
 
 def _judge(

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from nip_core.evaluation.figures_in_words import DASH, plain_percent
+from nip_core.evaluation.figures_in_words import DASH, plain_percent, points_cell
+from nip_core.evaluation.split_metrics import Interval95
 from nip_study.compute.outcomes import judge_hypotheses
 from nip_study.declare.hypotheses import Hypothesis
 from nip_study.documents.results_document import HypothesisOutcome
@@ -59,29 +60,30 @@ def post_hoc_page(outcomes: Sequence[HypothesisOutcome]) -> str:
     heads = ["hypothesis", "figure", "arm", "against", "difference", "95 % interval", "p"]
     rows = []
     for row in outcomes:
-        arm, against = (plain_percent(rate) for rate in row.rates)
-        if row.number is not None:
-            against += " (given)"
-        if row.any_of is not None:
-            against += " (one verdict)" if row.any_of == 1 else f" (any of {row.any_of})"
-        if row.alone is not None:
-            untrained, trained_rate = (plain_percent(rate) for rate in row.alone)
-            against += f"; untrained {untrained}, trained {trained_rate}"
-        interval = row.ci95
-        rows.append(
-            [
-                row.says,
-                row.figure + (f" after {row.attack}" if row.attack else ""),
-                arm,
-                against,
-                DASH if row.difference is None else f"{100 * row.difference:+.1f}",
-                DASH
-                if interval is None
-                else f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}",
-                f"{row.because}" if row.p is None and row.because else _p_cell(row),
-            ]
-        )
+        p_cell = row.because if row.p is None and row.because else _p_cell(row)
+        rows.append([row.says, *compared_cells(row), range_cell(row.ci95), p_cell])
     return f"{_PAGE}{markdown_table(heads, rows)}"
+
+
+def compared_cells(row: HypothesisOutcome) -> list[str]:
+    """Write the figure of a hypothesis, both rates with their meaning, and the difference."""
+    arm, against = (plain_percent(rate) for rate in row.rates)
+    if row.number is not None:
+        against += " (given)"
+    if row.any_of is not None:
+        against += " (one verdict)" if row.any_of == 1 else f" (any of {row.any_of})"
+    if row.alone is not None:
+        untrained, trained_rate = (plain_percent(rate) for rate in row.alone)
+        against += f"; untrained {untrained}, trained {trained_rate}"
+    figure = row.figure + (f" after {row.attack}" if row.attack else "")
+    return [figure, arm, against, points_cell(row.difference)]
+
+
+def range_cell(interval: Interval95 | None) -> str:
+    """Write an interval of a difference in points; a dash for None."""
+    if interval is None:
+        return DASH
+    return f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}"
 
 
 def _p_cell(row: HypothesisOutcome) -> str:

@@ -15,7 +15,6 @@ from nip_core.evaluation.confidence_intervals import wilson_of_rate
 from nip_core.evaluation.figures_in_words import DASH, p_value, percent_cell
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.evaluation.statistics.clustered import effective_trials
-from nip_core.evaluation.statistics.differences import holm
 from nip_core.evaluation.statistics.guaranteed import p_below
 from nip_study.compute.given_rate import bound_rate
 from nip_study.documents.results_document import FINISHED, SweepResults
@@ -26,7 +25,7 @@ from nip_study.documents.swept_controls_document import (
 )
 from nip_study.documents.swept_facts import AttackFacts, RunFacts, SweepFacts
 from nip_study.parts.counted import Counted, Counts, Figure, average_runs
-from nip_study.parts.document_parts import clip_interval
+from nip_study.parts.document_parts import adjust, clip_interval
 from nip_study.parts.page_tables import markdown_table, one_line
 
 _PAGE = """
@@ -91,8 +90,9 @@ def collect_controls(counter: Counted, facts: SweepFacts) -> AttackControls | No
             _measure(counter, group) for way, group in controls.items() if way not in ways
         ]
         rows += [row for row in lone_controls if row is not None]
+    adjusted = zip(rows, adjust([row.p for row in rows]), strict=True)
     return AttackControls(
-        verifiers=tuple(_adjust(rows)),
+        verifiers=tuple(row.model_copy(update={"p_holm": p}) for row, p in adjusted),
         without_control=tuple(without),
         scripts_left_out=tuple(_list_left_out(facts)),
     )
@@ -198,13 +198,6 @@ def _find_p(counts: Sequence[Counts], number: float) -> float | None:
     verdicts = round(sum(count for of_run in counts for _, count in of_run.values()))
     bounds = None if mean is None else bound_rate(mean, verdicts, _LEVEL)
     return None if bounds is None else bounds.p_lower(number)
-
-
-def _adjust(rows: Sequence[AttackedVerifier]) -> Iterator[AttackedVerifier]:
-    """Adjust the p-values of all rows after Holm."""
-    adjusted = iter(holm([row.p for row in rows if row.p is not None]))
-    for row in rows:
-        yield row if row.p is None else row.model_copy(update={"p_holm": next(adjusted)})
 
 
 def _list_left_out(facts: SweepFacts) -> Iterator[ScriptsLeftOut]:

@@ -40,6 +40,7 @@ from nip_base.formats.bounds import parse_json
 from nip_core.errors import CorruptionError, RunConflictError, SettingsError, StoreError
 from nip_core.hashing import digest
 from nip_core.parameters.checks import find_attackers
+from nip_core.run_store.documents import first_fault
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import Store
 from nip_core.session.contents import read_code_version
@@ -48,7 +49,7 @@ from nip_study.declare.hypotheses import Hypothesis, list_compared
 from nip_study.parts.counted import WORST, Definitions
 from nip_study.parts.document_parts import is_none
 from nip_study.parts.two_way import Spread
-from nip_study.plan.planned import PlannedRun
+from nip_study.plan.planned import PlannedRun, find_attack
 from nip_study.plan.swept_runs import Sweep, SweptRun, read_sweep, read_yaml_as
 
 FORMAT = 2
@@ -192,7 +193,7 @@ def _check_attacked(
             f"after: {attack!r}: the sweep has no such attack; it has {attack_names}"
         )
     for run in (run for runs in attacked_runs for run in runs):
-        if run.name_after(attack) is None:
+        if find_attack(run, attack) is None:
             raise SettingsError(f"after: {attack!r} leaves out {run.name}")
 
 
@@ -370,10 +371,8 @@ def parse_declaration(content: bytes, path: str) -> StudyDeclaration:
     try:
         return StudyDeclaration.model_validate({**document, "sha256": sha256})
     except ValidationError as error:
-        [first, *_] = error.errors()
-        place = ".".join(map(str, first["loc"]))
         raise CorruptionError(
-            f"{path}: not a declaration that this version reads ({place}: {first['msg']})"
+            f"{path}: not a declaration that this version reads ({first_fault(error)})"
         ) from None
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from nip_study.parts.counted import Definitions
 from nip_study.parts.document_parts import Part, is_none
 from nip_study.parts.two_way import Spread
-from nip_study.plan.swept_runs import SEED
+from nip_study.plan.planned import group_by_arm
 
 FORMAT = 2
 """The format of new facts: 2 says which intervals there are."""
@@ -123,16 +123,6 @@ class RunFacts(Part):
     attacks: tuple[AttackFacts, ...]
 
     @property
-    def arm(self) -> tuple[str, ...]:
-        """Return its values but the seed: runs of an arm repeat each other."""
-        return tuple(value for axis, value in self.values.items() if axis != SEED)
-
-    @property
-    def attacked_by(self) -> tuple[str, ...]:
-        """Return the names of the attacks on it, in the order of the file."""
-        return tuple(attack.label for attack in self.attacks)
-
-    @property
     def tested_by(self) -> tuple[str, ...]:
         """Return the names of the attacks that play the problems of its own tests.
 
@@ -150,15 +140,6 @@ class RunFacts(Part):
     def problems(self) -> tuple[str, str]:
         """Return its scenario and its dataset."""
         return self.game.scenario, self.game.dataset
-
-    def name_after(self, attack: str | None) -> str | None:
-        """Return the name of this run, or of an attack on it; None without such an attack."""
-        if attack is None:
-            return self.name
-        return next(
-            (attack_facts.name for attack_facts in self.attacks if attack_facts.label == attack),
-            None,
-        )
 
 
 class StampFacts(Part):
@@ -202,7 +183,4 @@ class SweepFacts(Part):
     @property
     def arms(self) -> dict[tuple[str, ...], list[RunFacts]]:
         """Group the runs by their arms, in the order of the file."""
-        arms: dict[tuple[str, ...], list[RunFacts]] = {}
-        for run in self.runs:
-            arms.setdefault(run.arm, []).append(run)
-        return arms
+        return group_by_arm(self.runs)

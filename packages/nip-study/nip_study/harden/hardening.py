@@ -24,9 +24,9 @@ from nip_core.parameters.blocks.opponents import RUNS, WRONG
 from nip_core.parameters.checks import find_attackers
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.records.iterations import Records
+from nip_core.records.named_run import find_run
 from nip_core.records.status import find_status
-from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
-from nip_core.run_store.store import MissingFileError, is_missing, open_store
+from nip_core.run_store.run import RUN_NAME
 from nip_core.scenarios import make_scenario
 from nip_core.tolerance import at_least
 
@@ -240,15 +240,8 @@ def plan_hardening(run_store: str, run: str, settings: HardeningSettings) -> Har
     Raises SettingsError where the run is not there, is not finished, has no verifier of its own
     training, or can't be attacked; and for settings that can't be a run's.
     """
-    if is_missing(run_store, "--run-store"):
-        raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
-    store = open_store(run_store, read_only=True, setting="--run-store")
-    source = RunStore(store, run)
-    try:
-        stored_settings = complete_settings(source.open().parameters)
-    except MissingFileError:
-        run_names = ", ".join(list_runs(store)) or "none"
-        raise SettingsError(f"run {run!r} is not in {store.url}; there are {run_names}") from None
+    source = find_run(run, run_store)
+    stored_settings = complete_settings(source.open().parameters)
     parameters = read_settings({**stored_settings, "run_store": run_store})
     # A run that can never be hardened is refused also when it has stopped.
     hardening = plan_rounds(parameters, settings)
@@ -298,9 +291,8 @@ def _check_trained(parameters: HyperParameters) -> None:
         )
     if not find_attackers(parameters):
         raise SettingsError(
-            f"run {name!r}: protocol {parameters.interaction_protocol!r} has no prover with "
-            "a model "
-            "that argues for acceptance, so nobody can attack its verifier"
+            f"run {name!r}: protocol {parameters.interaction_protocol!r} has no prover with a "
+            "model that argues for acceptance, so nobody can attack its verifier"
         )
     verifier = parameters.model_agents.get("verifier")
     if verifier is None or verifier.freeze_agent:

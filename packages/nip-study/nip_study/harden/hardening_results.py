@@ -15,7 +15,7 @@ from pydantic import Field
 from nip_core.attack_figures.controls import NO_CONTROL
 from nip_core.attack_figures.metrics_document import AttackMetrics
 from nip_core.attack_figures.reach import reach_share
-from nip_core.evaluation.figures_in_words import DASH, percent, percent_cell
+from nip_core.evaluation.figures_in_words import DASH, percent, percent_cell, points_cell
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.records.iterations import Records
 from nip_core.records.status import find_status
@@ -331,9 +331,9 @@ def _list_cells(hardened_round: HardenedRound) -> Iterator[list[str]]:
             _cell(hardened_round.before, "completeness"),
             _cell(attack.after, "completeness"),
             never if exploit is None else str(exploit),
-            _points(attack.lost_to_lying),
-            _points(attack.lost_to_training),
-            _points(attack.lost_to_script),
+            points_cell(attack.lost_to_lying),
+            points_cell(attack.lost_to_training),
+            points_cell(attack.lost_to_script),
             reach_share(attack.rarest, attack.rarest_to_train),
             ending,
         ]
@@ -348,7 +348,3 @@ def _cell(rates: Rates | None, rate: str) -> str:
     if rates is None:
         return DASH
     return percent_cell(getattr(rates, rate), getattr(rates, f"{rate}_ci95"))
-
-
-def _points(value: float | None) -> str:
-    return DASH if value is None else f"{100 * value:+.1f}"

@@ -14,13 +14,12 @@ from nip_core.evaluation.figures_in_words import (
     amount,
     p_value,
     percent_cell,
-    plain_percent,
     points_cell,
 )
 from nip_core.evaluation.statistics.differences import at_most
 from nip_study.compute.arm_baselines import baseline_lines
 from nip_study.compute.effort_curves import effort_page
-from nip_study.compute.post_hoc import post_hoc_page
+from nip_study.compute.post_hoc import compared_cells, post_hoc_page, range_cell
 from nip_study.compute.swept_controls import controls_page
 from nip_study.documents.results_document import (
     FINISHED,
@@ -40,7 +39,7 @@ from nip_study.pages.lone_runs import lone_runs_page
 from nip_study.parts.document_parts import OverRuns
 from nip_study.parts.page_tables import markdown_table, one_line, write_cell, write_row
 from nip_study.parts.two_way import Spread
-from nip_study.plan.swept_runs import SEED
+from nip_study.plan.planned import SEED
 
 _HEADS = {"always_fail_rate": "always wrong", MAJORITY: "majority"}
 """Figures whose column has another name."""
@@ -223,7 +222,7 @@ def _finished(entries: Sequence[RunResult | AttackResult]) -> str:
 
 
 def _change(value: OverRuns | None) -> str:
-    return "–" if value is None else f"{100 * value.mean:+.1f}"
+    return DASH if value is None else points_cell(value.mean)
 
 
 def render_results(results: SweepResults) -> str:
@@ -310,26 +309,15 @@ def _declared_page(results: DeclaredResults) -> str:
     text = (
         f"\n## Declared\n\nDeclared at {results.declared_at} (declaration "
         f"`{results.sha256[:16]}`). Stopping rule: {one_line(results.stopping)}\n\n"
-        f"{_stamp_line(results.stamp)}"
-        f"{write_row(heads)}\n{'|---' * len(heads)}|\n"
+        f"{_stamp_line(results.stamp)}{write_row(heads)}\n{'|---' * len(heads)}|\n"
     )
     for row in results.outcomes:
-        arm, against = (plain_percent(rate) for rate in row.rates)
-        against += "" if row.number is None else " (given)"
-        verdict_text = "one verdict" if row.any_of == 1 else f"any of {row.any_of}"
-        against += "" if row.any_of is None else f" ({verdict_text})"
-        if row.alone is not None:
-            untrained, trained_rate = (plain_percent(rate) for rate in row.alone)
-            against += f"; untrained {untrained}, trained {trained_rate}"
         kinds = [kind for kind, is_one in (("primary", row.primary), ("gate", row.gate)) if is_one]
         cells = [
             row.says + (f" ({', '.join(kinds)})" if kinds else ""),
-            row.figure + (f" after {row.attack}" if row.attack else ""),
-            arm,
-            against,
-            "–" if row.difference is None else f"{100 * row.difference:+.1f}",
+            *compared_cells(row),
             _interval_cell(row),
-            "–" if row.p_holm is None else f"{row.p_holm:.3g}",
+            DASH if row.p_holm is None else f"{row.p_holm:.3g}",
             _outcome_cell(row),
         ]
         text += write_row(cells) + "\n"
@@ -351,8 +339,7 @@ def _stamp_line(stamp: StampFacts | None) -> str:
         "none of its runs had begun then, by their own clocks"
         if not begun_runs
         else f"{amount(begun_runs, 'run')} had begun by then, so it does not show that the "
-        "declaration "
-        "is older than they are"
+        "declaration is older than they are"
     )
     return (
         f"`declaration.tsr` says that the declaration existed at {stamp.time}; {shows}. nip has "
@@ -367,9 +354,7 @@ def _interval_cell(row: HypothesisOutcome) -> str:
     interval, level = row.ci95, ""
     if row.interval_of_tests is not None:
         interval, level = row.interval_of_tests, f" ({100 * (1 - 2 * row.alpha):g} %)"
-    if interval is None:
-        return "–"
-    return f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}{level}"
+    return range_cell(interval) + (level if interval is not None else "")
 
 
 def _outcome_cell(row: HypothesisOutcome) -> str:

@@ -24,7 +24,7 @@ from nip_core.evaluation.any_of import count_right_choices
 from nip_core.hashing import derive_seed
 from nip_core.protocols import ACCEPT, REJECT
 from nip_study.parts.two_way import Spread, TwoWay, two_way
-from nip_study.plan.planned import PlannedRun
+from nip_study.plan.planned import PlannedRun, find_attack
 
 Figure = Literal["accuracy", "completeness", "soundness"]
 WORST = "worst"
@@ -42,7 +42,7 @@ accuracy the mean of both; a mean over runs; a verifier alone as trained or untr
 Balance = Literal["attacked", "honest"]
 """With whose play completeness after an attack is counted: the attacker's, or the own test's."""
 
-_LABELS: Mapping[Figure, tuple[int, ...]] = {
+LABELS: Mapping[Figure, tuple[int, ...]] = {
     "accuracy": (0, 1),
     "completeness": (1,),
     "soundness": (0,),
@@ -157,7 +157,7 @@ class Counted:
 
     def _count_attacked(self, run: PlannedRun, attack: str | None, figure: Figure) -> Counts | None:
         if attack != WORST:
-            return self.count(run.name_after(attack), figure)
+            return self.count(find_attack(run, attack), figure)
         worst = self.find_worst(run)
         return None if worst is None else count_plays(worst.plays, figure)
 
@@ -188,7 +188,7 @@ class Counted:
         for plays in by_problem:
             if len(plays.right) < k:
                 return None
-            if plays.y in _LABELS[figure]:
+            if plays.y in LABELS[figure]:
                 right, problems = counts.get(plays.question_id, (0.0, 0))
                 counts[plays.question_id] = (right + float(plays.right[k - 1]), problems + 1)
         return counts
@@ -201,7 +201,7 @@ class Counted:
         the questions that all of them have, where there are some (not by definitions 1). None
         unless all these attacks are finished.
         """
-        names = [(attack, run.name_after(attack)) for attack in run.tested_by]
+        names = [(attack, find_attack(run, attack)) for attack in run.tested_by]
         if any(name not in self._tests for _, name in names):
             return None
         tests = [
@@ -251,7 +251,7 @@ def make_episodes(plays: Sequence[Play]) -> pa.Table:
 
 def count_plays(plays: Iterable[Play], figure: Figure) -> Counts:
     """Count by question the right plays and all plays, of problems with the labels of a rate."""
-    return tally((play.question, play.is_right) for play in plays if play.y in _LABELS[figure])
+    return tally((play.question, play.is_right) for play in plays if play.y in LABELS[figure])
 
 
 def tally(plays: Iterable[tuple[str, bool]]) -> Counts:

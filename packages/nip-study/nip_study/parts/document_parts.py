@@ -2,14 +2,16 @@
 
 Part      a document, or a part of one
 OverRuns  a figure of several runs; `sum_up` makes it
+adjust    the p-values of a table, after Holm
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nip_core.evaluation.split_metrics import Interval95
+from nip_core.evaluation.statistics.differences import holm
 from nip_study.parts.two_way import TwoWay
 
 
@@ -61,3 +63,9 @@ def clip_interval(interval: Interval95, lowest: float = 0.0) -> Interval95:
     """Cut an interval to [`lowest`, 1], the range of rates, or of differences between rates."""
     # With few seeds Student's t reaches beyond the range of a rate.
     return max(lowest, interval[0]), min(1.0, interval[1])
+
+
+def adjust(p_values: Sequence[float | None]) -> list[float | None]:
+    """Adjust the p-values of a table after Holm, for all that there are."""
+    adjusted = iter(holm([p for p in p_values if p is not None]))
+    return [None if p is None else next(adjusted) for p in p_values]

@@ -8,6 +8,7 @@ one_line        a text without its line breaks
 
 from collections.abc import Iterable, Sequence
 
+from nip_core.evaluation.figures_in_words import DASH, percent_cell
 from nip_study.parts.document_parts import OverRuns
 
 
@@ -29,10 +30,4 @@ def one_line(text: str) -> str:
 
 def write_cell(value: OverRuns | None) -> str:
     """Write the mean of a rate in percent, with its interval; a dash for None."""
-    if value is None:
-        return "–"
-    text = f"{100 * value.mean:.1f}"
-    if value.ci95 is not None:
-        low, high = value.ci95
-        return f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
-    return text
+    return DASH if value is None else percent_cell(value.mean, value.ci95)

@@ -6,10 +6,10 @@ from nip_core.attacks.course import TESTED_EVERY
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.attack_settings import derive_from_record, name_way
-from nip_core.parameters.basis.plain import PlainDict, PlainMapping
+from nip_core.parameters.basis.plain import PlainMapping
 from nip_core.parameters.stored import complete_settings
-from nip_core.run_store.run import RUN_NAME, RunStore, list_runs
-from nip_core.run_store.store import MissingFileError, Store, is_missing, open_store
+from nip_core.records.named_run import find_run
+from nip_core.run_store.run import RUN_NAME
 from nip_core.session.origin import check_attacked
 
 
@@ -31,8 +31,8 @@ def attack_settings(
 
     Raises SettingsError for what is not there, and for another game than the attacked run's.
     """
-    source = RunStore(_open_store(run_store), run)
-    attacked_run = _read_attacked(source)
+    source = find_run(run, run_store)
+    attacked_run = complete_settings(source.open().parameters)
     iteration = attack.get("iteration")
     if iteration is None:
         iteration = source.finished_iterations()
@@ -65,20 +65,3 @@ def _default_name(attack: PlainMapping) -> str:
     if not RUN_NAME.fullmatch(name):
         raise SettingsError(f"the attack would be called {name!r}, which is too long; give --name")
     return name
-
-
-def _open_store(run_store: str) -> Store:
-    if is_missing(run_store, "--run-store"):
-        raise SettingsError(f"--run-store {run_store!r}: there is no such directory")
-    return open_store(run_store, read_only=True, setting="--run-store")
-
-
-def _read_attacked(source: RunStore) -> PlainDict:
-    """Read the settings of the run under attack. Raises SettingsError if it is not there."""
-    try:
-        return complete_settings(source.open().parameters)
-    except MissingFileError:
-        there = ", ".join(list_runs(source.store)) or "none"
-        raise SettingsError(
-            f"run {source.name!r} is not in {source.store.url}; there are {there}"
-        ) from None

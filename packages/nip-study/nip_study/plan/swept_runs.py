@@ -45,9 +45,7 @@ from nip_study.plan.attacks import (
     order_attacks,
     plan_attack,
 )
-
-SEED = "seed"
-"""The axis whose values are repetitions: runs that differ in it alone are an arm."""
+from nip_study.plan.planned import group_by_arm
 
 MOST_RUNS = 2_000
 """Combinations of a sweep; every one is read and checked before the first run."""
@@ -97,13 +95,8 @@ class SweptRun:
     """In the order of the file, those that are made on it."""
 
     @property
-    def attacked_by(self) -> tuple[str, ...]:
-        """Return the names of the attacks on it, in the order of the file."""
-        return tuple(attack.label for attack in self.attacks)
-
-    @property
     def tested_by(self) -> tuple[str, ...]:
-        """Return the names of those of them that play the problems of its own tests.
+        """Return the names of its attacks that play the problems of its own tests.
 
         Beside attacks on the trained verifier those on the untrained one are controls: left out.
         """
@@ -126,19 +119,6 @@ class SweptRun:
         """Return its scenario and its dataset."""
         return self.parameters.scenario, self.parameters.dataset
 
-    def name_after(self, attack: str | None) -> str | None:
-        """Return the name of this run, or of an attack on it; None without such an attack."""
-        if attack is None:
-            return self.name
-        return next(
-            (attack_plan.name for attack_plan in self.attacks if attack_plan.label == attack), None
-        )
-
-    @property
-    def arm(self) -> tuple[str, ...]:
-        """Return its values but the seed: runs of an arm repeat each other."""
-        return tuple(value for axis, value in self.values.items() if axis != SEED)
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -155,10 +135,7 @@ class Sweep:
     @property
     def arms(self) -> dict[tuple[str, ...], list[SweptRun]]:
         """Group the runs by their arms, in the order of the file."""
-        arms: dict[tuple[str, ...], list[SweptRun]] = {}
-        for run in self.runs:
-            arms.setdefault(run.arm, []).append(run)
-        return arms
+        return group_by_arm(self.runs)
 
 
 def read_sweep(path: Path, overrides: tuple[str, ...] = ()) -> Sweep:
@@ -365,9 +342,8 @@ def _check_differences(path: Path, runs: tuple[SweptRun, ...]) -> None:
     for run in runs:
         if (planned_run := names.setdefault(run.name, run)) is not run:
             raise SettingsError(
-                f"{path}: {_describe_run(planned_run)} and {_describe_run(run)} would both "
-                "be called "
-                f"{run.name!r}; give the values of an axis other names"
+                f"{path}: {_describe_run(planned_run)} and {_describe_run(run)} would both be "
+                f"called {run.name!r}; give the values of an axis other names"
             )
         # Under two names one run would be paid twice, and count as two.
         same = digest({**run.parameters.to_dict(), "run_name": ""})

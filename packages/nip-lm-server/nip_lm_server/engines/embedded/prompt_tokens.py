@@ -79,7 +79,7 @@ class PromptEncoder:
         return await self._run(size + _MESSAGE_CHARACTERS * len(messages), body_bytes, encode)
 
     async def text(self, text: str, *, body_bytes: int = 0) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer puts around plain texts.
+        """Token ids of a text, with the tokenizer's special tokens for plain texts.
 
         `body_bytes` is the size of the whole request. Raises EngineRequestError.
         """

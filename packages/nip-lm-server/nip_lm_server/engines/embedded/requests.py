@@ -240,7 +240,7 @@ class RowReader:
         self.finished = False
 
     def read(self) -> Delta | None:
-        """The text that became certain since the last call; None where there is none yet.
+        """The newly certain text since the last call; None where there is none yet.
 
         Tokens whose text is held back come with the text, or at the end.
         """

@@ -212,7 +212,7 @@ class ModelWorker:
             )
 
     def guide(self, grammar: str, param: str) -> Guide:
-        """Begin an answer with a grammar. Raises EngineRequestError for one that is too large.
+        """Begin an answer with a grammar. Raises EngineRequestError for too large a grammar.
 
         The first call makes the model's vocabulary. The guides of the newest grammars are kept at
         their beginning: players send the same few again and again.

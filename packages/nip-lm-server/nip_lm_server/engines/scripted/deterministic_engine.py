@@ -276,7 +276,7 @@ class DeterministicEngine(Engine):
         return _Question(request, messages, generation, digest, prompt_tokens, limit, returned_ids)
 
     def _digest(self, request: GenerationRequest, messages: tuple[ChatMessage, ...]) -> bytes:
-        """Hash all parts of the request that may change the answer.
+        """Hash all parts of the request with an effect on the answer.
 
         Forms, tools and calls enter only where there are any: a request without them keeps the
         digest, and so the answer, that it has in an engine without forms and tools.

@@ -54,7 +54,7 @@ class _Bytes:
 
 
 def fit(request: GenerationRequest, text: str, random: Random, limit: int) -> str:
-    """The text, if it has the form that the request asks for; else a drawn one of at most `limit`
+    """The text, if it has the form of the request; else a drawn one of at most `limit`
     tokens.
 
     Raises EngineRequestError for a wrong schema or grammar.

@@ -21,6 +21,7 @@ from nip_lm_server.lora.adapter_files import ServedAdapter, is_unchanged
 from nip_lm_server.lora.probes import (
     ProbeError,
     Scores,
+    choose_places,
     judge_probe,
     read_probe,
     saved_logprobs,
@@ -124,7 +125,7 @@ class VllmProver:
         *,
         is_repeated: bool,
     ) -> dict[str, Scores]:
-        """Score the other adapters that were loaded last, and read their saved scores."""
+        """Score the other adapters loaded last, and read their saved scores."""
         digest = adapters[name].digest if name in adapters else None
         # The same weights under another name must give the same, so they are not scored.
         candidates = [(rival, adapter) for rival, adapter in adapters.items() if rival != name]
@@ -138,14 +139,14 @@ class VllmProver:
         return rivals
 
     def _choose_places(self, count: int) -> list[int]:
-        """Choose the places to compare among `count`: spread evenly, the last among them.
+        """Choose the places to compare among `count`.
 
         Evenly, since a change of the weights need not show at a probe's beginning; the last place
         has all of the probe before it.
         """
-        count = min(count, CPU_TOKENS) if self._is_quick else count
-        compared = min(count, CPU_PLACES if self._is_quick else PLACES)
-        return [(number + 1) * count // compared - 1 for number in range(compared)]
+        if self._is_quick:
+            return choose_places(min(count, CPU_TOKENS), CPU_PLACES)
+        return choose_places(count, PLACES)
 
     async def _score_cached(
         self, model: str, tokens: Tokens, places: Sequence[int], *, is_repeated: bool

@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
-    """Kill the processes that a guard has left, by its record. True once none of them runs.
+    """Kill the processes left by a guard, by its record. True once none of them runs.
 
     False: some may run. The record stays, and the caller must not start another command, since the
     two would share a device that has room for one.
@@ -130,13 +130,13 @@ def end_recorded(record: Path, *, wait_s: float = 5.0) -> bool:
 
 
 def _delete_sockets(folder: object) -> None:
-    """Delete a folder that a guard has made; a user's own folder stays."""
+    """Delete a folder made by a guard; a user's own folder stays."""
     if isinstance(folder, str) and Path(folder).name.startswith(_SOCKETS_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)  # a few empty files are not worth a failure
 
 
 def _list_members(group: int, session: int) -> list[int]:
-    """List the running processes of a group, without ended ones that wait for their parent."""
+    """List the running processes of a group, without ended ones waiting for their parent."""
     import psutil
 
     members = []

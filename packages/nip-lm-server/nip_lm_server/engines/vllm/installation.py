@@ -96,7 +96,7 @@ class Installation:
         return warnings
 
     def _check_release(self) -> tuple[str, ...]:
-        """Warn of an untested release, refuse one that is known to serve wrongly.
+        """Warn of an untested release, refuse one known to serve wrongly.
 
         An untested one need not be wrong, and every adapter is proved before it answers.
         """
@@ -172,7 +172,7 @@ def find_executable(executable: str | None, environment: Mapping[str, str]) -> P
 
 
 def find_build_script(is_for_cuda: bool) -> Path:
-    """Return the script that builds an environment with vLLM, for CUDA or for the CPU.
+    """The script to build an environment with vLLM, for CUDA or for the CPU.
 
     The wheel has it too, with the files that it reads.
     """

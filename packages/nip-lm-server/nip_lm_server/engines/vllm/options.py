@@ -134,7 +134,7 @@ class VllmOptions:
 
     @property
     def served_lora_rank(self) -> int:
-        """The largest rank, rounded up to a value that vLLM allows."""
+        """The largest rank, rounded up to a value of `LORA_RANKS`."""
         return served_lora_rank(self.max_lora_rank)
 
     def arguments(self) -> list[str]:

@@ -174,7 +174,7 @@ class VllmProcess:
             await asyncio.wait({self.exited}, timeout=0.2)
 
     async def health(self) -> Literal["ok", "dead", "silent"]:
-        """Check that it answers; "dead" is its own report of an ended engine process."""
+        """Check for an answer; "dead" is its own report of an ended engine process."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         # No answer is no error here: a starting child does not listen yet, and a busy one may be
         # late. The callers count the time of its silence.

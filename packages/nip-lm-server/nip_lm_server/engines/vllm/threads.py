@@ -19,7 +19,7 @@ _PROCESSES, _BINDING = "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_OMP_THREADS_B
 
 
 def share_processors(environment: Mapping[str, str], model: str, processors: int) -> dict[str, str]:
-    """The variables that let one process of vLLM schedule and compute, so that none polls.
+    """The variables to let one process of vLLM schedule and compute, without polling.
 
     There are none with more processors, and none where the environment binds vLLM's threads or sets
     its processes: bound threads need a process of their own. `model` is a directory or a hub's
@@ -34,6 +34,6 @@ def share_processors(environment: Mapping[str, str], model: str, processors: int
 
 
 def _is_small(model: str) -> bool:
-    """Say whether a model is known to be small. The size of one that is not on disk is unknown."""
+    """Say whether a model is known to be small. Without files on disk its size is unknown."""
     files = list(Path(model).expanduser().glob("*.safetensors"))
     return bool(files) and sum(file.stat().st_size for file in files) < SMALL_BYTES

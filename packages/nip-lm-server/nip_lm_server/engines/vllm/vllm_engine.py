@@ -214,7 +214,7 @@ class VllmEngine(Engine):
         return [*arguments, *self._options.arguments()]
 
     def _served_dtype(self) -> str:
-        """The precision that vLLM serves in, with "auto" resolved.
+        """The precision of vLLM's answers, with "auto" resolved.
 
         vLLM would not report its own choice, so "auto" is resolved here: the limits of the proof
         depend on the precision, and the status shows it. "auto" remains until the installation was
@@ -262,7 +262,7 @@ class VllmEngine(Engine):
             raise
 
     async def wake(self) -> None:
-        """Undo `sleep`. `loaded_adapters` has no adapters that were lost meanwhile."""
+        """Undo `sleep`. `loaded_adapters` has no adapters lost meanwhile."""
         self._refuse_unless("running", "sleeping")
         if self._state == "running":
             return
@@ -305,7 +305,7 @@ class VllmEngine(Engine):
         return f"{reason}; see {self._log_path}"
 
     async def measure_work(self) -> WorkDone | None:
-        """Count the work that vLLM reports; None while it reports none."""
+        """Count the work reported by vLLM; None while it reports none."""
         process = self._process
         if process is None or self._state != "running":
             return None

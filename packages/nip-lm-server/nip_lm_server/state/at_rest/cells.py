@@ -89,7 +89,7 @@ _OBJECTS = {table: set(columns) for table, columns in JSON_COLUMNS.items() if ta
 def find_broken_cells(
     connection: sqlite3.Connection, find_manifest: Callable[[str], ModelManifest | None]
 ) -> Iterator[Cell]:
-    """Yield every cell that no server can have written.
+    """Yield every broken cell: no server can have written it.
 
     `find_manifest` returns a model's manifest by its digest; None where it can't be read.
     Raises sqlite3.Error for a table that can't be read at all.

@@ -36,7 +36,7 @@ class StateDirectory:
 
     @property
     def key_file(self) -> Path:
-        """The file with the key of a server that a program started."""
+        """The file with the key of a server started by a program."""
         return self.path / directory.KEY_FILE
 
     def examine(self) -> Examined:

@@ -40,7 +40,7 @@ class TinkerStore(WeightTables):
     def add_session(self, id: str, user_metadata: dict[str, object], sdk_version: str) -> None:
         """Enter a session."""
         now = self._clock()
-        self._do(
+        self.execute(
             "INSERT INTO sessions (id, created_at, heard_at, user_metadata, sdk_version) "
             "VALUES (?, ?, ?, ?, ?)",
             id, now, now, json.dumps(user_metadata), sdk_version,
@@ -48,23 +48,23 @@ class TinkerStore(WeightTables):
 
     def find_session(self, id: str) -> SessionRow | None:
         """Return a session."""
-        row = self._one("SELECT * FROM sessions WHERE id = ?", id)
+        row = self.fetch_one("SELECT * FROM sessions WHERE id = ?", id)
         return None if row is None else _session(row)
 
     def list_sessions(self, limit: int, offset: int) -> list[SessionRow]:
         """List sessions, the newest first."""
-        rows = self._all(
+        rows = self.fetch_all(
             "SELECT * FROM sessions ORDER BY created_at DESC, id LIMIT ? OFFSET ?", limit, offset
         )
         return [_session(row) for row in rows]
 
     def hear_of(self, id: str) -> None:
         """Note a sign of life."""
-        self._do("UPDATE sessions SET heard_at = ? WHERE id = ?", self._clock(), id)
+        self.execute("UPDATE sessions SET heard_at = ? WHERE id = ?", self._clock(), id)
 
     def finish_session(self, id: str, finish: str) -> bool:
         """End a session, once; the first reason stays. Returns whether this was the first."""
-        count = self._do(
+        count = self.execute(
             "UPDATE sessions SET finished_at = ?, finish = ? "
             "WHERE id = ? AND finished_at IS NULL",
             self._clock(), finish, id,
@@ -73,7 +73,7 @@ class TinkerStore(WeightTables):
 
     def list_silent_sessions(self, silent_s: float) -> list[str]:
         """List sessions that are not over and have given no sign of life for so long."""
-        rows = self._all(
+        rows = self.fetch_all(
             "SELECT id FROM sessions WHERE finished_at IS NULL AND heard_at < ?",
             self._clock() - silent_s,
         )
@@ -85,7 +85,7 @@ class TinkerStore(WeightTables):
         self, id: str, session_id: str, base_model: str, lora: LoraShape, metadata: dict[str, str]
     ) -> None:
         """Enter a model; nothing where it is there."""
-        self._do(
+        self.execute(
             "INSERT OR IGNORE INTO models (id, session_id, base_model, lora, created_at, "
             "user_metadata) VALUES (?, ?, ?, ?, ?, ?)",
             id, session_id, base_model, json.dumps(asdict(lora)), self._clock(),
@@ -94,12 +94,12 @@ class TinkerStore(WeightTables):
 
     def find_model(self, id: str) -> TinkerModelRow | None:
         """Return a model."""
-        row = self._one("SELECT * FROM models WHERE id = ?", id)
+        row = self.fetch_one("SELECT * FROM models WHERE id = ?", id)
         return None if row is None else _model(row)
 
     def list_models(self, limit: int, offset: int) -> list[TinkerModelRow]:
         """List models, the newest first."""
-        rows = self._all(
+        rows = self.fetch_all(
             "SELECT * FROM models ORDER BY created_at DESC, id LIMIT ? OFFSET ?", limit, offset
         )
         return [_model(row) for row in rows]
@@ -108,12 +108,12 @@ class TinkerStore(WeightTables):
         """List the models of a session."""
         return [
             _model(row)
-            for row in self._all("SELECT * FROM models WHERE session_id = ?", session_id)
+            for row in self.fetch_all("SELECT * FROM models WHERE session_id = ?", session_id)
         ]
 
     def list_open_models(self) -> list[TinkerModelRow]:
         """List the models whose sessions are not over."""
-        rows = self._all(
+        rows = self.fetch_all(
             "SELECT models.* FROM models JOIN sessions ON sessions.id = session_id "
             "WHERE finished_at IS NULL ORDER BY models.created_at"
         )
@@ -121,15 +121,15 @@ class TinkerStore(WeightTables):
 
     def count(self, table: str) -> int:
         """Count the rows of a table of this package's."""
-        row = self._one(f"SELECT COUNT(*) AS n FROM {table}")  # noqa: S608
+        row = self.fetch_one(f"SELECT COUNT(*) AS n FROM {table}")  # noqa: S608
         return int(row["n"]) if row else 0
 
     def note_durable(self, model_id: str, seq: int) -> None:
         """A state on disk has everything up to `seq`: the payloads behind it go."""
         with self.transaction():
-            self._do("UPDATE models SET durable_seq = ? WHERE id = ?", seq, model_id)
+            self.execute("UPDATE models SET durable_seq = ? WHERE id = ?", seq, model_id)
             # Not the payload of request 0, from which the model is made.
-            self._do(
+            self.execute(
                 "UPDATE requests SET payload = NULL "
                 "WHERE owner = ? AND seq BETWEEN 1 AND ? AND status != 'pending'",
                 model_id, seq,
@@ -139,7 +139,7 @@ class TinkerStore(WeightTables):
 
     def add_request(self, owner: str, seq: int, kind: str, digest: str, payload: bytes) -> None:
         """Enter a pending request. Its number must be free."""
-        self._do(
+        self.execute(
             "INSERT INTO requests (owner, seq, kind, digest, payload, status, created_at) "
             "VALUES (?, ?, ?, ?, ?, 'pending', ?)",
             owner, seq, kind, digest, payload, self._clock(),
@@ -147,7 +147,7 @@ class TinkerStore(WeightTables):
 
     def find_request(self, owner: str, seq: int) -> RequestRow | None:
         """Return a request with payload and result."""
-        row = self._one(
+        row = self.fetch_one(
             "SELECT owner, seq, kind, digest, payload, status, created_at, result, is_protobuf, "
             "error, category FROM requests WHERE owner = ? AND seq = ?",
             owner,
@@ -157,38 +157,38 @@ class TinkerStore(WeightTables):
 
     def find_digest(self, owner: str, seq: int) -> str | None:
         """Return the digest of the request with a number."""
-        row = self._one("SELECT digest FROM requests WHERE owner = ? AND seq = ?", owner, seq)
+        row = self.fetch_one("SELECT digest FROM requests WHERE owner = ? AND seq = ?", owner, seq)
         return None if row is None else str(row["digest"])
 
     def find_last_time(self, owner: str) -> float | None:
         """Return the time of a model's last request, in seconds since 1970."""
-        row = self._one("SELECT MAX(created_at) AS at FROM requests WHERE owner = ?", owner)
+        row = self.fetch_one("SELECT MAX(created_at) AS at FROM requests WHERE owner = ?", owner)
         return None if row is None else row["at"]
 
     def list_pending(self, owner: str) -> list[int]:
         """List the numbers that wait for their turn, in order."""
-        rows = self._all(
+        rows = self.fetch_all(
             "SELECT seq FROM requests WHERE owner = ? AND status = 'pending' ORDER BY seq", owner
         )
         return [row["seq"] for row in rows]
 
     def list_pending_samples(self) -> list[tuple[str, int]]:
         """List the samples that were never answered."""
-        rows = self._all(
+        rows = self.fetch_all(
             "SELECT owner, seq FROM requests WHERE kind = 'sample' AND status = 'pending'"
         )
         return [(row["owner"], row["seq"]) for row in rows]
 
     def next_seq(self, model_id: str) -> int:
         """Return a model's first number that is not over: all lower ones are over."""
-        row = self._one(
+        row = self.fetch_one(
             "SELECT MAX(seq) AS seq FROM requests WHERE owner = ? AND status != 'pending'", model_id
         )
         return 0 if row is None or row["seq"] is None else int(row["seq"]) + 1
 
     def list_replayed(self, model_id: str, low: int, high: int) -> list[int]:
         """List the executed requests above `low` and below `high` that changed the model."""
-        rows = self._all(
+        rows = self.fetch_all(
             "SELECT seq FROM requests WHERE owner = ? AND seq > ? AND seq < ? AND status = 'done' "
             "AND void = 0 AND kind IN ('forward_backward', 'optim_step') ORDER BY seq",
             model_id, low, high,
@@ -197,7 +197,7 @@ class TinkerStore(WeightTables):
 
     def void_since_step(self, model_id: str, end: int) -> None:
         """Leave the gradient since the last step, as far as below `end`, out of every replay."""
-        self._do(
+        self.execute(
             "UPDATE requests SET void = 1, payload = NULL WHERE owner = ?1 "
             "AND kind = 'forward_backward' AND seq < ?2 AND seq > "
             "(SELECT COALESCE(MAX(seq), 0) FROM requests WHERE owner = ?1 "
@@ -207,7 +207,7 @@ class TinkerStore(WeightTables):
 
     def has_gradient(self, model_id: str) -> bool:
         """Say whether parts of a gradient wait for their step."""
-        row = self._one(
+        row = self.fetch_one(
             "SELECT 1 FROM requests WHERE owner = ?1 AND kind = 'forward_backward' "
             "AND status = 'done' AND void = 0 AND seq > (SELECT COALESCE(MAX(seq), 0) "
             "FROM requests WHERE owner = ?1 AND kind = 'optim_step' AND status = 'done') LIMIT 1",
@@ -217,7 +217,7 @@ class TinkerStore(WeightTables):
 
     def find_broken(self, model_id: str) -> str | None:
         """Say which part of the gradient since the last step failed; None: it is whole."""
-        row = self._one(
+        row = self.fetch_one(
             "SELECT seq, error FROM requests WHERE owner = ?1 AND status = 'failed' "
             "AND kind IN ('forward_backward', 'refused', 'create_model', 'load_weights', 'gap') "
             "AND (seq = 0 OR seq > (SELECT COALESCE(MAX(seq), 0) FROM requests WHERE owner = ?1 "
@@ -228,7 +228,7 @@ class TinkerStore(WeightTables):
 
     def end_request(self, owner: str, seq: int, result: bytes, is_protobuf: bool) -> None:
         """Write down a result."""
-        self._do(
+        self.execute(
             "UPDATE requests SET status = 'done', result = ?, is_protobuf = ?, ended_at = ? "
             "WHERE owner = ? AND seq = ? AND status = 'pending'",
             result, is_protobuf, self._clock(), owner, seq,
@@ -236,7 +236,7 @@ class TinkerStore(WeightTables):
 
     def fail_request(self, owner: str, seq: int, error: str, category: Category) -> None:
         """Write down the reason of a failure."""
-        self._do(
+        self.execute(
             "UPDATE requests SET status = 'failed', error = ?, category = ?, ended_at = ? "
             "WHERE owner = ? AND seq = ? AND status = 'pending'",
             error, category, self._clock(), owner, seq,
@@ -244,7 +244,7 @@ class TinkerStore(WeightTables):
 
     def note_fetched(self, owner: str, seq: int) -> None:
         """Note that a client has a result; the first time counts."""
-        self._do(
+        self.execute(
             "UPDATE requests SET fetched_at = ? WHERE owner = ? AND seq = ? AND fetched_at IS NULL",
             self._clock(), owner, seq,
         )  # fmt: skip
@@ -252,7 +252,7 @@ class TinkerStore(WeightTables):
     def drop_old_results(self) -> int:
         """Let go of results that were fetched `KEPT_S` ago, or made `UNFETCHED_S` ago."""
         now = self._clock()
-        return self._do(
+        return self.execute(
             "UPDATE requests SET result = NULL WHERE status = 'done' AND result IS NOT NULL "
             "AND (fetched_at < ? OR ended_at < ?)",
             now - KEPT_S, now - UNFETCHED_S,
@@ -260,7 +260,7 @@ class TinkerStore(WeightTables):
 
     def is_pending(self, owner: str, seq: int) -> bool:
         """Say whether a request is on record and not over."""
-        row = self._one(
+        row = self.fetch_one(
             "SELECT 1 FROM requests WHERE owner = ? AND seq = ? AND status = 'pending'", owner, seq
         )
         return row is not None
@@ -276,7 +276,7 @@ class TinkerStore(WeightTables):
             ("models", "AND seq < (SELECT MAX(seq) FROM requests WHERE owner = owners.id)"),
             ("samplers", ""),
         ):
-            dropped += self._do(
+            dropped += self.execute(
                 # The tables are joined in this order: few owners have any request left.
                 "DELETE FROM requests WHERE rowid IN (SELECT requests.rowid "  # noqa: S608
                 f"FROM {table} AS owners CROSS JOIN sessions ON sessions.id = owners.session_id "
@@ -288,7 +288,7 @@ class TinkerStore(WeightTables):
 
     def drop_samplers(self, max_rows: int) -> int:
         """Delete samplers of sessions that ended `UNFETCHED_S` ago, without any request left."""
-        return self._do(
+        return self.execute(
             "DELETE FROM samplers WHERE rowid IN (SELECT samplers.rowid FROM samplers "
             "JOIN sessions ON sessions.id = session_id WHERE finished_at < ?1 AND NOT EXISTS "
             "(SELECT 1 FROM requests WHERE owner = samplers.id) LIMIT ?2)",
@@ -297,11 +297,11 @@ class TinkerStore(WeightTables):
 
     def drop_payload(self, owner: str, seq: int) -> None:
         """Let go of a payload after its last use."""
-        self._do("UPDATE requests SET payload = NULL WHERE owner = ? AND seq = ?", owner, seq)
+        self.execute("UPDATE requests SET payload = NULL WHERE owner = ? AND seq = ?", owner, seq)
 
     def drop_snapshots(self, max_rows: int) -> int:
         """Delete the records of deleted snapshots of sessions that ended `UNFETCHED_S` ago."""
-        return self._do(
+        return self.execute(
             "DELETE FROM checkpoints WHERE rowid IN (SELECT checkpoints.rowid FROM checkpoints "
             "JOIN sessions ON sessions.id = session_id WHERE finished_at < ? "
             "AND kind = 'snapshot' AND deleted_at IS NOT NULL LIMIT ?)",
@@ -310,14 +310,14 @@ class TinkerStore(WeightTables):
 
     def payload_bytes(self, owner: str) -> int:
         """Count the bytes of all payloads that a model or sampler still needs."""
-        row = self._one(
+        row = self.fetch_one(
             "SELECT COALESCE(SUM(LENGTH(payload)), 0) AS n FROM requests WHERE owner = ?", owner
         )
         return 0 if row is None else int(row["n"])
 
     def drop_payloads_of(self, owner: str) -> None:
         """Let go of all payloads of a model or sampler that is over."""
-        self._do("UPDATE requests SET payload = NULL WHERE owner = ?", owner)
+        self.execute("UPDATE requests SET payload = NULL WHERE owner = ?", owner)
 
 
 def _session(row: sqlite3.Row) -> SessionRow:

@@ -1,20 +1,17 @@
 """The database of Tinker's API, and its tables of weights and samplers.
 
-Tables         the connection, the schema, transactions
+Tables         the connection, and the schema
 WeightTables   samplers, and weights on disk by their paths
 """
 
 import json
-import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from nip_lm_server.state.database import UNUSABLE, unusable_error
+from nip_lm_server.state.database import SqliteFile
 from nip_lm_server.state.directory import StateError
 from nip_lm_server.tinker.storage.records import (
     CheckpointKind,
@@ -56,70 +53,24 @@ CREATE INDEX checkpoints_by_model ON checkpoints (model_id, created_at);
 """
 
 
-class Tables:
+class Tables(SqliteFile):
     """One connection, on the event loop's thread."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time):
         """Open or create the database. Raises StateError if it can't be used."""
-        self.path, self._clock = path, clock
-        if not path.is_file():
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        self._connection = sqlite3.connect(path, isolation_level=None)
-        try:
-            self._connection.row_factory = sqlite3.Row
-            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            if version > FORMAT:
-                raise StateError(
-                    f"{path} has format {version}, this server knows {FORMAT}: use the version "
-                    "that wrote it"
-                )
-            # As in the server's own database, so that every answer outlives a power loss.
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-                self._connection.execute(f"PRAGMA {pragma}")
-            if not version:
-                self._connection.executescript(
-                    f"BEGIN; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;"
-                )
-        except UNUSABLE as error:
-            self.close()
-            raise unusable_error(path, error) from error
-        except StateError:
-            self.close()
-            raise
+        self._clock = clock
+        super().__init__(path)
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Everything inside is written together or not at all. Not to be held over an await.
-
-        Inside another transaction it is a part of it.
-        """
-        if self._connection.in_transaction:
-            yield
-            return
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            # On a full disk SQLite may have rolled it back already. One that stayed open would take
-            # in all later writes.
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
-
-    def _one(self, sql: str, *values: Any) -> sqlite3.Row | None:
-        row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
-        return row
-
-    def _all(self, sql: str, *values: Any) -> list[sqlite3.Row]:
-        return self._connection.execute(sql, values).fetchall()
-
-    def _do(self, sql: str, *values: Any) -> int:
-        return self._connection.execute(sql, values).rowcount
+    def _prepare(self) -> None:
+        version = self._read_version()
+        if version > FORMAT:
+            raise StateError(
+                f"{self.path} has format {version}, this server knows {FORMAT}: use the version "
+                "that wrote it"
+            )
+        self._make_durable()
+        if not version:
+            self._change_schema(_SCHEMA, FORMAT)
 
 
 class WeightTables(Tables):
@@ -129,21 +80,21 @@ class WeightTables(Tables):
         self, id: str, session_id: str, base_model: str, model_path: str | None, served_name: str
     ) -> bool:
         """Enter a sampler; nothing where it is there. False: another one has its id."""
-        self._do(
+        self.execute(
             "INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?, ?)",
             id, session_id, base_model, model_path, served_name, self._clock(),
         )  # fmt: skip
-        row = self._one("SELECT served_name FROM samplers WHERE id = ?", id)
+        row = self.fetch_one("SELECT served_name FROM samplers WHERE id = ?", id)
         return row is not None and row["served_name"] == served_name
 
     def find_sampler(self, id: str) -> SamplerRow | None:
         """Return a sampler."""
-        row = self._one("SELECT * FROM samplers WHERE id = ?", id)
+        row = self.fetch_one("SELECT * FROM samplers WHERE id = ?", id)
         return None if row is None else SamplerRow(**row)
 
     def list_samplers_of(self, session_id: str) -> list[SamplerRow]:
         """List the samplers of a session."""
-        rows = self._all("SELECT * FROM samplers WHERE session_id = ?", session_id)
+        rows = self.fetch_all("SELECT * FROM samplers WHERE session_id = ?", session_id)
         return [SamplerRow(**row) for row in rows]
 
     def put_checkpoint(self, row: CheckpointRow) -> None:
@@ -152,21 +103,21 @@ class WeightTables(Tables):
         values["lora"] = json.dumps(asdict(row.lora))
         values["user_metadata"] = json.dumps(row.user_metadata)
         names, marks = ", ".join(values), ", ".join("?" * len(values))
-        self._do(
+        self.execute(
             f"INSERT OR REPLACE INTO checkpoints ({names}) VALUES ({marks})",  # noqa: S608
             *values.values(),
         )
 
     def find_checkpoint(self, path: str) -> CheckpointRow | None:
         """Return weights by their path, deleted ones too: a name is given once."""
-        row = self._one("SELECT * FROM checkpoints WHERE path = ?", path)
+        row = self.fetch_one("SELECT * FROM checkpoints WHERE path = ?", path)
         return None if row is None else _checkpoint(row)
 
     def list_checkpoints(
         self, model_id: str | None, limit: int, offset: int
     ) -> list[CheckpointRow]:
         """List named weights that are there, the newest first: of a model, or all."""
-        rows = self._all(
+        rows = self.fetch_all(
             "SELECT * FROM checkpoints WHERE deleted_at IS NULL AND kind != 'snapshot' "
             "AND (?1 IS NULL OR model_id = ?1) ORDER BY created_at DESC, path LIMIT ?2 OFFSET ?3",
             model_id, limit, offset,
@@ -175,14 +126,14 @@ class WeightTables(Tables):
 
     def count_checkpoints(self) -> int:
         """Count the named weights that are there."""
-        row = self._one(
+        row = self.fetch_one(
             "SELECT COUNT(*) AS n FROM checkpoints WHERE deleted_at IS NULL AND kind != 'snapshot'"
         )
         return int(row["n"]) if row else 0
 
     def list_snapshots_of(self, session_id: str) -> list[CheckpointRow]:
         """List the unnamed weights of a session that are there, the oldest first."""
-        rows = self._all(
+        rows = self.fetch_all(
             "SELECT * FROM checkpoints WHERE session_id = ? AND kind = 'snapshot' "
             "AND deleted_at IS NULL ORDER BY created_at",
             session_id,
@@ -191,7 +142,7 @@ class WeightTables(Tables):
 
     def list_expired(self) -> list[CheckpointRow]:
         """List weights whose time is over."""
-        rows = self._all(
+        rows = self.fetch_all(
             "SELECT * FROM checkpoints WHERE deleted_at IS NULL AND expires_at < ?", self._clock()
         )
         return [_checkpoint(row) for row in rows]
@@ -200,17 +151,17 @@ class WeightTables(Tables):
         """List the folders of all weights that are there."""
         return {
             row["folder"]
-            for row in self._all("SELECT folder FROM checkpoints WHERE deleted_at IS NULL")
+            for row in self.fetch_all("SELECT folder FROM checkpoints WHERE deleted_at IS NULL")
         }
 
     def set_expiry(self, path: str, ttl_s: float | None) -> None:
         """Set the seconds from now for which weights are kept; None: for ever."""
         until = None if ttl_s is None else self._clock() + ttl_s
-        self._do("UPDATE checkpoints SET expires_at = ? WHERE path = ?", until, path)
+        self.execute("UPDATE checkpoints SET expires_at = ? WHERE path = ?", until, path)
 
     def mark_deleted(self, path: str) -> None:
         """Take weights out of view; their path is not given again."""
-        self._do("UPDATE checkpoints SET deleted_at = ? WHERE path = ?", self._clock(), path)
+        self.execute("UPDATE checkpoints SET deleted_at = ? WHERE path = ?", self._clock(), path)
 
 
 def _checkpoint(row: sqlite3.Row) -> CheckpointRow:

@@ -191,7 +191,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path) -> Any:
-    """Read back the state that `write_checkpoint` has written."""
+    """Read back the state given to `write_checkpoint`."""
     from safetensors.torch import load_file
 
     return _unpack(json.loads((path / STATE).read_text()), load_file(path / TENSORS))

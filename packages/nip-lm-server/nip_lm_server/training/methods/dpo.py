@@ -46,7 +46,7 @@ class EncodedPair:
 
     @property
     def tokens(self) -> int:
-        """Count the tokens that one epoch computes with."""
+        """Count the tokens of one epoch."""
         return 2 * len(self.prompt) + len(self.preferred) + len(self.rejected)
 
     @property

@@ -98,7 +98,7 @@ def process_count(settings: EffectiveSettings, devices: int) -> int:
 
 
 def processes_of_this_run(job: TrainingJob) -> int:
-    """Return the number of processes that train together, with this one."""
+    """Return the number of processes in this training, with this one."""
     from accelerate import PartialState
 
     return int(PartialState(cpu=choose_device(job) == "cpu").num_processes)

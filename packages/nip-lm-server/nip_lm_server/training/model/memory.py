@@ -239,7 +239,7 @@ def total_bytes(job: TrainingJob) -> int:
 
 
 def _free_bytes() -> int:
-    """Count the free bytes, and the bytes that torch holds without using them."""
+    """Count the free bytes, and torch's unused bytes."""
     import torch
 
     free, _ = torch.cuda.mem_get_info()

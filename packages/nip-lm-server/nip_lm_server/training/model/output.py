@@ -238,7 +238,7 @@ def _probe(
     """
     import torch
 
-    from nip_lm_server.lora.prove_weights import apply_adapter
+    from nip_lm_server.lora.prove_weights import apply_adapter, token_logprobs
     from nip_lm_server.lora.rowwise_lora import read_lora
 
     device = choose_device(job)
@@ -250,17 +250,17 @@ def _probe(
             model = base
             if model is None:
                 model = load_model(job.base_model_path, getattr(torch, precision)).to(place).eval()
-            without = _logprobs(model, tokens)
+            without = token_logprobs(model, tokens)
             if parent is not None:
                 with apply_adapter(model, parent):
-                    parent_logprobs = _logprobs(model, tokens)
+                    parent_logprobs = token_logprobs(model, tokens)
             if job.settings.result == "adapter":
                 with apply_adapter(model, read_lora(job.output_dir)):
-                    saved = _logprobs(model, tokens)
+                    saved = token_logprobs(model, tokens)
             else:
                 model = None
                 model = load_model(job.output_dir, getattr(torch, precision)).to(place).eval()
-                saved = _logprobs(model, tokens)
+                saved = token_logprobs(model, tokens)
             break
         except torch.OutOfMemoryError:  # the freed memory may still be in fragments
             model = base = None
@@ -275,17 +275,6 @@ def _probe(
         "dtype": precision,
         "quantization": "none",
     }
-
-
-def _logprobs(model: Any, tokens: list[int]) -> list[float]:
-    """Compute the log-probability of each token but the first."""
-    import torch
-
-    with torch.inference_mode():
-        ids = torch.tensor([tokens], device=model.device)
-        scores = model(ids).logits[0, :-1].float().log_softmax(-1)
-        values: list[float] = scores.gather(1, ids[0, 1:, None])[:, 0].tolist()
-    return values
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

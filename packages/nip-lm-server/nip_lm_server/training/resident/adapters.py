@@ -174,7 +174,7 @@ class LoraLayers:
 
 
 def new_adapter(model_id: str, config: LoraConfig, layers: LoraLayers, device: Any) -> Adapter:
-    """Draw a new adapter, which changes nothing yet: B is 0, A is uniform as in PEFT."""
+    """Draw a new adapter without an effect yet: B is 0, A is uniform as in PEFT."""
     seed = config.seed
     if seed is None:
         seed = int.from_bytes(hashlib.sha256(model_id.encode()).digest()[:8], "big") >> 1

@@ -42,7 +42,7 @@ class Checked:
 
 
 def refuse(code: str, message: str) -> ResidentError:
-    """Build the error for a call that the caller can correct."""
+    """Build the error for a mistake of the caller's."""
     return ResidentError("user", code, message)
 
 
@@ -145,7 +145,7 @@ def _check_names(place: str, datum: Datum, name: str, loss: Loss) -> None:
 
 
 def check_adam(adam: AdamParams) -> None:
-    """Raise ResidentError for numbers with which AdamW can't step."""
+    """Raise ResidentError for unusable numbers of AdamW."""
     for part in fields(adam):
         value = getattr(adam, part.name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:

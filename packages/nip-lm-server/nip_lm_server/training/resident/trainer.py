@@ -85,7 +85,7 @@ class ResidentTrainer:
         self.facts = self._describe()
 
     def create_model(self, model_id: str, lora: LoraConfig) -> None:
-        """Draw a new adapter, which changes nothing yet. Raises ResidentError."""
+        """Draw a new adapter without an effect yet. Raises ResidentError."""
         self._refuse_existing(model_id)
         self._check_rank(lora)
         adapter = new_adapter(model_id, lora, self._layers, self._device)

@@ -56,7 +56,7 @@ class AnswerText:
             self._context_text = self._decode(self._window)
 
     def finish(self) -> None:
-        """End the text: the part that was held back is certain now, broken characters too."""
+        """End the text: its held-back part is certain now, broken characters too."""
         if not self.stopped and len(self._window) > self._context:
             self._add(self._decode(self._window)[len(self._context_text) :])
         self._window = []
@@ -83,7 +83,7 @@ class AnswerText:
         self._held_text = self._held_text[certain_length:]
 
     def _beginning_of_a_stop(self) -> int:
-        """Measure the longest end of the text that a stop string begins with."""
+        """Measure the longest end of the text with which a stop string may begin."""
         longest = max(map(len, self._stops), default=1) - 1
         for length in range(min(longest, len(self._held_text)), 0, -1):
             if any(stop.startswith(self._held_text[-length:]) for stop in self._stops):

@@ -119,13 +119,13 @@ class Decoder:
         )
 
     def forget(self, adapter: LoraAdapter) -> None:
-        """Drop keys and values kept for an adapter that is not served any more."""
+        """Drop the keys and values kept for an unloaded adapter."""
 
     def heed_memory(self) -> None:
         """Keep less where other programs need the memory."""
 
     def leave_model(self) -> None:
-        """Let go of the model's weights, which move."""
+        """Let go of the model's weights before they move."""
 
     def return_to_model(self) -> None:
         """Take the model's weights up again."""
@@ -218,7 +218,7 @@ class Decoder:
     def score_by_library(
         self, sequences: Sequence[Sequence[int]], adapters: Sequence[LoraAdapter | None]
     ) -> list[list[float]]:
-        """The same by the model's own modules, which run their hooks."""
+        """The same by the model's own modules, hooks included."""
         # As for answers, where the rows of one adapter are one slice.
         order = sorted(range(len(sequences)), key=lambda i: adapter_key(adapters[i]))
         ids, mask, positions = self._pad([sequences[i] for i in order])
@@ -383,5 +383,5 @@ class Decoder:
 
 
 def adapter_key(adapter: LoraAdapter | None) -> str:
-    """A key to sort rows by, so that the rows of an adapter lie next to each other."""
+    """A key to sort rows by: it puts the rows of an adapter next to each other."""
     return "" if adapter is None else f"{adapter.name} {adapter.digest}"

@@ -66,11 +66,11 @@ class KeptPrefixes:
         return Found(length, tuple(parts))
 
     def measure(self, weights: str, tokens: Sequence[int]) -> int:
-        """Count the tokens at the beginning that are kept."""
+        """Count the kept tokens at the beginning."""
         return self._walk(weights, tokens)[0]
 
     def keep(self, weights: str, tokens: Sequence[int], states: States) -> None:
-        """Keep the keys and values of those `tokens` that aren't kept yet."""
+        """Keep the keys and values of `tokens`, except the kept ones."""
         length, path, inside = self._walk(weights, tokens)
         if length == len(tokens):
             return
@@ -85,7 +85,7 @@ class KeptPrefixes:
         self.bytes += new_branch.bytes
 
     def forget(self, weights: str) -> None:
-        """Drop all keys and values that the weights of this name have computed."""
+        """Drop all keys and values computed with the weights of this name."""
         tree = self._trees.pop(weights, None)
         if tree is not None:
             self.bytes -= sum(branch.bytes for branch in _list_branches(tree))

@@ -156,7 +156,7 @@ class ScarceMemory:
         self._most = 0
 
     def limit(self, kept_bytes: int) -> int:
-        """The most bytes that may be kept; `kept_bytes` are kept now."""
+        """The limit of kept bytes; `kept_bytes` are kept now."""
         now_s = self._clock()
         if self._looked_s is not None and now_s - self._looked_s < _LOOK_S:
             return self._most
@@ -170,6 +170,6 @@ class ScarceMemory:
 
 
 def _return_freed() -> None:
-    """Give back freed memory that the C library still holds, where that is glibc."""
+    """Give back the freed memory still held by the C library, if this is glibc."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -32,7 +32,7 @@ class SlotCache:
         return sum(layer.nbytes for layer in self.layers)
 
     def bytes_with(self, slots: int, places: int) -> int:
-        """Return the bytes that the buffers have after `reserve`."""
+        """The bytes of the buffers after `reserve`."""
         slots, places = self._find_size(slots, places)
         size = 2 * slots * self._heads * places * self._width
         return math.prod((self._count, size, self.dtype.itemsize))

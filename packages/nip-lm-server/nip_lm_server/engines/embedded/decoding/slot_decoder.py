@@ -109,7 +109,7 @@ class SlotDecoder(Decoder):
             self.kept.forget(_name_weights(adapter))
 
     def admit(self, groups: Sequence[Sequence[Row]]) -> list[Row]:
-        """Queue rows, whose prompts `step` reads. No row is finished by that."""
+        """Queue rows; `step` reads their prompts. No row is finished here."""
         self._queue += groups
         self.prompt_tokens_asked += sum(len(group[0].prompt) for group in groups)
         return []
@@ -150,7 +150,7 @@ class SlotDecoder(Decoder):
     # Prompts
 
     def _read(self) -> list[Row]:
-        """Run one pass over waiting prompts; returns the rows that their first token finishes."""
+        """Run one pass over waiting prompts; returns the rows finished by their first token."""
         # With more waiting than running, a large pass holds up few, and small ones would many.
         running = sum(map(is_live, self._rows))
         budget = BESIDE_TOKENS if running and len(self._queue) <= running else PREFILL_TOKENS
@@ -212,7 +212,7 @@ class SlotDecoder(Decoder):
         self._reading = _Reading(groups, [prefix.length for prefix in prefixes])
 
     def _choose_groups(self, budget: int) -> list[Sequence[Row]]:
-        """Choose prompts to read together, few enough tokens, none that waits for another.
+        """Choose prompts to read together, few enough tokens, none waiting for another.
 
         The longest go first; after _PATIENCE passes without the oldest, the oldest does.
         """
@@ -389,7 +389,7 @@ class SlotDecoder(Decoder):
 
 
 def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
-    """Make the fastest decoder that gives the model's own logits.
+    """Make the fastest decoder with the model's own logits.
 
     Raises EngineError for float64 where that is not a `SlotDecoder`.
     """
