@@ -78,6 +78,21 @@ def test_epochs_are_answers_to_one_question_and_a_sample_that_failed_is_no_silen
     assert arm.against.ci95 is not None
 
 
+def test_questions_in_chats_are_the_same_where_roles_and_texts_are_and_others_are_refused(tmp_path):
+    log, again = LOGS / "chat.eval", LOGS / "chat_again.json"
+    first, second = compare_files([log, again], Columns()).arms
+    assert (first.score, second.score) == (pytest.approx(2 / 3), 1.0)
+    document = json.loads(again.read_text())
+    chat = document["samples"][2]["input"]
+    assert [message["role"] for message in chat] == ["system", "user"]
+    for place, key, value in ((1, "content", "another question"), (0, "role", "user")):
+        document["samples"][2]["input"] = [{**message} for message in chat]
+        document["samples"][2]["input"][place][key] = value
+        (tmp_path / "other.json").write_text(json.dumps(document))
+        with pytest.raises(DatasetError, match="sample 'q2', epoch 1: asks something else than"):
+            compare_files([log, tmp_path / "other.json"], Columns())
+
+
 def test_a_log_that_another_version_has_compressed_otherwise_is_read_alike(tmp_path):
     path = tmp_path / "right.eval"
     with zipfile.ZipFile(LOGS / "right.eval") as packed, zipfile.ZipFile(path, "w") as archive:

@@ -7,6 +7,7 @@ A log in the form `.eval` is a ZIP of JSON: `header.json` says which model and t
 which Python's `zipfile` does not know before 3.14; pyarrow does.
 """
 
+import json
 import struct
 import zipfile
 import zlib
@@ -144,14 +145,32 @@ def _read_sample(sample: Any, columns: Columns, path: Path) -> ScoredRow:
                 f"(got {shorten(sample.get('metadata'))})"
             )
         cluster = str(value)
-    text = sample.get("input")
-    return ScoredRow(
-        question,
-        cluster,
-        _find_value(sample, columns, place),
-        place,
-        text if isinstance(text, str) else ascii(text),
-    )
+    text = json.dumps(_list_texts(sample.get("input")))
+    return ScoredRow(question, cluster, _find_value(sample, columns, place), place, text)
+
+
+def _list_texts(asked: Any) -> list[list[str]]:
+    """List role and texts of each message of an input; a plain text is a message of the user."""
+    if isinstance(asked, str):
+        return [["user", asked]]
+    return [_read_message(message) for message in asked] if isinstance(asked, list) else []
+
+
+def _read_message(message: Any) -> list[str]:
+    """Read the role and the texts of a message; its id is another one in each log."""
+    if not isinstance(message, dict):
+        return [ascii(message)]
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    return [str(message.get("role")), *(_read_part(part) for part in parts)]
+
+
+def _read_part(part: Any) -> str:
+    """Read a text; anything else is named by its kind, as summaries of Inspect have it."""
+    if not isinstance(part, dict):
+        return str(part)
+    kind = str(part.get("type"))
+    return str(part.get("text")) if kind == "text" else f"({kind.capitalize()})"
 
 
 def _find_value(sample: Mapping[str, Any], columns: Columns, place: str) -> float:

@@ -1,15 +1,24 @@
 """The logs beside this file: small ones, written by inspect_ai 0.3.285, whose environment runs this.
 
-python make_logs.py    writes right.eval, better.eval and epochs.json into this directory
+python make_logs.py NAME...    writes the logs of these names, or all, into this directory
 """
 
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from inspect_ai import Epochs, Task, eval
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.log import write_eval_log
-from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from inspect_ai.model import (
+    ChatMessageSystem,
+    ChatMessageUser,
+    ContentImage,
+    ContentText,
+    ModelOutput,
+    ModelUsage,
+    get_model,
+)
 from inspect_ai.scorer import match
 from inspect_ai.solver import generate, solver
 
@@ -32,15 +41,22 @@ def answer(text):
     return output
 
 
-def write(name, answers, epochs=1):
-    samples = [
-        Sample(
-            id=f"q{k}", input=f"{k} + 1 = ?", target=str(k + 1), metadata={"topic": f"t{k // 2}"}
-        )
-        for k in range(6)
-    ]
+def ask_sum(k):
+    text = f"{k} + 1 = ?"
+    return Sample(id=f"q{k}", input=text, target=str(k + 1), metadata={"topic": f"t{k // 2}"})
+
+
+def ask_in_chat(k):
+    """Ask in messages, one of which has a picture; Inspect gives each an id at random."""
+    picture = ContentImage(image="data:image/png;base64,iVBORw0KGgo=")
+    question = [ContentText(text=f"{k} + 1 = ?"), picture] if k == 0 else f"{k} + 1 = ?"
+    chat = [ChatMessageSystem(content="Answer."), ChatMessageUser(content=question)]
+    return Sample(id=f"q{k}", input=chat, target=str(k + 1))
+
+
+def write(name, answers, epochs=1, ask=ask_sum):
     task = Task(
-        MemoryDataset(samples, name="sums"),
+        MemoryDataset([ask(k) for k in range(len(answers) // epochs)], name="sums"),
         solver=[fail_once(), generate()],
         scorer=match(),
         name="sums",
@@ -60,7 +76,15 @@ def write(name, answers, epochs=1):
         write_eval_log(log, str(HERE / name))
 
 
+LOGS = {
+    "right.eval": (["1", "2", "9", "4", "9", "6"],),
+    "better.eval": (["1", "2", "3", "4", "5", "9"],),
+    # The last sample has no second answer, as it fails.
+    "epochs.json": (["1", "2", "3", "4", "9", "6", "1", "2", "3", "4", "9", "9"], 2),
+    "chat.eval": (["1", "2", "9"], 1, ask_in_chat),
+    "chat_again.json": (["1", "2", "3"], 1, ask_in_chat),
+}
+
 if __name__ == "__main__":
-    write("right.eval", ["1", "2", "9", "4", "9", "6"])
-    write("better.eval", ["1", "2", "3", "4", "5", "9"])
-    write("epochs.json", ["1", "2", "3", "4", "9", "6", "1", "2", "3", "4", "9"], epochs=2)
+    for name in sys.argv[1:] or LOGS:
+        write(name, *LOGS[name])
