@@ -93,6 +93,33 @@ def test_questions_in_chats_are_the_same_where_roles_and_texts_are_and_others_ar
             compare_files([log, tmp_path / "other.json"], Columns())
 
 
+def test_texts_that_summaries_of_inspect_cut_are_compared_whole(tmp_path):
+    # The passages of both clusters begin with the same thousand characters and more, and so does
+    # the first question of the third log.
+    log, again, other = LOGS / "long.eval", LOGS / "long_again.json", LOGS / "long_other.eval"
+    for key in ("passage", "source.passage", "topic"):
+        for logs in ([log, again], [again, log], [log, log]):
+            assert compare_files(logs, Columns(cluster=key)).arms[0].clusters == 2
+    for first in (log, again):
+        with pytest.raises(DatasetError, match="sample 'q0', epoch 1: asks something else than"):
+            compare_files([first, other], Columns())
+    rows = [
+        {"id": f"q{k}", "score": 1, "topic": sample["metadata"]["topic"]}
+        for k, sample in enumerate(json.loads(again.read_text())["samples"])
+    ]
+    assert rows[0]["topic"] == "of\n0"
+    compare_files([log, write(tmp_path / "rows.jsonl", rows)], Columns(cluster="topic"))
+
+
+def test_a_log_without_the_sample_whose_texts_are_cut_says_which(tmp_path):
+    path = LOGS / "long.eval"
+    with zipfile.ZipFile(path) as packed, zipfile.ZipFile(tmp_path / "a.eval", "w") as archive:
+        for name in ("header.json", "summaries.json"):
+            archive.writestr(name, inspect_logs._decompress(path, packed.getinfo(name)))
+    with pytest.raises(DatasetError, match=r"a\.eval: has no samples/q0_epoch_1\.json, so"):
+        compare_files([tmp_path / "a.eval", path], Columns())
+
+
 def test_a_log_that_another_version_has_compressed_otherwise_is_read_alike(tmp_path):
     path = tmp_path / "right.eval"
     with zipfile.ZipFile(LOGS / "right.eval") as packed, zipfile.ZipFile(path, "w") as archive:

@@ -3,8 +3,10 @@
 read_log   the scores of a log, as an arm named by its model
 
 A log in the form `.eval` is a ZIP of JSON: `header.json` says which model and task it was,
-`summaries.json` has the score of each sample. New versions of Inspect compress with Zstandard,
-which Python's `zipfile` does not know before 3.14; pyarrow does.
+`summaries.json` has the score of each sample, and its texts, of which long ones are cut: those are
+read whole from `samples/ID_epoch_N.json`, which have the whole conversations and can be large. New
+versions of Inspect compress with Zstandard, which Python's `zipfile` does not know before 3.14;
+pyarrow does.
 """
 
 import json
@@ -25,6 +27,7 @@ from nip_study.compare.scored_rows import (
     ScoredRow,
     find_score,
     look_up,
+    name_cluster,
     shorten,
 )
 
@@ -42,6 +45,8 @@ _UNREADABLE = (
     RuntimeError,  # encrypted, or compressed in an unknown way
     pa.ArrowException,
 )
+_CUT = ("...", "...\n(content truncated)", "Key removed from summary (> 1k)")
+"""Ends of texts that a summary has cut, or of a few that it has not: those are read twice."""
 _LETTERS = {
     "C": 1.0,
     "I": 0.0,
@@ -60,7 +65,9 @@ def read_log(path: Path, columns: Columns) -> ScoredFile:
 
     Raises DatasetError for a file that is no such log, or a sample without the score.
     """
-    header, samples = _read_json(path) if path.suffix == ".json" else _read_zip(path)
+    header, samples = (
+        _read_json(path) if path.suffix == ".json" else _read_zip(path, columns.cluster)
+    )
     _, model = look_up(header, "eval.model")
     name = str(model) if isinstance(model, str) and model else path.stem
     status = header.get("status")
@@ -83,11 +90,13 @@ def _read_json(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
     return data, data["samples"]
 
 
-def _read_zip(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
+def _read_zip(path: Path, cluster: str | None) -> tuple[Mapping[str, Any], list[Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             header = _read_member(path, archive, "header.json")
             samples = _read_member(path, archive, "summaries.json")
+            if isinstance(samples, list):
+                samples = [_complete(sample, cluster, path, archive) for sample in samples]
     except _UNREADABLE as error:
         raise DatasetError(f"{path}: can't be read as a log of Inspect ({error})") from None
     if not (isinstance(header, dict) and isinstance(samples, list)):
@@ -95,13 +104,34 @@ def _read_zip(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
     return header, samples
 
 
+def _complete(sample: Any, cluster: str | None, path: Path, archive: zipfile.ZipFile) -> Any:
+    """Give a summary the whole input and metadata of its sample, if it has cut what is compared."""
+    if not isinstance(sample, dict):
+        return sample
+    messages = _list_texts(sample.get("input"))
+    is_whole = not any(text.endswith(_CUT) for message in messages for text in message)
+    if cluster:
+        metadata = sample.get("metadata") or {}
+        is_there, value = look_up(metadata, cluster)
+        outer = metadata.get(cluster.partition(".")[0])  # in whose place words may stand
+        is_whole &= not str(value if is_there else outer).endswith(_CUT)
+    if is_whole:
+        return sample
+    name = f"samples/{sample.get('id')}_epoch_{sample.get('epoch')}.json"
+    whole = _read_member(path, archive, name)
+    if not isinstance(whole, dict):
+        raise DatasetError(f"{path}: {name} is no sample (got {shorten(whole)})")
+    return {**sample, "input": whole.get("input"), "metadata": whole.get("metadata")}
+
+
 def _read_member(path: Path, archive: zipfile.ZipFile, name: str) -> Any:
-    if name not in archive.namelist():
+    try:
+        member = archive.getinfo(name)
+    except KeyError:
         raise DatasetError(
             f"{path}: has no {name}, so it is no log of Inspect, or one that was not finished; "
             "finish it with `inspect eval-retry`"
-        )
-    member = archive.getinfo(name)
+        ) from None
     if member.file_size > _MOST_BYTES:
         raise DatasetError(f"{path}: {name} has {member.file_size:,} bytes, which is too many")
     is_packed = member.compress_type == _ZSTANDARD
@@ -144,7 +174,7 @@ def _read_sample(sample: Any, columns: Columns, path: Path) -> ScoredRow:
                 f"{place}: has no text or number {columns.cluster!r} in its metadata "
                 f"(got {shorten(sample.get('metadata'))})"
             )
-        cluster = str(value)
+        cluster = name_cluster(value)
     text = json.dumps(_list_texts(sample.get("input")))
     return ScoredRow(question, cluster, _find_value(sample, columns, place), place, text)
 

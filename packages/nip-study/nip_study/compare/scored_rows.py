@@ -90,7 +90,9 @@ def _parse(line: bytes, place: str) -> Mapping[str, Any]:
 
 def _read_row(data: Mapping[str, Any], columns: Columns, place: str) -> ScoredRow:
     question = _find_name(data, columns.question, place)
-    cluster = _find_name(data, columns.cluster, place) if columns.cluster else question
+    cluster = question
+    if columns.cluster:
+        cluster = name_cluster(_find_name(data, columns.cluster, place))
     key = columns.score or "score"
     is_there, value = look_up(data, key)
     if not is_there:
@@ -132,6 +134,11 @@ def look_up(data: Mapping[str, Any], key: str) -> tuple[bool, Any]:
     first, dot, rest = key.partition(".")
     inner = data.get(first)
     return look_up(inner, rest) if dot and isinstance(inner, dict) else (False, None)
+
+
+def name_cluster(value: str | int) -> str:
+    """Name a cluster by its text, with one space for any white space, as Inspect sums texts up."""
+    return " ".join(str(value).split())
 
 
 def _list_keys(data: Mapping[str, Any]) -> str:

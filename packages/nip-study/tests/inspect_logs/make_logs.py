@@ -54,6 +54,14 @@ def ask_in_chat(k):
     return Sample(id=f"q{k}", input=chat, target=str(k + 1))
 
 
+def ask_about_passage(k, end=""):
+    """Ask so that a summary of Inspect cuts what tells passages, and the first texts, apart."""
+    passage = "A line of a passage,\n\nand another. " * 30 + "ab"[k // 2]
+    text = ("word " * 1100 if k == 0 else "") + f"{k} + 1 = ?{end}"
+    metadata = {"passage": passage, "source": {"passage": passage}, "topic": f"of\n{k // 2}"}
+    return Sample(id=f"q{k}", input=text, target=str(k + 1), metadata=metadata)
+
+
 def write(name, answers, epochs=1, ask=ask_sum):
     task = Task(
         MemoryDataset([ask(k) for k in range(len(answers) // epochs)], name="sums"),
@@ -70,6 +78,8 @@ def write(name, answers, epochs=1, ask=ask_sum):
         [log] = eval(task, model=model, log_dir=folder, max_samples=1, display="none")
         for sample in log.samples:  # read from the folder, where they are asked for
             sample.events, sample.events_data, sample.error_retries = [], None, []
+            texts = sample.attachments.items()  # those of events, and pictures of the input
+            sample.attachments = {key: text for key, text in texts if text.startswith("data:")}
             if sample.error is not None:
                 sample.error.traceback = sample.error.traceback_ansi = ""
         log.eval.revision, log.eval.task_file = None, None
@@ -83,6 +93,9 @@ LOGS = {
     "epochs.json": (["1", "2", "3", "4", "9", "6", "1", "2", "3", "4", "9", "9"], 2),
     "chat.eval": (["1", "2", "9"], 1, ask_in_chat),
     "chat_again.json": (["1", "2", "3"], 1, ask_in_chat),
+    "long.eval": (["1", "2", "9", "9"], 1, ask_about_passage),
+    "long_again.json": (["1", "2", "3", "9"], 1, ask_about_passage),
+    "long_other.eval": (["1", "2", "3", "9"], 1, lambda k: ask_about_passage(k, " Why?")),
 }
 
 if __name__ == "__main__":
