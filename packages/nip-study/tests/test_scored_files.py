@@ -299,6 +299,25 @@ def test_scores_that_are_no_rates_are_compared_without_a_p_value(tmp_path):
     )
 
 
+def test_intervals_of_rates_do_not_go_beyond_them_and_those_of_other_scores_may(tmp_path):
+    def answer_twice(name, values):
+        rows = [{"id": f"q{k}", "score": v, "topic": k // 2} for k, v in enumerate(values)]
+        return write(tmp_path / name, rows + rows)
+
+    high = answer_twice("high.jsonl", [1, 1, 1, 1, 1, 0.6])
+    low = answer_twice("low.jsonl", [0, 0, 0, 0, 0, 0.4])
+    first, second = compare_files([high, low], Columns(cluster="topic")).arms
+    assert 0 < first.score_ci95[0] < first.score_ci95[1] == 1
+    assert 0 == second.score_ci95[0] < second.score_ci95[1] < 1
+    assert second.against.ci95[0] == -1
+    # With an arm whose scores are beyond 1, those of the others are no rates either.
+    marks = answer_twice("marks.jsonl", [3, 2, 1, 3, 2, 1])
+    first, second, _ = compare_files([high, low, marks], Columns(cluster="topic")).arms
+    assert first.score_ci95[1] > 1
+    assert second.score_ci95[0] < 0
+    assert second.against.ci95[0] < -1
+
+
 def test_the_command_takes_files_and_refuses_what_is_for_runs_or_mixed(tmp_path):
     run = CliRunner().invoke
     shutil.copy(LOGS / "right.eval", tmp_path / "log.eval")

@@ -117,18 +117,15 @@ def compare_files(
     questions = sorted({row.question for row in arms[0].rows})
     clusters = _number_clusters(arms, questions)
     scores = [_Scores(arm, questions, clusters) for arm in arms]
-    against = [_compare(scores[0], later, difference) for later in scores[1:]]
+    are_rates = all(of_arm.are_rates for of_arm in scores)
+    against = [_compare(scores[0], later, difference, are_rates) for later in scores[1:]]
     adjusted = zip(against, adjust([row.p for row in against]), strict=True)
     rows = [row.model_copy(update={"p_holm": p}) for row, p in adjusted]
     described = [
-        _describe(arm, of_arm, row)
+        _describe(arm, of_arm, row, are_rates)
         for arm, of_arm, row in zip(arms, scores, (None, *rows), strict=True)
     ]
-    return ArmComparison(
-        arms=tuple(described),
-        left_out=left_out,
-        are_rates=all(of_arm.are_rates for of_arm in scores),
-    )
+    return ArmComparison(arms=tuple(described), left_out=left_out, are_rates=are_rates)
 
 
 def _name_arms(files: Sequence[ScoredFile]) -> list[_Arm]:
@@ -215,7 +212,9 @@ class _Scores:
         return spread.mean(self.problems, self.values, weights)
 
 
-def _compare(first: _Scores, second: _Scores, needed_for: float | None) -> AgainstFirstArm:
+def _compare(
+    first: _Scores, second: _Scores, needed_for: float | None, are_rates: bool
+) -> AgainstFirstArm:
     differences = second.means - first.means
     clusters = first.clusters
     interval, p = difference_interval(differences, clusters, _SEED), None
@@ -223,7 +222,7 @@ def _compare(first: _Scores, second: _Scores, needed_for: float | None) -> Again
     if is_counted and np.array_equal(first.counts, second.counts):
         changes = np.bincount(clusters, weights=second.sums - first.sums).astype(np.float64)
         interval, p = compare_pairs(differences, clusters, changes)
-    if interval is not None and first.are_rates and second.are_rates:
+    if interval is not None and are_rates:
         interval = clip_interval(interval, -1.0)
     mean = clustered_mean(differences, clusters)
     assert mean is not None  # there are questions
@@ -242,7 +241,10 @@ def _compare(first: _Scores, second: _Scores, needed_for: float | None) -> Again
     )
 
 
-def _describe(arm: _Arm, scores: _Scores, against: AgainstFirstArm | None) -> ScoredArm:
+def _describe(
+    arm: _Arm, scores: _Scores, against: AgainstFirstArm | None, are_rates: bool
+) -> ScoredArm:
+    interval = scores.interval()
     return ScoredArm(
         arm=arm.name,
         file=arm.file,
@@ -251,7 +253,7 @@ def _describe(arm: _Arm, scores: _Scores, against: AgainstFirstArm | None) -> Sc
         answers=len(scores.values),
         clusters=int(scores.clusters.max()) + 1,
         score=float(scores.values.mean()),
-        score_ci95=scores.interval(),
+        score_ci95=clip_interval(interval) if interval and are_rates else interval,
         against=against,
     )
 
