@@ -120,6 +120,30 @@ def test_a_log_without_the_sample_whose_texts_are_cut_says_which(tmp_path):
         compare_files([tmp_path / "a.eval", path], Columns())
 
 
+def test_a_sample_that_a_scorer_left_without_a_score_gets_the_one_that_is_given(tmp_path):
+    # Inspect writes NaN: of one scorer, or of a value of it.
+    logs = [LOGS / "unscored.eval", LOGS / "unscored.json"]
+    for key in ("grade", "grade_by_part.whole"):
+        assert [
+            (arm.answers, arm.score)
+            for arm in compare_files(logs, Columns(score=key, missing_score=0.5)).arms
+        ] == [(3, 2.5 / 3)] * 2
+        for log in logs:
+            with pytest.raises(
+                DatasetError, match=r"sample 'q1', epoch 1: 'grade.*' is NaN, which"
+            ):
+                compare_files([log, log], Columns(score=key))
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e200"])
+def test_numbers_of_options_are_finite(tmp_path, number):
+    file = str(scores(tmp_path / "right.jsonl", RIGHT))
+    for option in ("--missing", "--difference"):
+        done = CliRunner().invoke(app, ["compare", file, file, option, number, "--json"])
+        assert isinstance(done.exception, SettingsError)
+        assert str(done.exception) == f"{option} {float(number):g}: must be a number up to 1e+100"
+
+
 def test_a_log_that_another_version_has_compressed_otherwise_is_read_alike(tmp_path):
     path = tmp_path / "right.eval"
     with zipfile.ZipFile(LOGS / "right.eval") as packed, zipfile.ZipFile(path, "w") as archive:
@@ -250,6 +274,7 @@ def test_what_is_no_log_says_so(tmp_path):
         ({"id": "x", "score": None}, ":3: 'score' is null; --missing NUMBER"),
         ('{"id": "x", "score": NaN}', ":3: 'score' must be a number, true or false (got nan)"),
         ('{"id": "x", "score": 1e999}', ":3: 'score' must be a number, true or false (got inf)"),
+        ({"id": "x", "score": 1e200}, ":3: 'score' must be a number, true or false (got 1e+200)"),
         ({"id": "x", "score": 1}, "lacks 1 of 7 questions (such as x), so scores can't be paired"),
     ],
 )

@@ -10,6 +10,7 @@ pyarrow does.
 """
 
 import json
+import math
 import struct
 import zipfile
 import zlib
@@ -233,6 +234,14 @@ def _find_value(sample: Mapping[str, Any], columns: Columns, place: str) -> floa
         raise DatasetError(f"{place}: the score {scorer!r} is one value, and has no {key!r}")
     if isinstance(value, str):
         value = _LETTERS.get(value, _LETTERS.get(value.lower(), _read_number(value)))
+    if isinstance(value, float) and math.isnan(value):
+        # Inspect writes so where a scorer has given none.
+        if columns.missing_score is None:
+            raise DatasetError(
+                f"{place}: {scorer!r} is NaN, which is no score; --missing NUMBER gives such "
+                "samples a score, such as 0"
+            )
+        return columns.missing_score
     return find_score(value, columns.missing_score, place, scorer)
 
 

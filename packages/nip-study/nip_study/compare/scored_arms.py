@@ -24,7 +24,7 @@ from nip_core.evaluation.spread import ByQuestion
 from nip_core.evaluation.statistics.clustered import clustered_mean, difference_interval
 from nip_core.evaluation.statistics.paired import compare_pairs
 from nip_study.compare.inspect_logs import read_log
-from nip_study.compare.scored_rows import Columns, ScoredFile, ScoredRow, read_jsonl
+from nip_study.compare.scored_rows import LARGEST, Columns, ScoredFile, ScoredRow, read_jsonl
 from nip_study.compute.needed import detectable_mean, questions_needed
 from nip_study.parts.document_parts import Part, adjust, clip_interval
 
@@ -102,8 +102,11 @@ def compare_files(
 
     Raises:
         DatasetError: a file can't be read, or an arm lacks questions.
-        SettingsError: there is one arm only.
+        SettingsError: there is one arm only, or a number is not finite or too large.
     """
+    for option, number in (("--missing", columns.missing_score), ("--difference", difference)):
+        if number is not None and not abs(number) <= LARGEST:
+            raise SettingsError(f"{option} {number:g}: must be a number up to {LARGEST:g}")
     files = [
         read_jsonl(p, columns) if p.suffix == ".jsonl" else read_log(p, columns) for p in paths
     ]

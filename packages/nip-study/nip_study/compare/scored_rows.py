@@ -7,7 +7,6 @@ read_jsonl     the rows of a file in JSON Lines
 find_score     a number out of a value, or an error
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,9 @@ from typing import Any
 
 from nip_base.formats.bounds import ReadError, parse_json
 from nip_core.errors import DatasetError
+
+LARGEST = 1e100
+"""Of a score, either way: the squares of many such are numbers, too."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def _read_row(data: Mapping[str, Any], columns: Columns, place: str) -> ScoredRo
 
 
 def find_score(value: Any, missing_score: float | None, place: str, key: str) -> float:
-    """Read a score: a finite number, or true (1) or false (0); null is `missing_score`.
+    """Read a score: a number up to `LARGEST`, or true (1) or false (0); null is `missing_score`.
 
     Raises DatasetError for anything else.
     """
@@ -111,7 +113,7 @@ def find_score(value: Any, missing_score: float | None, place: str, key: str) ->
         raise DatasetError(
             f"{place}: {key!r} is null; --missing NUMBER gives such answers a score, such as 0"
         )
-    if isinstance(value, bool | int | float) and abs(value) <= 1e300 and math.isfinite(value):
+    if isinstance(value, bool | int | float) and abs(value) <= LARGEST:  # which NaN is not
         return float(value)
     raise DatasetError(f"{place}: {key!r} must be a number, true or false (got {shorten(value)})")
 

@@ -19,7 +19,7 @@ from inspect_ai.model import (
     ModelUsage,
     get_model,
 )
-from inspect_ai.scorer import match
+from inspect_ai.scorer import Score, match, mean, scorer
 from inspect_ai.solver import generate, solver
 
 HERE = Path(__file__).parent
@@ -33,6 +33,22 @@ def fail_once():
         return state
 
     return solve
+
+
+@scorer(metrics=[mean()])
+def grade():
+    async def score(state, target):
+        return Score(value=float("nan") if state.sample_id == "q1" else 1.0)
+
+    return score
+
+
+@scorer(metrics={"whole": [mean()]})
+def grade_by_part():
+    async def score(state, target):
+        return Score(value={"whole": float("nan") if state.sample_id == "q1" else 1.0})
+
+    return score
 
 
 def answer(text):
@@ -62,11 +78,11 @@ def ask_about_passage(k, end=""):
     return Sample(id=f"q{k}", input=text, target=str(k + 1), metadata=metadata)
 
 
-def write(name, answers, epochs=1, ask=ask_sum):
+def write(name, answers, epochs=1, ask=ask_sum, scorers=(match(),)):
     task = Task(
         MemoryDataset([ask(k) for k in range(len(answers) // epochs)], name="sums"),
         solver=[fail_once(), generate()],
-        scorer=match(),
+        scorer=list(scorers),
         name="sums",
         epochs=Epochs(epochs),
         fail_on_error=False,
@@ -96,6 +112,9 @@ LOGS = {
     "long.eval": (["1", "2", "9", "9"], 1, ask_about_passage),
     "long_again.json": (["1", "2", "3", "9"], 1, ask_about_passage),
     "long_other.eval": (["1", "2", "3", "9"], 1, lambda k: ask_about_passage(k, " Why?")),
+    # The second sample is left without a score.
+    "unscored.eval": (["1", "2", "3"], 1, ask_sum, (grade(), grade_by_part())),
+    "unscored.json": (["1", "2", "3"], 1, ask_sum, (grade(), grade_by_part())),
 }
 
 if __name__ == "__main__":
