@@ -210,6 +210,11 @@ def two_scorers(samples):
     samples[1]["scores"]["other"] = {"value": 1}
 
 
+def lists_for_objects(samples):
+    samples[0]["metadata"] = ["topic"]
+    samples[1]["scores"] = ["match"]
+
+
 def other_question(samples):
     samples[2]["input"] = "another question"
 
@@ -220,6 +225,7 @@ def other_question(samples):
         (two_scorers, "sample 'q1', epoch 1: has scores of match, other; name one by --score"),
         (set_score("X"), "sample 'q0', epoch 1: 'match' must be a number, true or false (got 'X')"),
         (set_score([1]), "must be a number, true or false (got [1])"),
+        (lists_for_objects, "sample 'q1', epoch 1: has no score (no error is on record)"),
         (lambda samples: samples.clear(), "the log has no samples"),
         (lambda samples: samples.insert(0, 7), "a sample has no id (got 7)"),
         (lambda samples: samples.pop(), "lacks 1 of 6 questions (such as q5)"),
@@ -232,6 +238,9 @@ def test_a_log_that_can_not_be_compared_is_named_with_its_sample(tmp_path, chang
         compare_files([LOGS / "right.eval", log], Columns())
     assert message in str(error.value)
     assert str(error.value).startswith(str(log))
+    if change is lists_for_objects:
+        with pytest.raises(DatasetError, match=r"'q0', epoch 1: has no text.*got \['topic'\]"):
+            compare_files([LOGS / "right.eval", log], Columns(cluster="topic"))
 
 
 def test_what_is_no_log_says_so(tmp_path):

@@ -112,10 +112,10 @@ def _complete(sample: Any, cluster: str | None, path: Path, archive: zipfile.Zip
     messages = _list_texts(sample.get("input"))
     is_whole = not any(text.endswith(_CUT) for message in messages for text in message)
     if cluster:
-        metadata = sample.get("metadata") or {}
-        is_there, value = look_up(metadata, cluster)
-        outer = metadata.get(cluster.partition(".")[0])  # in whose place words may stand
-        is_whole &= not str(value if is_there else outer).endswith(_CUT)
+        is_there, value = look_up(sample.get("metadata"), cluster)
+        if not is_there:  # words may stand for the object in which it is
+            _, value = look_up(sample.get("metadata"), cluster.partition(".")[0])
+        is_whole &= not str(value).endswith(_CUT)
     if is_whole:
         return sample
     name = f"samples/{sample.get('id')}_epoch_{sample.get('epoch')}.json"
@@ -169,7 +169,7 @@ def _read_sample(sample: Any, columns: Columns, path: Path) -> ScoredRow:
     place = f"{path}: sample {question!r}, epoch {sample.get('epoch', 1)}"
     cluster = question
     if columns.cluster:
-        is_there, value = look_up(sample.get("metadata") or {}, columns.cluster)
+        is_there, value = look_up(sample.get("metadata"), columns.cluster)
         if not is_there or not isinstance(value, str | int):
             raise DatasetError(
                 f"{place}: has no text or number {columns.cluster!r} in its metadata "
@@ -206,7 +206,8 @@ def _read_part(part: Any) -> str:
 
 def _find_value(sample: Mapping[str, Any], columns: Columns, place: str) -> float:
     """Find the score of a sample: of its only scorer, or of the one that is named."""
-    scores = sample.get("scores") or {}
+    scores = sample.get("scores")
+    scores = scores if isinstance(scores, dict) else {}
     if not scores and columns.missing_score is not None:
         return columns.missing_score
     if not scores:

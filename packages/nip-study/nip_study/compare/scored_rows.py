@@ -129,13 +129,14 @@ def _find_name(data: Mapping[str, Any], key: str, place: str) -> str:
     return str(value)
 
 
-def look_up(data: Mapping[str, Any], key: str) -> tuple[bool, Any]:
+def look_up(data: Any, key: str) -> tuple[bool, Any]:
     """Find the value of a key, or of `a.b` in the object under `a`; say whether it is there."""
+    if not isinstance(data, dict):
+        return False, None
     if key in data:
         return True, data[key]
     first, dot, rest = key.partition(".")
-    inner = data.get(first)
-    return look_up(inner, rest) if dot and isinstance(inner, dict) else (False, None)
+    return look_up(data.get(first), rest) if dot else (False, None)
 
 
 def name_cluster(value: str | int) -> str:
