@@ -225,7 +225,7 @@ def other_question(samples):
         (two_scorers, "sample 'q1', epoch 1: has scores of match, other; name one by --score"),
         (set_score("X"), "sample 'q0', epoch 1: 'match' must be a number, true or false (got 'X')"),
         (set_score([1]), "must be a number, true or false (got [1])"),
-        (lists_for_objects, "sample 'q1', epoch 1: has no score (no error is on record)"),
+        (lists_for_objects, "sample 'q1', epoch 1: has no score ('no error is on record')"),
         (lambda samples: samples.clear(), "the log has no samples"),
         (lambda samples: samples.insert(0, 7), "a sample has no id (got 7)"),
         (lambda samples: samples.pop(), "lacks 1 of 6 questions (such as q5)"),
