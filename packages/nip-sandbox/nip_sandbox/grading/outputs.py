@@ -15,7 +15,8 @@ from typing import Any
 
 from nip_sandbox.grading.rows import JsonValue
 
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
+# No digit may belong to either of two parts, or a long line of them takes quadratic time.
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _SHOWN = 80
 
 
