@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nip_sandbox.grading.grade import grade
+from nip_sandbox.grading.grade import Grade, TestGrade, grade
 from nip_sandbox.grading.graded_file import GradedFile
 from nip_sandbox.grading.in_sandbox import encode_value
 from nip_sandbox.grading.outputs import explain_output, explain_value
@@ -268,6 +268,52 @@ def test_a_kill_loses_the_rows_in_flight_alone_and_running_again_goes_on(tmp_pat
     assert wrong.returncode == 2
     assert f"{rows}:1: is no grade" in wrong.stderr
     assert rows.read_bytes() == before
+
+
+GRADE = Grade("a", True, (TestGrade(True, "", 0.1),), "0123", "end").as_line()
+FOREIGN = [
+    '{"learning_rate": 1}',
+    '{"id": "a", "code": "print(1)", "tests": [{"stdout": "1"}]}',
+    '{"id": "a", "code": "print(1)", "te',
+    '{"id": "a", "passed": "yes", "te',
+    '{"id": "a", "passed": true}',
+    "id,passed\n1,true",
+    '{"id": ["a", "b',
+    '{"id": "a", "digest": "0123"}',
+    "[1, 2]",
+    "7",
+    "\n",
+    f"{GRADE}a last line of another kind",
+    f'{{"learning_rate": 1}}\n{GRADE[:30]}',
+]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_of_a_file_that_has_no_grades_not_a_byte_is_changed(tmp_path, text):
+    path = tmp_path / "precious.json"
+    path.write_text(text)
+    number = 2 if text.startswith(GRADE) else 1
+    with pytest.raises(
+        RowError, match=rf"precious\.json:{number}: is no grade, and nothing is wri"
+    ):
+        GradedFile(str(path))
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", ["b", 'a "b\\', "é", 0, -17])
+@pytest.mark.parametrize("passed", [True, False, None])
+def test_a_grade_is_removed_wherever_it_is_cut_short_and_kept_where_it_is_whole(
+    tmp_path, name, passed
+):
+    path = tmp_path / "grades.jsonl"
+    line = Grade(name, passed, (TestGrade(passed, "x: y", 0.1),) * 2, "4567").as_line()
+    for place in range(len(line) - 1):
+        path.write_text(GRADE + line[:place])
+        with GradedFile(str(path)):
+            assert path.read_text() == GRADE, line[:place]
+    path.write_text(GRADE + line.rstrip("\n"))
+    with GradedFile(str(path)):
+        assert path.read_text() == GRADE + line
 
 
 def test_rows_come_from_a_pipe_and_grades_go_to_one_and_a_test_that_judges_nothing_is_said():
