@@ -22,13 +22,14 @@ COMMAND = [sys.executable, "-m", "nip_sandbox.grading.grading_command"]
 DOUBLE = "def f(x):\n    return 2 * x"
 
 
-def nip_grade(*arguments, stdin=None):
+def nip_grade(*arguments, stdin=None, **options):
     return subprocess.run(
         [*COMMAND, *map(str, arguments), "--allow-without-namespaces"],
         input=stdin,
         capture_output=True,
         text=True,
         timeout=120,
+        **options,
     )
 
 
@@ -323,6 +324,18 @@ def test_rows_come_from_a_pipe_and_grades_go_to_one_and_a_test_that_judges_nothi
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["a"]
     assert "graded 1 rows: 1 passed, 0 failed" in done.stderr
     assert "stdin:2: tests[0]: the tests of f never call it" in done.stderr
+
+
+def test_rows_of_a_pipe_that_has_a_path_are_read_once_and_graded(tmp_path):
+    reader, writer = os.pipe()
+    with open(writer, "w") as pipe:
+        for data in (row(k, "print(1)", {"stdout": "1"}) for k in range(3)):
+            pipe.write(json.dumps(data) + "\n")
+    out = tmp_path / "grades.jsonl"
+    with open(reader):
+        done = nip_grade(f"/dev/fd/{reader}", out, pass_fds=[reader])
+    assert done.returncode == 0, done.stderr
+    assert read(out).keys() == {0, 1, 2}
 
 
 def test_a_file_that_can_not_be_written_is_named_and_what_is_no_file_is_not_read(tmp_path):

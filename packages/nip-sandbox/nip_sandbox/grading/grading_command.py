@@ -137,9 +137,10 @@ def _find_new(
     """Read the rows that are not graded yet; those of a file are all checked before the first."""
     if rows == _STREAM:
         return _skip(read_rows(sys.stdin.buffer, "stdin"), file, counts)
-    for row in read_rows(stack.enter_context(_open(rows)), rows):
-        if file is not None:
-            file.has(row)
+    if os.path.isfile(rows):  # a pipe is read once
+        for row in read_rows(stack.enter_context(_open(rows)), rows):
+            if file is not None:
+                file.has(row)
     return _skip(read_rows(stack.enter_context(_open(rows)), rows), file, counts)
 
 
