@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -336,6 +338,47 @@ def test_rows_of_a_pipe_that_has_a_path_are_read_once_and_graded(tmp_path):
         done = nip_grade(f"/dev/fd/{reader}", out, pass_fds=[reader])
     assert done.returncode == 0, done.stderr
     assert read(out).keys() == {0, 1, 2}
+
+
+def test_a_grade_waits_for_no_row_after_it_and_no_more_rows_are_read_than_there_is_room_for():
+    is_graded, read_count = Event(), 0
+
+    def rows():
+        nonlocal read_count
+        for read_count in range(1, 10):
+            if read_count == 4:
+                assert is_graded.wait(60)
+            yield make_row(row(read_count, "print(1)", {"stdout": "1"}))
+
+    iterator = grade(rows(), jobs=2, allow_without_namespaces=True)
+    assert next(iterator).passed
+    is_graded.set()
+    assert len(list(islice(iterator, 3))) == 3
+    assert read_count <= 4 + 2 * 2
+    iterator.close()
+
+
+@pytest.mark.parametrize("place", ["-", "pipe"])
+def test_a_grade_is_written_and_the_command_ends_while_rows_may_still_come(tmp_path, place):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    rows = pipe if place == "pipe" else place
+    process = subprocess.Popen(
+        [*COMMAND, rows, "-", "--jobs", "2", "--allow-without-namespaces"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process, process.stdin if place == "-" else open(pipe, "w") as writer:
+        for name in range(3):
+            writer.write(json.dumps(row(name, "print(1)", {"stdout": "1"})) + "\n")
+            writer.flush()
+            assert json.loads(process.stdout.readline())["id"] == name
+        # An interrupt ends it, with no complaint about the reading that it leaves.
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert "Fatal" not in process.stderr.read()
 
 
 def test_a_file_that_can_not_be_written_is_named_and_what_is_no_file_is_not_read(tmp_path):
