@@ -210,6 +210,10 @@ BAD = [
     (row("a", None, {"stdout": ""}), "'code' must be source code as a text (got null)"),
     (row("a", "", {"stdout": ""}, seconds=0), "'seconds' must be a number above 0"),
     (row("a", "", {"stdout": ""}, memory_mb=1), "'memory_mb' must be a whole number from 64"),
+    (
+        '{"id": "a", "code": "", "tests": [{"stdout": ""}], "meta": {"k": [1e999]}}',
+        """'meta' must be without numbers that no float holds (got {"k": [Infinity]})""",
+    ),
     (row("a", "", {"stdin": ""}), "tests[0]: a test needs one of 'stdout'"),
     (row("a", "", {"stdout": 1}), "tests[0]: 'stdout' must be a text (got 1)"),
     (row("a", "", {"stdout": "1", "strict": 1}), "tests[0]: unknown key 'strict'; there are stdin"),
