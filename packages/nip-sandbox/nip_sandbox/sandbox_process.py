@@ -2,6 +2,7 @@
 
 Setting       how a sandbox is to be
 Child         one child interpreter (`sandbox_child`), from start to end, and its output
+join_lines    the lines of such an output, of the pieces in which it comes
 check_layers  refuse to go on where untrusted code can't be kept in
 """
 
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -76,7 +77,9 @@ class Child:
 
     def __init__(self, jobs: Sequence[wire.Job], setting: Setting) -> None:
         self._stack = contextlib.ExitStack()
-        self._pending = b""
+        pieces = self._read()
+        self._stack.callback(pieces.close)
+        self._lines = join_lines(pieces)
         self._deadline = time.monotonic() + _START_S + len(jobs) * (setting.limit.wall_s + 5.0)
         try:
             self._start(jobs, setting)
@@ -126,27 +129,25 @@ class Child:
         Raises:
             SandboxError: it says nothing.
         """
-        for line in self.lines():
-            return wire.decode_about(line)
-        raise SandboxError(f"the sandbox's child process does not run here: {self.error()}")
+        line = next(self._lines, None)
+        if line is None:
+            raise SandboxError(f"the sandbox's child process does not run here: {self.error()}")
+        return wire.decode_about(line)
 
     def lines(self) -> Iterator[bytes]:
         """The next lines of the child's output, until it ends or the deadline is over."""
+        return self._lines
+
+    def _read(self) -> Generator[bytes, None, None]:
+        """Read the child's output in pieces."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            while True:
-                line, newline, more = self._pending.partition(b"\n")
-                if newline:
-                    self._pending = more
-                    yield line
-                    continue
-                if not selector.select(max(0.0, self._deadline - time.monotonic())):
-                    return
+            while selector.select(max(0.0, self._deadline - time.monotonic())):
                 piece = os.read(self._process.stdout.fileno(), 1 << 16)
-                self._pending += piece
-                if not piece or len(self._pending) > _RESULT_BYTES:
+                if not piece:
                     return
+                yield piece
 
     def error(self) -> str:
         """Return what the child said on stderr, and its exit code, once it has ended."""
@@ -162,6 +163,24 @@ class Child:
         self._process.wait(timeout=10.0)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def join_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join pieces to lines, without their ends, in time that grows as they do.
+
+    A last line without an end is left out, and so is all from a line that is too long.
+    """
+    parts: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > _RESULT_BYTES:
+            return
+        rest, *rests = piece.split(b"\n")
+        parts.append(rest)
+        for rest in rests:
+            yield b"".join(parts)
+            parts, size = [rest], len(rest)
 
 
 def _remove(directory: str) -> None:

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from nip_sandbox.grading.grade import grade
+from nip_sandbox.grading.grade import Grade, TestGrade, grade
 from nip_sandbox.grading.graded_file import GradedFile
 from nip_sandbox.grading.in_sandbox import encode_value
 from nip_sandbox.grading.outputs import explain_output, explain_value
@@ -22,13 +24,14 @@ COMMAND = [sys.executable, "-m", "nip_sandbox.grading.grading_command"]
 DOUBLE = "def f(x):\n    return 2 * x"
 
 
-def nip_grade(*arguments, stdin=None):
+def nip_grade(*arguments, stdin=None, **options):
     return subprocess.run(
         [*COMMAND, *map(str, arguments), "--allow-without-namespaces"],
         input=stdin,
         capture_output=True,
         text=True,
         timeout=120,
+        **options,
     )
 
 
@@ -124,6 +127,14 @@ def test_no_test_of_a_row_follows_one_that_failed_where_asked():
         ("0.3433", "0.33333", {"tolerance": 1e-3}, False),
         ("nan", "nan", {}, True),
         ("nan", "1", {"tolerance": 9}, False),
+        ("1e300", "0", {"tolerance": 1}, False),
+        ("3", "1", {"tolerance": 1}, False),
+        ("2", "1", {"tolerance": 1}, True),
+        ("150", "100", {"tolerance": 0.4}, False),
+        ("150", "100", {"tolerance": 0.5}, True),
+        ("1e999", "5", {"tolerance": 1}, False),
+        ("5", "1e999", {"tolerance": 1}, False),
+        ("1e999", "1e999", {"tolerance": 1}, True),
         ("1_0", "10", {}, False),
         ("1e9999999999", "1", {}, False),
         ("50000000000000000", "50000000000000001", {}, False),
@@ -152,6 +163,14 @@ def test_outputs_are_compared_line_by_line_and_numbers_by_their_value(got, expec
         (b"a", "a", None, False),
         ([1, 2], [1], None, False),
         (float("nan"), 1.0, 9.0, False),
+        (1e300, 0, 1.0, False),
+        ([150], [100], 0.4, False),
+        ([150], [100], 0.5, True),
+        (float("inf"), 5, 1.0, False),
+        (5, float("inf"), 1.0, False),
+        (float("-inf"), float("inf"), 1.0, False),
+        (float("inf"), float("inf"), 1.0, True),
+        (10**400, 10**400 + 1, 1.0, False),
     ],
 )
 def test_values_are_compared_as_json(got, expected, tolerance, same):
@@ -191,6 +210,10 @@ BAD = [
     (row("a", None, {"stdout": ""}), "'code' must be source code as a text (got null)"),
     (row("a", "", {"stdout": ""}, seconds=0), "'seconds' must be a number above 0"),
     (row("a", "", {"stdout": ""}, memory_mb=1), "'memory_mb' must be a whole number from 64"),
+    (
+        '{"id": "a", "code": "", "tests": [{"stdout": ""}], "meta": {"k": [1e999]}}',
+        """'meta' must be without numbers that no float holds (got {"k": [Infinity]})""",
+    ),
     (row("a", "", {"stdin": ""}), "tests[0]: a test needs one of 'stdout'"),
     (row("a", "", {"stdout": 1}), "tests[0]: 'stdout' must be a text (got 1)"),
     (row("a", "", {"stdout": "1", "strict": 1}), "tests[0]: unknown key 'strict'; there are stdin"),
@@ -254,6 +277,52 @@ def test_a_kill_loses_the_rows_in_flight_alone_and_running_again_goes_on(tmp_pat
     assert rows.read_bytes() == before
 
 
+GRADE = Grade("a", True, (TestGrade(True, "", 0.1),), "0123", "end").as_line()
+FOREIGN = [
+    '{"learning_rate": 1}',
+    '{"id": "a", "code": "print(1)", "tests": [{"stdout": "1"}]}',
+    '{"id": "a", "code": "print(1)", "te',
+    '{"id": "a", "passed": "yes", "te',
+    '{"id": "a", "passed": true}',
+    "id,passed\n1,true",
+    '{"id": ["a", "b',
+    '{"id": "a", "digest": "0123"}',
+    "[1, 2]",
+    "7",
+    "\n",
+    f"{GRADE}a last line of another kind",
+    f'{{"learning_rate": 1}}\n{GRADE[:30]}',
+]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_of_a_file_that_has_no_grades_not_a_byte_is_changed(tmp_path, text):
+    path = tmp_path / "precious.json"
+    path.write_text(text)
+    number = 2 if text.startswith(GRADE) else 1
+    with pytest.raises(
+        RowError, match=rf"precious\.json:{number}: is no grade, and nothing is wri"
+    ):
+        GradedFile(str(path))
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", ["b", 'a "b\\', "é", 0, -17])
+@pytest.mark.parametrize("passed", [True, False, None])
+def test_a_grade_is_removed_wherever_it_is_cut_short_and_kept_where_it_is_whole(
+    tmp_path, name, passed
+):
+    path = tmp_path / "grades.jsonl"
+    line = Grade(name, passed, (TestGrade(passed, "x: y", 0.1),) * 2, "4567").as_line()
+    for place in range(len(line) - 1):
+        path.write_text(GRADE + line[:place])
+        with GradedFile(str(path)):
+            assert path.read_text() == GRADE, line[:place]
+    path.write_text(GRADE + line.rstrip("\n"))
+    with GradedFile(str(path)):
+        assert path.read_text() == GRADE + line
+
+
 def test_rows_come_from_a_pipe_and_grades_go_to_one_and_a_test_that_judges_nothing_is_said():
     good, bad = row("a", "print(1)", {"stdout": "1"}), row("b", "", {"call": "f", "assert": "1"})
     done = nip_grade("-", "-", stdin="".join(json.dumps(data) + "\n" for data in (good, bad)))
@@ -261,6 +330,59 @@ def test_rows_come_from_a_pipe_and_grades_go_to_one_and_a_test_that_judges_nothi
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["a"]
     assert "graded 1 rows: 1 passed, 0 failed" in done.stderr
     assert "stdin:2: tests[0]: the tests of f never call it" in done.stderr
+
+
+def test_rows_of_a_pipe_that_has_a_path_are_read_once_and_graded(tmp_path):
+    reader, writer = os.pipe()
+    with open(writer, "w") as pipe:
+        for data in (row(k, "print(1)", {"stdout": "1"}) for k in range(3)):
+            pipe.write(json.dumps(data) + "\n")
+    out = tmp_path / "grades.jsonl"
+    with open(reader):
+        done = nip_grade(f"/dev/fd/{reader}", out, pass_fds=[reader])
+    assert done.returncode == 0, done.stderr
+    assert read(out).keys() == {0, 1, 2}
+
+
+def test_a_grade_waits_for_no_row_after_it_and_no_more_rows_are_read_than_there_is_room_for():
+    is_graded, read_count = Event(), 0
+
+    def rows():
+        nonlocal read_count
+        for read_count in range(1, 10):
+            if read_count == 4:
+                assert is_graded.wait(60)
+            yield make_row(row(read_count, "print(1)", {"stdout": "1"}))
+
+    iterator = grade(rows(), jobs=2, allow_without_namespaces=True)
+    assert next(iterator).passed
+    is_graded.set()
+    assert len(list(islice(iterator, 3))) == 3
+    assert read_count <= 4 + 2 * 2
+    iterator.close()
+
+
+@pytest.mark.parametrize("place", ["-", "pipe"])
+def test_a_grade_is_written_and_the_command_ends_while_rows_may_still_come(tmp_path, place):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    rows = pipe if place == "pipe" else place
+    process = subprocess.Popen(
+        [*COMMAND, rows, "-", "--jobs", "2", "--allow-without-namespaces"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process, process.stdin if place == "-" else open(pipe, "w") as writer:
+        for name in range(3):
+            writer.write(json.dumps(row(name, "print(1)", {"stdout": "1"})) + "\n")
+            writer.flush()
+            assert json.loads(process.stdout.readline())["id"] == name
+        # An interrupt ends it, with no complaint about the reading that it leaves.
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert "Fatal" not in process.stderr.read()
 
 
 def test_a_file_that_can_not_be_written_is_named_and_what_is_no_file_is_not_read(tmp_path):

@@ -12,8 +12,10 @@ import time
 import pytest
 
 from nip_sandbox.grading.grade import check_isolation, grade
+from nip_sandbox.grading.outputs import explain_output
 from nip_sandbox.grading.rows import RowError, make_row
 from nip_sandbox.sandbox import Isolation, SandboxError
+from nip_sandbox.sandbox_process import join_lines
 
 SECRET = f"SECRET-{secrets.token_hex(16)}"
 
@@ -330,3 +332,21 @@ def test_a_row_that_can_not_be_read_stops_no_row_before_it():
     assert next(iterator).passed
     with pytest.raises(RowError, match=r"^rows\.jsonl:2: 'tests' is missing"):
         next(iterator)
+
+
+def test_one_line_of_four_million_digits_is_compared_in_time_that_grows_as_it_does():
+    digits = "1" * 4_000_000
+    for line in (f"{digits}x", f"{digits}.{digits}x", f".{digits}x", f"{digits}e{digits}"):
+        assert explain_output(line, "5", exact=False, tolerance=1e-6)
+    # The digits count, so they are read as numbers.
+    assert explain_output(f"5.{'0' * 4_000_000}", "5", exact=False, tolerance=None) == ""
+    assert explain_output(f"5.{digits}", "5", exact=False, tolerance=None)
+    assert explain_output(f"5.{digits}", "5", exact=False, tolerance=0.2) == ""
+
+
+def test_a_line_of_many_pieces_is_joined_in_time_that_grows_as_it_does():
+    pieces = [b"first\n\nsecond", *([b"x" * 60] * 1_000_000), b"\nthird\n", b"with no end"]
+    first, empty, second, third = join_lines(pieces)
+    assert (first, empty, third) == (b"first", b"", b"third")
+    assert len(second) == 60_000_006
+    assert list(join_lines([*[b"x" * 60] * 2_000_000, b"\n"])) == []

@@ -11,10 +11,11 @@ finds the outputs of another. It is given the code's input, and never the expect
 import json
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from threading import Event
+from queue import SimpleQueue
+from threading import Event, Semaphore, Thread
 from typing import Any
 
 from nip_sandbox.grading.in_sandbox import Answer, Calls, Loaded, encode_task, write_call
@@ -27,7 +28,6 @@ from nip_sandbox.grading.rows import (
     JsonValue,
     OutputTest,
     Row,
-    RowError,
 )
 from nip_sandbox.sandbox import (
     Isolation,
@@ -106,8 +106,9 @@ def grade(
 ) -> Generator[Grade, None, None]:
     """Grade rows, `jobs` at a time, and give each grade when it is there, so not in their order.
 
-    Rows are read when there is room for them. Where reading one fails, those before it are graded
-    first. Who stops asking and closes the iterator waits for the tests that run.
+    Rows are read when there is room for them, in a thread of their own: no grade waits for the
+    rows after it. Where reading one fails, those before it are graded first. Who stops asking and
+    closes the iterator waits for the tests that run, and for no row.
 
     Args:
         rows: see `rows.read_rows` and `rows.make_row`.
@@ -121,27 +122,62 @@ def grade(
     check_isolation(*examine(), allow_without_namespaces)
     stop = Event()
     grader = _Grader(stop_at_first_failure, allow_without_namespaces, stop.is_set)
-    iterator, failure = iter(rows), None
-    running: set[Future[Grade]] = set()
+    reader = _Reader(rows, 2 * jobs)
     pool = ThreadPoolExecutor(max_workers=jobs)
+    end, running = None, 0
     try:
-        is_left = True
-        while is_left or running:
-            while is_left and len(running) < 2 * jobs:
-                try:
-                    running.add(pool.submit(grader.grade_row, next(iterator)))
-                except StopIteration:
-                    is_left = False
-                except RowError as error:
-                    is_left, failure = False, error
-            finished, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in finished:
-                yield future.result()
-        if failure is not None:
-            raise failure
+        while end is None or running:
+            event = reader.events.get()
+            if isinstance(event, Row):
+                pool.submit(grader.grade_row, event).add_done_callback(reader.events.put)
+                running += 1
+            elif isinstance(event, Future):
+                running -= 1
+                reader.room.release()
+                yield event.result()
+            else:
+                end = event
+        if end.failure is not None:
+            raise end.failure
     finally:
         stop.set()
+        reader.stop()
         pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _End:
+    """All rows are read."""
+
+    failure: BaseException | None
+
+
+class _Reader:
+    """Reads rows, so many ahead of their grades, in a thread that keeps no process from ending."""
+
+    def __init__(self, rows: Iterable[Row], most: int) -> None:
+        self.room = Semaphore(most)
+        self.events: SimpleQueue[Row | Future[Grade] | _End] = SimpleQueue()
+        """The rows, and among them whatever else who grades them waits for."""
+        self._is_stopped = False
+        Thread(target=self._read, args=[rows], name="rows", daemon=True).start()
+
+    def stop(self) -> None:
+        """Read no further row than the one that is being read."""
+        self._is_stopped = True
+        self.room.release()
+
+    def _read(self, rows: Iterable[Row]) -> None:
+        try:
+            iterator = iter(rows)
+            while self.room.acquire() and not self._is_stopped:
+                self.events.put(next(iterator))
+            return
+        except StopIteration:
+            failure = None
+        except BaseException as error:
+            failure = error
+        self.events.put(_End(failure))
 
 
 class _Grader:

@@ -2,18 +2,23 @@
 
 GradedFile   it, opened by one process at a time
 
-A line that a kill has cut short is removed when the file is opened, so at most the rows that were
-being graded are lost.
+A grade that a kill has cut short is removed when the file is opened, so at most the rows that were
+being graded are lost. Of a file of anything else not a byte is changed.
 """
 
+import contextlib
 import fcntl
 import json
 import os
+import re
 import stat
 from types import TracebackType
 
 from nip_sandbox.grading.grade import Grade
 from nip_sandbox.grading.rows import Row, RowError
+
+_ID = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9]+)(.*)', re.DOTALL)
+_PASSED = (b"true", b"false", b"null")
 
 
 class GradedFile:
@@ -68,7 +73,10 @@ class GradedFile:
         Raises:
             RowError: the file can't be written.
         """
-        data = grade.as_line().encode("ascii")
+        self._write(grade.as_line().encode("ascii"))
+        self._digests[grade.id] = grade.digest
+
+    def _write(self, data: bytes) -> None:
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
@@ -77,7 +85,6 @@ class GradedFile:
                 f"{self.path}: can't be written to ({error.strerror}); what it has is kept, and "
                 "running again goes on"
             ) from None
-        self._digests[grade.id] = grade.digest
 
     def _lock(self) -> None:
         try:
@@ -90,15 +97,17 @@ class GradedFile:
             return
 
     def _read(self) -> None:
-        """Read which rows are graded, and remove a last line that is not whole."""
+        """Read which rows are graded, and remove a last line that a kill has cut short."""
+        whole = 0
         with open(self.path, "rb") as file:
-            whole = 0
             for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n") and _is_cut_short(line):
                     os.ftruncate(self._descriptor, whole)
                     return
                 whole += len(line)
                 self._note(line, number)
+        if whole and not line.endswith(b"\n"):  # an editor has taken the end
+            self._write(b"\n")
 
     def _note(self, line: bytes, number: int) -> None:
         try:
@@ -106,8 +115,25 @@ class GradedFile:
             identity, digest = grade["id"], grade["digest"]
             if not isinstance(identity, str | int) or not isinstance(digest, str):
                 raise TypeError
+            if not grade.keys() >= {"passed", "tests"}:
+                raise KeyError
         except (ValueError, TypeError, KeyError, RecursionError):
             raise RowError(
                 f"{self.path}:{number}: is no grade, and nothing is written over; name another file"
             ) from None
         self._digests[identity] = digest
+
+
+def _is_cut_short(line: bytes) -> bool:
+    """Tell whether `Grade.as_line` could have begun so, and gone on."""
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(line)
+        return False  # it is whole
+    begin = b'{"id": '
+    if not line.startswith(begin):
+        return begin.startswith(line)
+    identity = _ID.fullmatch(line, len(begin))
+    if identity is None:  # it ends within the id
+        return line[len(begin) :][:1] in (b"", b'"', b"-")
+    nexts = [b', "passed": %s, "tests": [{"passed": ' % word for word in _PASSED]
+    return any(identity[2].startswith(part) or part.startswith(identity[2]) for part in nexts)

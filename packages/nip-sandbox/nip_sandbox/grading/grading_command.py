@@ -110,7 +110,7 @@ def _grade_file(
     first_ungraded = ""
     with ExitStack() as stack:
         file = None if out == _STREAM else stack.enter_context(GradedFile(out))
-        for result in run(_find_new(rows, file, counts, stack)):
+        for result in run(_find_new(rows, file, counts)):
             if result.passed is None:
                 counts.ungraded += 1
                 first_ungraded = first_ungraded or _explain_ungraded(result)
@@ -131,21 +131,24 @@ def _grade_file(
         )
 
 
-def _find_new(
-    rows: str, file: GradedFile | None, counts: _Counts, stack: ExitStack
-) -> Iterator[Row]:
+def _find_new(rows: str, file: GradedFile | None, counts: _Counts) -> Iterator[Row]:
     """Read the rows that are not graded yet; those of a file are all checked before the first."""
-    if rows == _STREAM:
-        return _skip(read_rows(sys.stdin.buffer, "stdin"), file, counts)
-    for row in read_rows(stack.enter_context(_open(rows)), rows):
-        if file is not None:
-            file.has(row)
-    return _skip(read_rows(stack.enter_context(_open(rows)), rows), file, counts)
+    if rows != _STREAM and os.path.isfile(rows):  # a pipe is read once
+        for row in _read(rows):
+            if file is not None:
+                file.has(row)
+    return _skip(_read(rows), file, counts)
+
+
+def _read(path: str) -> Iterator[Row]:
+    # Nothing else holds what is read: to close it, as is done with sys.stdin, is to wait for data.
+    with _open(path) as lines:
+        yield from read_rows(lines, "stdin" if path == _STREAM else path)
 
 
 def _open(path: str) -> IO[bytes]:
     try:
-        return open(path, "rb")
+        return open(0, "rb", closefd=False) if path == _STREAM else open(path, "rb")
     except OSError as error:
         raise RowError(f"{path}: can't be read ({error.strerror})") from None
 

@@ -9,6 +9,7 @@ RowError                          a row, or a file of them, is wrong
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ class Row:
     memory_mb: int = MEMORY_MB
     """The most memory of each test, the interpreter's own 20 to 40 included."""
     meta: JsonValue = None
-    """Anything; it stands in the grade as it is."""
+    """Anything that JSON holds; it stands in the grade as it is."""
     place: str = field(default="", compare=False)
     """The file and the line of the row, for messages."""
 
@@ -150,7 +151,7 @@ def make_row(data: JsonValue, place: str = "row") -> Row:
             f"a whole number from {_LEAST_MEMORY_MB} to {_MOST_MEMORY_MB}",
             MEMORY_MB,
         ),
-        meta=fields.take("meta", lambda value: True, "", None),
+        meta=fields.take("meta", _is_finite, "without numbers that no float holds", None),
         place=place,
     )
 
@@ -267,6 +268,15 @@ def _is_seconds(value: JsonValue) -> bool:
 
 def _is_tolerance(value: JsonValue) -> bool:
     return _is_number(value) and 0 <= value < float("inf")
+
+
+def _is_finite(value: JsonValue) -> bool:
+    """Tell whether JSON can hold the value's numbers: of 1e999 Python makes an infinite one."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _is_memory(value: JsonValue) -> bool:
