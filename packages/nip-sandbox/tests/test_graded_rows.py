@@ -50,6 +50,34 @@ AS_HUMANEVAL = (
 )
 OTHER = "assert f(g(2)) == 8"
 CHECKED = f"def check(candidate):\n    candidate(1)\n    {OTHER}"
+STRICT = "def f(x):\n    if x < 0:\n        raise ValueError\n    return x"
+RAISES = "def f(x):\n    raise ValueError"
+EXPECTED = "try:\n    f(-1)\nexcept ValueError:\n    pass\n"
+LATE = "try:\n    r = f(1)\nexcept ValueError:\n    pass\n"
+UNDEFINED = "the tests of f use the name 'g', which they don't define"
+ODD = "the tests of f give it an argument of type function, which can't be told to the code"
+ASSERTED = [
+    # Arguments that can't be told: nothing is judged, unless an earlier assertion has failed.
+    (DOUBLE, "assert f(1) == 2\nassert f(lambda: 2) == 4", ODD),
+    (DOUBLE, "assert f(1) == 2\nassert f(2, y=lambda: 2) == 4", ODD),
+    (DOUBLE, "def check(c):\n    assert c(1) == 2\n    c(lambda: 2)", ODD),
+    (DOUBLE, "assert f(1) == 3\nassert f(lambda: 2) == 4", "wrong answer"),
+    (DOUBLE, "f(1)\ntry:\n    f(lambda: 2)\nexcept BaseException:\n    pass", ODD),
+    # A name that tests lack, after an exception that they expect.
+    (STRICT, EXPECTED + "assert f(1) == 1", ""),
+    (STRICT, EXPECTED + "assert g(f(1)) == 1", UNDEFINED),
+    (STRICT, EXPECTED + "assert g(1) == 1", UNDEFINED),
+    (STRICT, EXPECTED + "assert f(1) == 2", "wrong answer"),
+    # A name that they lack for an exception of the code is its mistake.
+    (RAISES, LATE + "assert r == 1", "exception"),
+    (RAISES, LATE.replace("pass", "g(1)"), "exception"),
+    ("def f(x):\n    if x == 1:\n        raise ValueError\n    return x",
+     LATE + "f(2)\nassert r == 1", "wrong answer"),
+    ("def f(x):\n    raise NameError('g')", "f(1)", "exception"),
+    # Tests that catch everything still wait for each answer.
+    ("def f(x):\n    return x", "n = f(1)\nn += f(n + 1)\ntry:\n    r = f(n)\n"
+     "except BaseException:\n    r = 4\nassert r == 4", "wrong answer"),
+]  # fmt: skip
 GRADED = [
     (row("output", "print(2 * int(input()))", {"stdin": "2\n", "stdout": "4"}), ""),
     (row("main", "if __name__ == '__main__':\n    print(1)", {"stdout": "1\n"}), ""),
@@ -85,6 +113,8 @@ GRADED = [
      "the tests of f use the name 'g', which they don't define"),
     (row("checked", DOUBLE + "\ndef g(x):\n    return x", {"call": "f", "assert": CHECKED}),
      "the tests of f use the name 'g', which they don't define"),
+    *((row(f"assert {k}", code, {"call": "f", "assert": source}), reason)
+      for k, (code, source, reason) in enumerate(ASSERTED)),
 ]  # fmt: skip
 
 

@@ -35,14 +35,16 @@ class Loaded(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Verdicts of tests on answers. All but the first two and the last are kinds of mistakes."""
+    """Verdicts of tests on answers: passed, asks, kinds of mistakes, and what judges nothing."""
 
     PASSED = "passed"
     ASKS = "asks"  # for calls to which there is no answer yet: they follow, line by line
     WRONG = "wrong answer"
     NOT_PLAIN = "no plain value"
     RAISED = "exception"
-    LACKS = "name"  # which the tests use and don't define: the next line. No mistake of the code
+    # No mistakes of the code; the next line has the name that tests lack, or the type they give.
+    LACKS = "name"
+    UNTOLD = "argument"
 
 
 class Calls(NamedTuple):
@@ -90,6 +92,10 @@ class _Steps(BaseException):
 
 class _Unknown(BaseException):
     """A test asks for a call whose answer is not known."""
+
+
+class _Untold(BaseException):
+    """A test gives the function an argument that can't be told to a solution."""
 
 
 class _NotPlain(Exception):
@@ -307,16 +313,34 @@ class _Asked:
     def __init__(self, answers: dict[str, str], only_asks: bool) -> None:
         self.answers, self.only_asks = answers, only_asks
         self.calls: dict[str, None] = {}  # in their order, each once
-        self.trouble: Verdict | None = None
+        self.trouble: Verdict | None = None  # of the last answer
+        self.has_raised = False
+        # Tests that catch everything go on, but neither is forgotten:
+        self.is_unknown = False
+        self.untold: str | None = None  # the type of an argument
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        call = write_call(arguments, keywords)
+        try:
+            call = write_call(arguments, keywords)
+        except _NotPlain as kind:
+            if self.only_asks:
+                return _Anything()
+            self.untold = self.untold or str(kind)
+            raise _Untold from None
         self.calls[call] = None
         if self.only_asks:
             return _Anything()
         if call not in self.answers:
+            self.is_unknown = True
             raise _Unknown
-        answer = Answer(*json.loads(self.answers[call]))
+        try:
+            return self._give(Answer(*json.loads(self.answers[call])), arguments)
+        except Exception as error:
+            self.has_raised = vars(error)[_IS_ANSWER] = True
+            raise
+
+    def _give(self, answer: Answer, arguments: tuple[Any, ...]) -> Any:
+        """Do to the tests as the solution did: change arguments, raise, or return."""
         if answer.not_plain is not None:
             self.trouble = Verdict.NOT_PLAIN
             raise TypeError("the answer is no plain value")
@@ -335,7 +359,44 @@ class _Asked:
             kind: Any = getattr(builtins, str(name), None)
             is_error = isinstance(kind, type) and issubclass(kind, Exception)
             raise (kind if is_error else Exception)(str(message))
+        self.trouble = None
         return decode_value(answer.value)
+
+    def find_verdict(self, tests: str, error: BaseException | None) -> str:
+        """Say how the tests ended, which raised `error`; perhaps with a second line."""
+        if self.is_unknown or self.only_asks:
+            return Verdict.ASKS
+        if self.untold is not None:
+            return f"{Verdict.UNTOLD}\n{self.untold}"
+        if error is None:
+            return Verdict.PASSED
+        # A local name may be undefined for a wrong answer, so not each NameError counts.
+        if type(error) is NameError and not (
+            self.has_raised and (_follows_answer(error) or _binds(tests, error.name))
+        ):
+            return f"{Verdict.LACKS}\n{error.name}"
+        return self.trouble or Verdict.WRONG
+
+
+_IS_ANSWER = "is_answer"  # the mark of an exception that a solution raised
+
+
+def _follows_answer(error: BaseException | None) -> bool:
+    """Whether an exception is the solution's, or was raised while one of those was handled."""
+    while error is not None and _IS_ANSWER not in vars(error):
+        error = error.__context__
+    return error is not None
+
+
+def _binds(tests: str, name: str | None) -> bool:
+    """Whether tests give a value to a name anywhere, though perhaps not each time."""
+    import ast
+
+    return any(
+        name in (getattr(node, "name", None), getattr(node, "asname", None))
+        or (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+        for node in ast.walk(ast.parse(tests))
+    )
 
 
 def run_tests_on_answers(job: Answers, out: int) -> None:
@@ -351,7 +412,7 @@ def run_tests_on_answers(job: Answers, out: int) -> None:
         job.entry_point: function,
         "candidate": function,
     }
-    verdict = Verdict.PASSED
+    error = None
     try:
         if job.only_asks:
             _run_each(source, namespace)
@@ -359,19 +420,11 @@ def run_tests_on_answers(job: Answers, out: int) -> None:
             exec(compile(source, "tests.py", "exec"), namespace)  # noqa: S102
         if not function.calls and "check" in namespace:  # tests in the form of HumanEval
             namespace["check"](function)
-    except _Unknown:
-        verdict = Verdict.ASKS
-    except NameError as error:
-        verdict = function.trouble or Verdict.WRONG
-        # Without answers anything may be undefined, and so may a local name with them.
-        if type(error) is NameError and function.trouble is None and not job.only_asks:
-            return _say(out, f"{Verdict.LACKS}\n{error.name}")
-    except BaseException:  # of an assertion, or for an answer that tests can do nothing with
-        verdict = function.trouble or Verdict.WRONG
-    _say(out, verdict)
+    except BaseException as raised:  # of an assertion, or for an answer of no use to tests
+        error = raised
+    _say(out, function.find_verdict(source, error))
     for call in function.calls:
         _say(out, call)
-    return None
 
 
 def _run_each(source: str, namespace: dict[str, Any]) -> None:

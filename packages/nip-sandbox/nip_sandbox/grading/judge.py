@@ -168,6 +168,8 @@ class Judge:
                 part.end(None)
             elif verdict == Verdict.LACKS:
                 part.is_judged, part.unjudged = True, _lack(part.task, calls)
+            elif verdict == Verdict.UNTOLD:
+                part.is_judged, part.unjudged = True, _untold(part.task, calls)
             elif verdict == Verdict.ASKS:
                 part.calls = list(dict.fromkeys([*part.calls, *calls]))
             else:
@@ -201,6 +203,13 @@ def _lack(task: Task, names: Sequence[str]) -> Unjudged:
     return Unjudged(
         f"the tests of {task.entry_point} use the name {names[0] if names else ''!r}, which they "
         "don't define; tests see no other function of the code: define it in them"
+    )
+
+
+def _untold(task: Task, types: Sequence[str]) -> Unjudged:
+    return Unjudged(
+        f"the tests of {task.entry_point} give it an argument of type {types[0] if types else ''}, "
+        "which can't be told to the code; give it numbers, texts, lists and the like alone"
     )
 
 
