@@ -21,6 +21,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, NamedTuple
 
+LATER = "later "
 _MOST_ITEMS = 100_000  # of an iterator
 _RAISES = (Exception, RecursionError)
 
@@ -131,6 +132,8 @@ def encode_value(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         items = sorted((encode_value(item) for item in value), key=json.dumps)
         return ["set" if isinstance(value, set) else "frozenset", items]
+    if isinstance(value, _Anything):
+        raise _NotPlain("answer that is not known yet")
     if hasattr(value, "__next__") or type(value).__name__ in ("dict_keys", "dict_values"):
         return ["iterator", [encode_value(item) for item in islice(value, _MOST_ITEMS)]]
     raise _NotPlain(type(value).__name__)
@@ -272,17 +275,20 @@ def _say(out: int, line: str) -> None:
 class _Anything:
     """Stands for an answer that is not known yet, so that tests go on to their next call."""
 
+    _is_used = False  # of the class: whether one became a number, a text or an iteration
+
+    @staticmethod
+    def _use(value: Any) -> Any:
+        _Anything._is_used = True
+        return value
+
     def __call__(self, *arguments: Any, **keywords: Any) -> "_Anything":
         return self
 
-    def __iter__(self) -> Any:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-    def __index__(self) -> int:
-        return 0
+    __iter__ = lambda self: _Anything._use(iter(()))  # noqa: E731
+    __len__ = __index__ = lambda self: _Anything._use(0)
+    __float__ = lambda self: _Anything._use(0.0)  # noqa: E731
+    __repr__ = lambda self: _Anything._use("")  # noqa: E731
 
     def __hash__(self) -> int:
         return 0
@@ -298,7 +304,6 @@ class _Anything:
         lambda self, other: self
     )
     __abs__ = __neg__ = __next__ = lambda self: self
-    __float__ = lambda self: 0.0  # noqa: E731
 
     def __round__(self, digits: int = 0) -> "_Anything":
         return self
@@ -310,8 +315,8 @@ class _Anything:
 class _Asked:
     """The function, as tests see it: it has the answers that a solution gave elsewhere."""
 
-    def __init__(self, answers: dict[str, str], only_asks: bool) -> None:
-        self.answers, self.only_asks = answers, only_asks
+    def __init__(self, answers: dict[str, str], only_asks: bool, out: int) -> None:
+        self.answers, self.only_asks, self.out = answers, only_asks, out
         self.calls: dict[str, None] = {}  # in their order, each once
         self.trouble: Verdict | None = None  # of the last answer
         self.has_raised = False
@@ -327,6 +332,8 @@ class _Asked:
                 return _Anything()
             self.untold = self.untold or str(kind)
             raise _Untold from None
+        if self.only_asks and call not in self.calls:  # said at once, as tests perhaps don't end
+            _say(self.out, f"{LATER if _Anything._is_used else ''}{call}")
         self.calls[call] = None
         if self.only_asks:
             return _Anything()
@@ -364,7 +371,7 @@ class _Asked:
 
     def find_verdict(self, tests: str, error: BaseException | None) -> str:
         """Say how the tests ended, which raised `error`; perhaps with a second line."""
-        if self.is_unknown or self.only_asks:
+        if self.is_unknown:
             return Verdict.ASKS
         if self.untold is not None:
             return f"{Verdict.UNTOLD}\n{self.untold}"
@@ -382,14 +389,14 @@ _IS_ANSWER = "is_answer"  # the mark of an exception that a solution raised
 
 
 def _follows_answer(error: BaseException | None) -> bool:
-    """Whether an exception is the solution's, or was raised while one of those was handled."""
+    """Say whether an exception is the solution's, or was raised while one of those was handled."""
     while error is not None and _IS_ANSWER not in vars(error):
         error = error.__context__
     return error is not None
 
 
 def _binds(tests: str, name: str | None) -> bool:
-    """Whether tests give a value to a name anywhere, though perhaps not each time."""
+    """Say whether tests give a value to a name anywhere, though perhaps not each time."""
     import ast
 
     return any(
@@ -400,13 +407,17 @@ def _binds(tests: str, name: str | None) -> bool:
 
 
 def run_tests_on_answers(job: Answers, out: int) -> None:
-    """Say how the tests ended, then each call they made, on a line of its own."""
+    """Say how the tests ended, then each call they made, on a line of its own.
+
+    Without answers, LATER stands before calls that may follow from an answer, so tests perhaps
+    make others, and the last line says that the tests have ended.
+    """
     source = job.tests
     if "random" in source:
         import random
 
         random.seed(0)
-    function = _Asked(job.answers, job.only_asks)
+    function = _Asked(job.answers, job.only_asks, out)
     namespace: dict[str, Any] = {
         "__name__": "tests",
         job.entry_point: function,
@@ -422,9 +433,17 @@ def run_tests_on_answers(job: Answers, out: int) -> None:
             namespace["check"](function)
     except BaseException as raised:  # of an assertion, or for an answer of no use to tests
         error = raised
+    if job.only_asks:
+        return _say(out, Verdict.ASKS)
     _say(out, function.find_verdict(source, error))
     for call in function.calls:
         _say(out, call)
+    return None
+
+
+def _unpack(value: Any, count: int) -> Any:
+    """Give an answer that is not known yet to each of so many names."""
+    return [value] * count if isinstance(value, _Anything) else value
 
 
 def _run_each(source: str, namespace: dict[str, Any]) -> None:
@@ -441,11 +460,16 @@ def _run_each(source: str, namespace: dict[str, Any]) -> None:
                     else part
                     for part in body
                 ]
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            count = ast.Constant(len(node.targets[0].elts))
+            node.value = ast.Call(ast.Name(_unpack.__name__, ast.Load()), [node.value, count], [])
+            ast.fix_missing_locations(node)
+    namespace[_unpack.__name__] = _unpack
     for statement in tree.body:
         try:
             exec(compile(ast.Module([statement], []), "tests.py", "exec"), namespace)  # noqa: S102
-        except Exception:  # noqa: S112
-            continue
+        except Exception:
+            _Anything._is_used = True  # what this was to define is undefined, or as before
 
 
 def do_task() -> None:
