@@ -10,7 +10,7 @@ What is checked:
                       has the licence; llms.txt is up to date
     the files         a source distribution and a wheel of each distribution, built from what is
                       committed; all render (`twine check --strict`); no wheel is larger than its
-                      limit, and each is the same when it is built from the source distribution
+                      limit, and each has the same files when built from the source distribution
     each wheel alone  in an environment of its own, which takes the other distributions from `dist/`
                       and all else from the package index: every module of it is imported, and the
                       blocks of its README that are marked `run` are, in an empty directory. What

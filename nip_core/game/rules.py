@@ -43,7 +43,10 @@ class _Kept:
 
 
 class Rules:
-    """The answers of one protocol with its prompts. They must not be changed."""
+    """A protocol with its prompts: for each turn the prompt, the form and the reading of an answer.
+
+    Callers don't change its results.
+    """
 
     def __init__(self, parameters: HyperParameters, protocol: Protocol, prompts: SystemPrompts):
         self._parameters, self._protocol, self._prompts = parameters, protocol, prompts

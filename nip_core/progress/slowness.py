@@ -17,9 +17,9 @@ _MANY_INVALID = 1 / 3
 
 
 def describe_slowness(progress: Progress, load: float | None = None) -> str:
-    """Say how few answers come with how many in flight, and name helps; "" if it is enough.
+    """Say that answers are slow for the calls in flight, and name remedies; "" if they are not.
 
-    `load` is the machine's load average; None: as it is now.
+    `load` is the machine's load average; None reads it.
     """
     # 1. Whether it is slow.
     traffic = progress.traffic

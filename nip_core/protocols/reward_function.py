@@ -105,11 +105,11 @@ class RewardFunction:
         function raises and any result that is no pay.
         """
         place = f"{SETTING}: {self.address} on problem {question}"
+        agents = tuple(episode.rewards)  # before the function, which may change them
         try:
             returned = self.function(episode)
         except Exception as error:  # any error that a user's function raises
             raise ValueError(f"{place} {self._describe_raised(error, episode)}; mend it") from error
-        agents = tuple(episode.rewards)
         if not isinstance(returned, Mapping) or {*returned} != {*agents}:
             result = [*returned] if isinstance(returned, Mapping) else returned
             raise ValueError(

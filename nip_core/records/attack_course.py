@@ -21,7 +21,7 @@ def course_path(run: RunStore, iteration: int) -> str:
 
 
 def read_course(run: RunStore, iteration: int) -> CourseEnd | None:
-    """Read how the course ended with an iteration; None while it has not."""
+    """Read the end of an attack's course; None unless it ended with this iteration."""
     return read_document(run, course_path(run, iteration), CourseEnd)
 
 

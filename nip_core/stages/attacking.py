@@ -50,10 +50,10 @@ async def begin_step(
 
 
 async def finish(session: Session, last: int, play: Call, call: Call, last_step: After) -> After:
-    """Play the end of an attack, after its last step: the game of choices, or the last test.
+    """Play the rest of an attack after its last step.
 
-    The provers that were the worst on validation problems are tested once, on test problems.
-    Returns the step after which the report is due.
+    An attack that chooses messages plays its game. One that trains tests the provers that were the
+    worst on validation problems, once, on test problems. Returns the step before the report.
     """
     parameters, iteration = session.parameters, last
     if parameters.target_run is None:

@@ -71,6 +71,10 @@ async def later(episode):
 
 class Kind:
     pass
+
+def popped(episode):
+    episode.rewards.pop("prover")
+    return episode.rewards
 """
 
 
@@ -166,6 +170,7 @@ def wrong(tmp_path):
     ("name", "error"),
     [
         ("few", r"return a reward for each of prover, verifier \(got \['verifier'\], .*wrong\.py\); mend"),
+        ("popped", r"return a reward for each of prover, verifier \(got \['verifier'\]"),
         ("many", r"return a reward for each of .*'judge'"),
         ("whole", r"return a reward for each of prover, verifier \(got 1\.0"),
         ("endless", r"a finite number for prover \(got inf"),

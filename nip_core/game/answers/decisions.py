@@ -192,7 +192,7 @@ class Declaration(NamedTuple):
 
 
 class VerdictReader:
-    """Reads the answers of one scale. All texts given to it are `strip_decoration`."""
+    """Reads verdicts of one scale. Each text has gone through `strip_decoration` before."""
 
     def __init__(self, scale: DecisionScale):
         self._scale = scale

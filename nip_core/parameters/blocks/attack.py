@@ -150,7 +150,7 @@ class AttackParameters(Parameters):
 
 
 class AttackQuestions:
-    """Questions to a run's settings by code that need not know the attacks."""
+    """Answers about the attack in a run's settings, for code that knows no attack."""
 
     if TYPE_CHECKING:
         attack: AttackParameters

@@ -2,11 +2,10 @@
 
 run                work on bytes, in a thread where they are many
 check_file         the same for uploads, which take longer still
-follow_form        the same for an answer that has to have a form
+follow_form        work on an answer that has to follow a schema
 give_memory_back   returns freed memory to the system
 
-A thread or two for each kind, and not one per request: threads that compute take turns with the
-event loop's, and each of them delays it.
+Each kind has a thread or two: every thread that computes slows the event loop down.
 """
 
 import asyncio

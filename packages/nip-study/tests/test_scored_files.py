@@ -78,6 +78,72 @@ def test_epochs_are_answers_to_one_question_and_a_sample_that_failed_is_no_silen
     assert arm.against.ci95 is not None
 
 
+def test_questions_in_chats_are_the_same_where_roles_and_texts_are_and_others_are_refused(tmp_path):
+    log, again = LOGS / "chat.eval", LOGS / "chat_again.json"
+    first, second = compare_files([log, again], Columns()).arms
+    assert (first.score, second.score) == (pytest.approx(2 / 3), 1.0)
+    document = json.loads(again.read_text())
+    chat = document["samples"][2]["input"]
+    assert [message["role"] for message in chat] == ["system", "user"]
+    for place, key, value in ((1, "content", "another question"), (0, "role", "user")):
+        document["samples"][2]["input"] = [{**message} for message in chat]
+        document["samples"][2]["input"][place][key] = value
+        (tmp_path / "other.json").write_text(json.dumps(document))
+        with pytest.raises(DatasetError, match="sample 'q2', epoch 1: asks something else than"):
+            compare_files([log, tmp_path / "other.json"], Columns())
+
+
+def test_texts_that_summaries_of_inspect_cut_are_compared_whole(tmp_path):
+    # The passages of both clusters begin with the same thousand characters and more, and so does
+    # the first question of the third log.
+    log, again, other = LOGS / "long.eval", LOGS / "long_again.json", LOGS / "long_other.eval"
+    for key in ("passage", "source.passage", "topic"):
+        for logs in ([log, again], [again, log], [log, log]):
+            assert compare_files(logs, Columns(cluster=key)).arms[0].clusters == 2
+    for first in (log, again):
+        with pytest.raises(DatasetError, match="sample 'q0', epoch 1: asks something else than"):
+            compare_files([first, other], Columns())
+    rows = [
+        {"id": f"q{k}", "score": 1, "topic": sample["metadata"]["topic"]}
+        for k, sample in enumerate(json.loads(again.read_text())["samples"])
+    ]
+    assert rows[0]["topic"] == "of\n0"
+    compare_files([log, write(tmp_path / "rows.jsonl", rows)], Columns(cluster="topic"))
+
+
+def test_a_log_without_the_sample_whose_texts_are_cut_says_which(tmp_path):
+    path = LOGS / "long.eval"
+    with zipfile.ZipFile(path) as packed, zipfile.ZipFile(tmp_path / "a.eval", "w") as archive:
+        for name in ("header.json", "summaries.json"):
+            archive.writestr(name, inspect_logs._decompress(path, packed.getinfo(name)))
+    with pytest.raises(DatasetError, match=r"a\.eval: has no samples/q0_epoch_1\.json, so"):
+        compare_files([tmp_path / "a.eval", path], Columns())
+
+
+def test_a_sample_that_a_scorer_left_without_a_score_gets_the_one_that_is_given(tmp_path):
+    # Inspect writes NaN: of one scorer, or of a value of it.
+    logs = [LOGS / "unscored.eval", LOGS / "unscored.json"]
+    for key in ("grade", "grade_by_part.whole"):
+        assert [
+            (arm.answers, arm.score)
+            for arm in compare_files(logs, Columns(score=key, missing_score=0.5)).arms
+        ] == [(3, 2.5 / 3)] * 2
+        for log in logs:
+            with pytest.raises(
+                DatasetError, match=r"sample 'q1', epoch 1: 'grade.*' is NaN, which"
+            ):
+                compare_files([log, log], Columns(score=key))
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e200"])
+def test_numbers_of_options_are_finite(tmp_path, number):
+    file = str(scores(tmp_path / "right.jsonl", RIGHT))
+    for option in ("--missing", "--difference"):
+        done = CliRunner().invoke(app, ["compare", file, file, option, number, "--json"])
+        assert isinstance(done.exception, SettingsError)
+        assert str(done.exception) == f"{option} {float(number):g}: must be a number up to 1e+100"
+
+
 def test_a_log_that_another_version_has_compressed_otherwise_is_read_alike(tmp_path):
     path = tmp_path / "right.eval"
     with zipfile.ZipFile(LOGS / "right.eval") as packed, zipfile.ZipFile(path, "w") as archive:
@@ -144,6 +210,11 @@ def two_scorers(samples):
     samples[1]["scores"]["other"] = {"value": 1}
 
 
+def lists_for_objects(samples):
+    samples[0]["metadata"] = ["topic"]
+    samples[1]["scores"] = ["match"]
+
+
 def other_question(samples):
     samples[2]["input"] = "another question"
 
@@ -154,6 +225,7 @@ def other_question(samples):
         (two_scorers, "sample 'q1', epoch 1: has scores of match, other; name one by --score"),
         (set_score("X"), "sample 'q0', epoch 1: 'match' must be a number, true or false (got 'X')"),
         (set_score([1]), "must be a number, true or false (got [1])"),
+        (lists_for_objects, "sample 'q1', epoch 1: has no score ('no error is on record')"),
         (lambda samples: samples.clear(), "the log has no samples"),
         (lambda samples: samples.insert(0, 7), "a sample has no id (got 7)"),
         (lambda samples: samples.pop(), "lacks 1 of 6 questions (such as q5)"),
@@ -166,6 +238,9 @@ def test_a_log_that_can_not_be_compared_is_named_with_its_sample(tmp_path, chang
         compare_files([LOGS / "right.eval", log], Columns())
     assert message in str(error.value)
     assert str(error.value).startswith(str(log))
+    if change is lists_for_objects:
+        with pytest.raises(DatasetError, match=r"'q0', epoch 1: has no text.*got \['topic'\]"):
+            compare_files([LOGS / "right.eval", log], Columns(cluster="topic"))
 
 
 def test_what_is_no_log_says_so(tmp_path):
@@ -208,6 +283,7 @@ def test_what_is_no_log_says_so(tmp_path):
         ({"id": "x", "score": None}, ":3: 'score' is null; --missing NUMBER"),
         ('{"id": "x", "score": NaN}', ":3: 'score' must be a number, true or false (got nan)"),
         ('{"id": "x", "score": 1e999}', ":3: 'score' must be a number, true or false (got inf)"),
+        ({"id": "x", "score": 1e200}, ":3: 'score' must be a number, true or false (got 1e+200)"),
         ({"id": "x", "score": 1}, "lacks 1 of 7 questions (such as x), so scores can't be paired"),
     ],
 )
@@ -255,6 +331,25 @@ def test_scores_that_are_no_rates_are_compared_without_a_p_value(tmp_path):
         against.questions_needed
         > compare_files([a, b], Columns(), difference=1.0).arms[1].against.questions_needed
     )
+
+
+def test_intervals_of_rates_do_not_go_beyond_them_and_those_of_other_scores_may(tmp_path):
+    def answer_twice(name, values):
+        rows = [{"id": f"q{k}", "score": v, "topic": k // 2} for k, v in enumerate(values)]
+        return write(tmp_path / name, rows + rows)
+
+    high = answer_twice("high.jsonl", [1, 1, 1, 1, 1, 0.6])
+    low = answer_twice("low.jsonl", [0, 0, 0, 0, 0, 0.4])
+    first, second = compare_files([high, low], Columns(cluster="topic")).arms
+    assert 0 < first.score_ci95[0] < first.score_ci95[1] == 1
+    assert 0 == second.score_ci95[0] < second.score_ci95[1] < 1
+    assert second.against.ci95[0] == -1
+    # With an arm whose scores are beyond 1, those of the others are no rates either.
+    marks = answer_twice("marks.jsonl", [3, 2, 1, 3, 2, 1])
+    first, second, _ = compare_files([high, low, marks], Columns(cluster="topic")).arms
+    assert first.score_ci95[1] > 1
+    assert second.score_ci95[0] < 0
+    assert second.against.ci95[0] < -1
 
 
 def test_the_command_takes_files_and_refuses_what_is_for_runs_or_mixed(tmp_path):

@@ -28,7 +28,13 @@ from nip_lm_server.tinker.storage.records import (
     TinkerModelRow,
 )
 from nip_lm_server.tinker.storage.store import TinkerStore
-from nip_lm_server.tinker.tinker_bodies import LoadWeights, OptimStep, SaveForSampler, SaveWeights
+from nip_lm_server.tinker.tinker_bodies import (
+    LoadWeights,
+    OptimStep,
+    SaveExternal,
+    SaveForSampler,
+    SaveWeights,
+)
 from nip_lm_server.tinker.tinker_messages import decode_forward_backward, encode_output
 from nip_lm_server.tinker.trainers import TrainerProcess
 from nip_lm_server.training.resident.resident_client import ResidentDied
@@ -229,8 +235,7 @@ class Steps:
         return _json({"metrics": metrics, "type": "optim_step"})
 
     async def _save_weights(self, model: TinkerModelRow, row: RequestRow) -> Done:
-        body = SaveWeights.model_validate_json(row.payload or b"{}")
-        kind: CheckpointKind = "weights" if row.kind == "save_weights" else "external_weights"
+        body, kind = _read_save(row)
         path = f"tinker://{model.id}/{kind}/{body.path or f'step-{row.seq}'}"
         folder = self._folders.path(model.id, kind, row.seq)
         earlier = self._store.find_checkpoint(path)
@@ -349,6 +354,16 @@ class Steps:
             model_id, [Datum(ids[:-1], inputs)], "cross_entropy", {}, forward_only=True
         )
         return [float(value) for value in output.logprobs[0]]
+
+
+def _read_save(row: RequestRow) -> tuple[SaveWeights, CheckpointKind]:
+    """Read a request to save weights. One for other programs has fields of its own."""
+    payload = row.payload or b"{}"
+    if row.kind == "save_weights":
+        return SaveWeights.model_validate_json(payload), "weights"
+    body = SaveExternal.model_validate_json(payload)
+    fields = body.model_dump(exclude={"age_encryption_recipients"})
+    return SaveWeights(**fields), "external_weights"
 
 
 def _config(lora: LoraShape) -> LoraConfig:

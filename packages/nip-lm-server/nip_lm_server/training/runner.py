@@ -198,7 +198,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self._first: tuple[int, float] = (0, clock())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Take the first step, which is the checkpoint's in a continued training."""
+        """Note the step that training begins with; a continued one begins with the checkpoint's."""
         self._first = (state.global_step, self._clock())
 
     def on_log(

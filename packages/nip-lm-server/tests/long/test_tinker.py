@@ -225,6 +225,7 @@ def test_an_adapter_is_downloaded_by_its_address(served: Served, tmp_path: Path)
     client = served.wire()
     model = client.begin(BASE)
     body = {"model_id": model, "seq_id": 1, "path": "out", "type": "save_weights_external"}
+    body["age_encryption_recipients"] = []  # as a client may send it that has none
     assert (
         "external_weights/out"
         in client.result(client.ask("save_weights_external", body)["request_id"])["path"]

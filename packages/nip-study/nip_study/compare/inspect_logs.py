@@ -3,10 +3,14 @@
 read_log   the scores of a log, as an arm named by its model
 
 A log in the form `.eval` is a ZIP of JSON: `header.json` says which model and task it was,
-`summaries.json` has the score of each sample. New versions of Inspect compress with Zstandard,
-which Python's `zipfile` does not know before 3.14; pyarrow does.
+`summaries.json` has the score of each sample, and its texts, of which long ones are cut: those are
+read whole from `samples/ID_epoch_N.json`, which have the whole conversations and can be large. New
+versions of Inspect compress with Zstandard, which Python's `zipfile` does not know before 3.14;
+pyarrow does.
 """
 
+import json
+import math
 import struct
 import zipfile
 import zlib
@@ -24,6 +28,7 @@ from nip_study.compare.scored_rows import (
     ScoredRow,
     find_score,
     look_up,
+    name_cluster,
     shorten,
 )
 
@@ -41,6 +46,8 @@ _UNREADABLE = (
     RuntimeError,  # encrypted, or compressed in an unknown way
     pa.ArrowException,
 )
+_CUT = ("...", "...\n(content truncated)", "Key removed from summary (> 1k)")
+"""Ends of texts that a summary has cut, or of a few that it has not: those are read twice."""
 _LETTERS = {
     "C": 1.0,
     "I": 0.0,
@@ -59,7 +66,9 @@ def read_log(path: Path, columns: Columns) -> ScoredFile:
 
     Raises DatasetError for a file that is no such log, or a sample without the score.
     """
-    header, samples = _read_json(path) if path.suffix == ".json" else _read_zip(path)
+    header, samples = (
+        _read_json(path) if path.suffix == ".json" else _read_zip(path, columns.cluster)
+    )
     _, model = look_up(header, "eval.model")
     name = str(model) if isinstance(model, str) and model else path.stem
     status = header.get("status")
@@ -82,11 +91,13 @@ def _read_json(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
     return data, data["samples"]
 
 
-def _read_zip(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
+def _read_zip(path: Path, cluster: str | None) -> tuple[Mapping[str, Any], list[Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             header = _read_member(path, archive, "header.json")
             samples = _read_member(path, archive, "summaries.json")
+            if isinstance(samples, list):
+                samples = [_complete(sample, cluster, path, archive) for sample in samples]
     except _UNREADABLE as error:
         raise DatasetError(f"{path}: can't be read as a log of Inspect ({error})") from None
     if not (isinstance(header, dict) and isinstance(samples, list)):
@@ -94,13 +105,34 @@ def _read_zip(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
     return header, samples
 
 
+def _complete(sample: Any, cluster: str | None, path: Path, archive: zipfile.ZipFile) -> Any:
+    """Give a summary the whole input and metadata of its sample, if it has cut what is compared."""
+    if not isinstance(sample, dict):
+        return sample
+    messages = _list_texts(sample.get("input"))
+    is_whole = not any(text.endswith(_CUT) for message in messages for text in message)
+    if cluster:
+        is_there, value = look_up(sample.get("metadata"), cluster)
+        if not is_there:  # words may stand for the object in which it is
+            _, value = look_up(sample.get("metadata"), cluster.partition(".")[0])
+        is_whole &= not str(value).endswith(_CUT)
+    if is_whole:
+        return sample
+    name = f"samples/{sample.get('id')}_epoch_{sample.get('epoch')}.json"
+    whole = _read_member(path, archive, name)
+    if not isinstance(whole, dict):
+        raise DatasetError(f"{path}: {name} is no sample (got {shorten(whole)})")
+    return {**sample, "input": whole.get("input"), "metadata": whole.get("metadata")}
+
+
 def _read_member(path: Path, archive: zipfile.ZipFile, name: str) -> Any:
-    if name not in archive.namelist():
+    try:
+        member = archive.getinfo(name)
+    except KeyError:
         raise DatasetError(
             f"{path}: has no {name}, so it is no log of Inspect, or one that was not finished; "
             "finish it with `inspect eval-retry`"
-        )
-    member = archive.getinfo(name)
+        ) from None
     if member.file_size > _MOST_BYTES:
         raise DatasetError(f"{path}: {name} has {member.file_size:,} bytes, which is too many")
     is_packed = member.compress_type == _ZSTANDARD
@@ -137,26 +169,45 @@ def _read_sample(sample: Any, columns: Columns, path: Path) -> ScoredRow:
     place = f"{path}: sample {question!r}, epoch {sample.get('epoch', 1)}"
     cluster = question
     if columns.cluster:
-        is_there, value = look_up(sample.get("metadata") or {}, columns.cluster)
+        is_there, value = look_up(sample.get("metadata"), columns.cluster)
         if not is_there or not isinstance(value, str | int):
             raise DatasetError(
                 f"{place}: has no text or number {columns.cluster!r} in its metadata "
                 f"(got {shorten(sample.get('metadata'))})"
             )
-        cluster = str(value)
-    text = sample.get("input")
-    return ScoredRow(
-        question,
-        cluster,
-        _find_value(sample, columns, place),
-        place,
-        text if isinstance(text, str) else ascii(text),
-    )
+        cluster = name_cluster(value)
+    text = json.dumps(_list_texts(sample.get("input")))
+    return ScoredRow(question, cluster, _find_value(sample, columns, place), place, text)
+
+
+def _list_texts(asked: Any) -> list[list[str]]:
+    """List role and texts of each message of an input; a plain text is a message of the user."""
+    if isinstance(asked, str):
+        return [["user", asked]]
+    return [_read_message(message) for message in asked] if isinstance(asked, list) else []
+
+
+def _read_message(message: Any) -> list[str]:
+    """Read the role and the texts of a message; its id is another one in each log."""
+    if not isinstance(message, dict):
+        return [ascii(message)]
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    return [str(message.get("role")), *(_read_part(part) for part in parts)]
+
+
+def _read_part(part: Any) -> str:
+    """Read a text; anything else is named by its kind, as summaries of Inspect have it."""
+    if not isinstance(part, dict):
+        return str(part)
+    kind = str(part.get("type"))
+    return str(part.get("text")) if kind == "text" else f"({kind.capitalize()})"
 
 
 def _find_value(sample: Mapping[str, Any], columns: Columns, place: str) -> float:
     """Find the score of a sample: of its only scorer, or of the one that is named."""
-    scores = sample.get("scores") or {}
+    scores = sample.get("scores")
+    scores = scores if isinstance(scores, dict) else {}
     if not scores and columns.missing_score is not None:
         return columns.missing_score
     if not scores:
@@ -184,6 +235,14 @@ def _find_value(sample: Mapping[str, Any], columns: Columns, place: str) -> floa
         raise DatasetError(f"{place}: the score {scorer!r} is one value, and has no {key!r}")
     if isinstance(value, str):
         value = _LETTERS.get(value, _LETTERS.get(value.lower(), _read_number(value)))
+    if isinstance(value, float) and math.isnan(value):
+        # Inspect writes so where a scorer has given none.
+        if columns.missing_score is None:
+            raise DatasetError(
+                f"{place}: {scorer!r} is NaN, which is no score; --missing NUMBER gives such "
+                "samples a score, such as 0"
+            )
+        return columns.missing_score
     return find_score(value, columns.missing_score, place, scorer)
 
 

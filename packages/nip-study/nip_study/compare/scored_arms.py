@@ -24,7 +24,7 @@ from nip_core.evaluation.spread import ByQuestion
 from nip_core.evaluation.statistics.clustered import clustered_mean, difference_interval
 from nip_core.evaluation.statistics.paired import compare_pairs
 from nip_study.compare.inspect_logs import read_log
-from nip_study.compare.scored_rows import Columns, ScoredFile, ScoredRow, read_jsonl
+from nip_study.compare.scored_rows import LARGEST, Columns, ScoredFile, ScoredRow, read_jsonl
 from nip_study.compute.needed import detectable_mean, questions_needed
 from nip_study.parts.document_parts import Part, adjust, clip_interval
 
@@ -102,8 +102,11 @@ def compare_files(
 
     Raises:
         DatasetError: a file can't be read, or an arm lacks questions.
-        SettingsError: there is one arm only.
+        SettingsError: there is one arm only, or a number is not finite or too large.
     """
+    for option, number in (("--missing", columns.missing_score), ("--difference", difference)):
+        if number is not None and not abs(number) <= LARGEST:
+            raise SettingsError(f"{option} {number:g}: must be a number up to {LARGEST:g}")
     files = [
         read_jsonl(p, columns) if p.suffix == ".jsonl" else read_log(p, columns) for p in paths
     ]
@@ -117,18 +120,15 @@ def compare_files(
     questions = sorted({row.question for row in arms[0].rows})
     clusters = _number_clusters(arms, questions)
     scores = [_Scores(arm, questions, clusters) for arm in arms]
-    against = [_compare(scores[0], later, difference) for later in scores[1:]]
+    are_rates = all(of_arm.are_rates for of_arm in scores)
+    against = [_compare(scores[0], later, difference, are_rates) for later in scores[1:]]
     adjusted = zip(against, adjust([row.p for row in against]), strict=True)
     rows = [row.model_copy(update={"p_holm": p}) for row, p in adjusted]
     described = [
-        _describe(arm, of_arm, row)
+        _describe(arm, of_arm, row, are_rates)
         for arm, of_arm, row in zip(arms, scores, (None, *rows), strict=True)
     ]
-    return ArmComparison(
-        arms=tuple(described),
-        left_out=left_out,
-        are_rates=all(of_arm.are_rates for of_arm in scores),
-    )
+    return ArmComparison(arms=tuple(described), left_out=left_out, are_rates=are_rates)
 
 
 def _name_arms(files: Sequence[ScoredFile]) -> list[_Arm]:
@@ -215,7 +215,9 @@ class _Scores:
         return spread.mean(self.problems, self.values, weights)
 
 
-def _compare(first: _Scores, second: _Scores, needed_for: float | None) -> AgainstFirstArm:
+def _compare(
+    first: _Scores, second: _Scores, needed_for: float | None, are_rates: bool
+) -> AgainstFirstArm:
     differences = second.means - first.means
     clusters = first.clusters
     interval, p = difference_interval(differences, clusters, _SEED), None
@@ -223,7 +225,7 @@ def _compare(first: _Scores, second: _Scores, needed_for: float | None) -> Again
     if is_counted and np.array_equal(first.counts, second.counts):
         changes = np.bincount(clusters, weights=second.sums - first.sums).astype(np.float64)
         interval, p = compare_pairs(differences, clusters, changes)
-    if interval is not None and first.are_rates and second.are_rates:
+    if interval is not None and are_rates:
         interval = clip_interval(interval, -1.0)
     mean = clustered_mean(differences, clusters)
     assert mean is not None  # there are questions
@@ -242,7 +244,10 @@ def _compare(first: _Scores, second: _Scores, needed_for: float | None) -> Again
     )
 
 
-def _describe(arm: _Arm, scores: _Scores, against: AgainstFirstArm | None) -> ScoredArm:
+def _describe(
+    arm: _Arm, scores: _Scores, against: AgainstFirstArm | None, are_rates: bool
+) -> ScoredArm:
+    interval = scores.interval()
     return ScoredArm(
         arm=arm.name,
         file=arm.file,
@@ -251,7 +256,7 @@ def _describe(arm: _Arm, scores: _Scores, against: AgainstFirstArm | None) -> Sc
         answers=len(scores.values),
         clusters=int(scores.clusters.max()) + 1,
         score=float(scores.values.mean()),
-        score_ci95=scores.interval(),
+        score_ci95=clip_interval(interval) if interval and are_rates else interval,
         against=against,
     )
 

@@ -7,7 +7,6 @@ read_jsonl     the rows of a file in JSON Lines
 find_score     a number out of a value, or an error
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,9 @@ from typing import Any
 
 from nip_base.formats.bounds import ReadError, parse_json
 from nip_core.errors import DatasetError
+
+LARGEST = 1e100
+"""Of a score, either way: the squares of many such are numbers, too."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ def _parse(line: bytes, place: str) -> Mapping[str, Any]:
 
 def _read_row(data: Mapping[str, Any], columns: Columns, place: str) -> ScoredRow:
     question = _find_name(data, columns.question, place)
-    cluster = _find_name(data, columns.cluster, place) if columns.cluster else question
+    cluster = question
+    if columns.cluster:
+        cluster = name_cluster(_find_name(data, columns.cluster, place))
     key = columns.score or "score"
     is_there, value = look_up(data, key)
     if not is_there:
@@ -99,7 +103,7 @@ def _read_row(data: Mapping[str, Any], columns: Columns, place: str) -> ScoredRo
 
 
 def find_score(value: Any, missing_score: float | None, place: str, key: str) -> float:
-    """Read a score: a finite number, or true (1) or false (0); null is `missing_score`.
+    """Read a score: a number up to `LARGEST`, or true (1) or false (0); null is `missing_score`.
 
     Raises DatasetError for anything else.
     """
@@ -109,7 +113,7 @@ def find_score(value: Any, missing_score: float | None, place: str, key: str) ->
         raise DatasetError(
             f"{place}: {key!r} is null; --missing NUMBER gives such answers a score, such as 0"
         )
-    if isinstance(value, bool | int | float) and abs(value) <= 1e300 and math.isfinite(value):
+    if isinstance(value, bool | int | float) and abs(value) <= LARGEST:  # which NaN is not
         return float(value)
     raise DatasetError(f"{place}: {key!r} must be a number, true or false (got {shorten(value)})")
 
@@ -125,13 +129,19 @@ def _find_name(data: Mapping[str, Any], key: str, place: str) -> str:
     return str(value)
 
 
-def look_up(data: Mapping[str, Any], key: str) -> tuple[bool, Any]:
+def look_up(data: Any, key: str) -> tuple[bool, Any]:
     """Find the value of a key, or of `a.b` in the object under `a`; say whether it is there."""
+    if not isinstance(data, dict):
+        return False, None
     if key in data:
         return True, data[key]
     first, dot, rest = key.partition(".")
-    inner = data.get(first)
-    return look_up(inner, rest) if dot and isinstance(inner, dict) else (False, None)
+    return look_up(data.get(first), rest) if dot else (False, None)
+
+
+def name_cluster(value: str | int) -> str:
+    """Name a cluster by its text, with one space for any white space, as Inspect sums texts up."""
+    return " ".join(str(value).split())
 
 
 def _list_keys(data: Mapping[str, Any]) -> str:

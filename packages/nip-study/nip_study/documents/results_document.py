@@ -366,7 +366,7 @@ class DeclaredResults(Part):
 
 
 class CellsWritten(Part):
-    """The contents of ``cells.parquet``."""
+    """The number of verdicts in ``cells.parquet``, and the parts that it lacks."""
 
     verdicts: int
     left_out: tuple[str, ...]
