@@ -16,8 +16,10 @@ import pytest
 from nip_sandbox.grading.grade import Grade, TestGrade, grade
 from nip_sandbox.grading.graded_file import GradedFile
 from nip_sandbox.grading.in_sandbox import encode_value
+from nip_sandbox.grading.judge import Judge, Task, Unjudged
 from nip_sandbox.grading.outputs import explain_output, explain_value
 from nip_sandbox.grading.rows import RowError, make_row, read_rows
+from nip_sandbox.sandbox import Limits
 
 HUMANEVAL = Path(__file__).parents[4] / "shared" / "data" / "humaneval-even.jsonl.gz"
 COMMAND = [sys.executable, "-m", "nip_sandbox.grading.grading_command"]
@@ -53,6 +55,59 @@ AS_HUMANEVAL = (
 )
 OTHER = "assert f(g(2)) == 8"
 CHECKED = f"def check(candidate):\n    candidate(1)\n    {OTHER}"
+STRICT = "def f(x):\n    if x < 0:\n        raise ValueError\n    return x"
+RAISES = "def f(x):\n    raise ValueError"
+EXPECTED = "try:\n    f(-1)\nexcept ValueError:\n    pass\n"
+LATE = "try:\n    r = f(1)\nexcept ValueError:\n    pass\n"
+UNDEFINED = "the tests of f use the name 'g', which they don't define"
+ODD = "the tests of f give it an argument of type function, which can't be told to the code"
+COLLATZ = """
+def f(n):
+    steps = 0
+    while n != 1:
+        n, steps = n // 2 if n % 2 == 0 else 3 * n + 1, steps + 1
+    return steps
+"""
+DIES = "import os\ndef f(x):\n    return x + 1 if x else os._exit(0)"
+PAIR = "def f(x):\n    return x, x + 1"
+PAIRS = "def check(c):" + "".join(
+    f"\n    a, b = c({k})\n    assert (a, b) == ({k}, {k + 1})" for k in range(1, 7)
+)
+ASSERTED = [
+    # Arguments that can't be told: nothing is judged, unless an earlier assertion has failed.
+    (DOUBLE, "assert f(1) == 2\nassert f(lambda: 2) == 4", ODD),
+    (DOUBLE, "assert f(1) == 2\nassert f(2, y=lambda: 2) == 4", ODD),
+    (DOUBLE, "def check(c):\n    assert c(1) == 2\n    c(lambda: 2)", ODD),
+    (DOUBLE, "assert f(1) == 3\nassert f(lambda: 2) == 4", "wrong answer"),
+    (DOUBLE, "f(1)\ntry:\n    f(lambda: 2)\nexcept BaseException:\n    pass", ODD),
+    # A name that tests lack, after an exception that they expect.
+    (STRICT, EXPECTED + "assert f(1) == 1", ""),
+    (STRICT, EXPECTED + "assert g(f(1)) == 1", UNDEFINED),
+    (STRICT, EXPECTED + "assert g(1) == 1", UNDEFINED),
+    (STRICT, EXPECTED + "assert f(1) == 2", "wrong answer"),
+    # A name that they lack for an exception of the code is its mistake.
+    (RAISES, LATE + "assert r == 1", "exception"),
+    (RAISES, LATE.replace("pass", "g(1)"), "exception"),
+    ("def f(x):\n    if x == 1:\n        raise ValueError\n    return x",
+     LATE + "f(2)\nassert r == 1", "wrong answer"),
+    ("def f(x):\n    raise NameError('g')", "f(1)", "exception"),
+    # Tests that catch everything still wait for each answer.
+    ("def f(x):\n    return x", "n = f(1)\nn += f(n + 1)\ntry:\n    r = f(n)\n"
+     "except BaseException:\n    r = 4\nassert r == 4", "wrong answer"),
+    # Calls that follow from answers: none that no test makes counts, and each other one does.
+    (COLLATZ, "assert f(int(f(6))) == 3", ""),
+    (COLLATZ, "assert f(len('a' * f(6))) == 3 and f(int(str(f(6)))) == 3", ""),
+    (COLLATZ, "assert f(int(f(6))) == 4", "wrong answer"),
+    (DIES, "if f(6) == 3:\n    f(0)\nassert f(8) == 9", ""),
+    (DIES, "n = f(8)\nif n == 3:\n    f(0)\nassert n == 9", ""),
+    (DIES, "if f(6) == 3:\n    f(0)\nassert f(8) == 8", "wrong answer"),
+    (DIES, "if f(6) == 7:\n    f(0)\nassert f(8) == 9", "crash"),
+    (DIES, "if f(6) == 3:\n    f(1)\nassert f(8) == 9\nf(0)", "crash"),
+    (DIES, "assert f(len('a' * f(6))) == 8\nf(f(6) - 7)", "crash"),
+    (PAIR, PAIRS, ""),
+    (PAIR, "n = 1\nfor _ in range(6):\n    _, n = f(n)\nassert n == 7", ""),
+    (PAIR.replace("x + 1", "x + (x != 6)"), PAIRS + "  # of other code", "wrong answer"),
+]  # fmt: skip
 GRADED = [
     (row("output", "print(2 * int(input()))", {"stdin": "2\n", "stdout": "4"}), ""),
     (row("main", "if __name__ == '__main__':\n    print(1)", {"stdout": "1\n"}), ""),
@@ -86,6 +141,7 @@ GRADED = [
     (row("unjudged", DOUBLE, {"call": "f", "assert": "assert 1"}), "the tests of f never call it"),
     (row("helper", DOUBLE + "\ndef g(x):\n    return x", {"call": "f", "assert": "f(1)\n" + OTHER}),
      "the tests of f use the name 'g', which they don't define"),
+    (row("odd", DOUBLE, {"call": "f", "assert": "assert f(1) == 2\nassert f(lambda: 2) == 4"}), ODD),
     (row("checked", DOUBLE + "\ndef g(x):\n    return x", {"call": "f", "assert": CHECKED}),
      "the tests of f use the name 'g', which they don't define"),
 ]  # fmt: skip
@@ -104,6 +160,48 @@ def test_a_test_passes_or_says_why_not(grades, data, reason):
     assert bool(test.reason) == bool(reason)
     expected = None if reason.startswith("the tests") else not reason
     assert test.passed is grades[data["id"]].passed is expected
+
+
+def test_assertions_judge_code_by_the_calls_that_they_make_or_say_why_not():
+    limits = Limits(wall_s=10, cpu_s=10, memory_mb=512)
+    tasks = [Task(code, "f", source) for code, source, _ in ASSERTED]
+    judged = Judge(limits, 0, allow_without_namespaces=True).judge(tasks)
+    for (code, source, reason), judgement in zip(ASSERTED, judged, strict=True):
+        if isinstance(judgement, Unjudged):
+            assert judgement.reason.startswith(reason or "passed"), (code, source)
+            continue
+        assert (judgement.mistake or "") == reason, (code, source)
+        # COLLATZ would take all its time for a call with a made-up argument.
+        assert judgement.seconds < 8, (code, source)
+
+
+def test_tests_that_only_answers_end_are_judged_and_those_without_an_end_judge_nothing():
+    limits = Limits(wall_s=1, cpu_s=1, memory_mb=512)
+    chain = "n = 6\nwhile n > 3:\n    n = f(n)\nassert n == {}"
+    counts = "n = 0\nwhile f(n) < 8:\n    n += 1\nassert n == 4"
+    endless = "f(1)\nwhile True:\n    pass"
+    cases = [
+        (COLLATZ, chain.format(3), None),  # 6, 8, 3
+        (COLLATZ, chain.format(4), "wrong answer"),
+        (DOUBLE, counts, None),
+        (DOUBLE, endless, "the tests of f do not end, neither with answers nor without"),
+    ]
+    tasks = [Task(code, "f", source) for code, source, _ in cases]
+    judged = Judge(limits, 0, allow_without_namespaces=True).judge(tasks)
+    for (_, source, end), judgement in zip(cases, judged, strict=True):
+        if isinstance(judgement, Unjudged):
+            assert judgement.reason.startswith(end or "passed"), source
+        else:
+            assert judgement.mistake == end, source
+
+
+@pytest.mark.long
+def test_calls_that_each_follow_from_the_answer_before_have_an_end():
+    source = "n = 1\nfor _ in range(40):\n    n = f(n)"
+    data = make_row(row("a", DOUBLE, {"call": "f", "assert": source}))
+    [grade_of_row] = grade([data], allow_without_namespaces=True)
+    assert grade_of_row.passed is None
+    assert "tests of f ask for calls more than 16 times" in grade_of_row.tests[0].reason
 
 
 def test_no_test_of_a_row_follows_one_that_failed_where_asked():

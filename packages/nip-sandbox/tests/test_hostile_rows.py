@@ -178,6 +178,26 @@ FORGERIES = {
                     pass
             return "b"
         """,
+    "dies in the middle of an answer": """
+        import os
+        def f(x):
+            for number in range(3, 20):
+                try:
+                    os.write(number, b'[["str", "SECRET')
+                except OSError:
+                    pass
+            os._exit(0)
+        """,
+    "answers and overflows": """
+        import os
+        def f(x):
+            for number in range(3, 20):
+                try:
+                    os.write(number, b"[null, null, null, null]\\n" * 400_000)
+                except OSError:
+                    pass
+            os._exit(0)
+        """,
     "nests": """
         import os
         def f(x):

@@ -21,6 +21,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, NamedTuple
 
+LATER = "later "
 _MOST_ITEMS = 100_000  # of an iterator
 _RAISES = (Exception, RecursionError)
 
@@ -35,14 +36,16 @@ class Loaded(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Verdicts of tests on answers. All but the first two and the last are kinds of mistakes."""
+    """Verdicts of tests on answers: passed, asks, kinds of mistakes, and what judges nothing."""
 
     PASSED = "passed"
     ASKS = "asks"  # for calls to which there is no answer yet: they follow, line by line
     WRONG = "wrong answer"
     NOT_PLAIN = "no plain value"
     RAISED = "exception"
-    LACKS = "name"  # which the tests use and don't define: the next line. No mistake of the code
+    # No mistakes of the code; the next line has the name that tests lack, or the type they give.
+    LACKS = "name"
+    UNTOLD = "argument"
 
 
 class Calls(NamedTuple):
@@ -92,6 +95,10 @@ class _Unknown(BaseException):
     """A test asks for a call whose answer is not known."""
 
 
+class _Untold(BaseException):
+    """A test gives the function an argument that can't be told to a solution."""
+
+
 class _NotPlain(Exception):
     """A value is none of those that can be told."""
 
@@ -125,6 +132,8 @@ def encode_value(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         items = sorted((encode_value(item) for item in value), key=json.dumps)
         return ["set" if isinstance(value, set) else "frozenset", items]
+    if isinstance(value, _Anything):
+        raise _NotPlain("answer that is not known yet")
     if hasattr(value, "__next__") or type(value).__name__ in ("dict_keys", "dict_values"):
         return ["iterator", [encode_value(item) for item in islice(value, _MOST_ITEMS)]]
     raise _NotPlain(type(value).__name__)
@@ -266,17 +275,20 @@ def _say(out: int, line: str) -> None:
 class _Anything:
     """Stands for an answer that is not known yet, so that tests go on to their next call."""
 
+    _is_used = False  # of the class: whether one became a number, a text or an iteration
+
+    @staticmethod
+    def _use(value: Any) -> Any:
+        _Anything._is_used = True
+        return value
+
     def __call__(self, *arguments: Any, **keywords: Any) -> "_Anything":
         return self
 
-    def __iter__(self) -> Any:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-    def __index__(self) -> int:
-        return 0
+    __iter__ = lambda self: _Anything._use(iter(()))  # noqa: E731
+    __len__ = __index__ = lambda self: _Anything._use(0)
+    __float__ = lambda self: _Anything._use(0.0)  # noqa: E731
+    __repr__ = lambda self: _Anything._use("")  # noqa: E731
 
     def __hash__(self) -> int:
         return 0
@@ -292,7 +304,6 @@ class _Anything:
         lambda self, other: self
     )
     __abs__ = __neg__ = __next__ = lambda self: self
-    __float__ = lambda self: 0.0  # noqa: E731
 
     def __round__(self, digits: int = 0) -> "_Anything":
         return self
@@ -304,19 +315,39 @@ class _Anything:
 class _Asked:
     """The function, as tests see it: it has the answers that a solution gave elsewhere."""
 
-    def __init__(self, answers: dict[str, str], only_asks: bool) -> None:
-        self.answers, self.only_asks = answers, only_asks
+    def __init__(self, answers: dict[str, str], only_asks: bool, out: int) -> None:
+        self.answers, self.only_asks, self.out = answers, only_asks, out
         self.calls: dict[str, None] = {}  # in their order, each once
-        self.trouble: Verdict | None = None
+        self.trouble: Verdict | None = None  # of the last answer
+        self.has_raised = False
+        # Tests that catch everything go on, but neither is forgotten:
+        self.is_unknown = False
+        self.untold: str | None = None  # the type of an argument
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        call = write_call(arguments, keywords)
+        try:
+            call = write_call(arguments, keywords)
+        except _NotPlain as kind:
+            if self.only_asks:
+                return _Anything()
+            self.untold = self.untold or str(kind)
+            raise _Untold from None
+        if self.only_asks and call not in self.calls:  # said at once, as tests perhaps don't end
+            _say(self.out, f"{LATER if _Anything._is_used else ''}{call}")
         self.calls[call] = None
         if self.only_asks:
             return _Anything()
         if call not in self.answers:
+            self.is_unknown = True
             raise _Unknown
-        answer = Answer(*json.loads(self.answers[call]))
+        try:
+            return self._give(Answer(*json.loads(self.answers[call])), arguments)
+        except Exception as error:
+            self.has_raised = vars(error)[_IS_ANSWER] = True
+            raise
+
+    def _give(self, answer: Answer, arguments: tuple[Any, ...]) -> Any:
+        """Do to the tests as the solution did: change arguments, raise, or return."""
         if answer.not_plain is not None:
             self.trouble = Verdict.NOT_PLAIN
             raise TypeError("the answer is no plain value")
@@ -335,23 +366,64 @@ class _Asked:
             kind: Any = getattr(builtins, str(name), None)
             is_error = isinstance(kind, type) and issubclass(kind, Exception)
             raise (kind if is_error else Exception)(str(message))
+        self.trouble = None
         return decode_value(answer.value)
+
+    def find_verdict(self, tests: str, error: BaseException | None) -> str:
+        """Say how the tests ended, which raised `error`; perhaps with a second line."""
+        if self.is_unknown:
+            return Verdict.ASKS
+        if self.untold is not None:
+            return f"{Verdict.UNTOLD}\n{self.untold}"
+        if error is None:
+            return Verdict.PASSED
+        # A local name may be undefined for a wrong answer, so not each NameError counts.
+        if type(error) is NameError and not (
+            self.has_raised and (_follows_answer(error) or _binds(tests, error.name))
+        ):
+            return f"{Verdict.LACKS}\n{error.name}"
+        return self.trouble or Verdict.WRONG
+
+
+_IS_ANSWER = "is_answer"  # the mark of an exception that a solution raised
+
+
+def _follows_answer(error: BaseException | None) -> bool:
+    """Say whether an exception is the solution's, or was raised while one of those was handled."""
+    while error is not None and _IS_ANSWER not in vars(error):
+        error = error.__context__
+    return error is not None
+
+
+def _binds(tests: str, name: str | None) -> bool:
+    """Say whether tests give a value to a name anywhere, though perhaps not each time."""
+    import ast
+
+    return any(
+        name in (getattr(node, "name", None), getattr(node, "asname", None))
+        or (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+        for node in ast.walk(ast.parse(tests))
+    )
 
 
 def run_tests_on_answers(job: Answers, out: int) -> None:
-    """Say how the tests ended, then each call they made, on a line of its own."""
+    """Say how the tests ended, then each call they made, on a line of its own.
+
+    Without answers, LATER stands before calls that may follow from an answer, so tests perhaps
+    make others, and the last line says that the tests have ended.
+    """
     source = job.tests
     if "random" in source:
         import random
 
         random.seed(0)
-    function = _Asked(job.answers, job.only_asks)
+    function = _Asked(job.answers, job.only_asks, out)
     namespace: dict[str, Any] = {
         "__name__": "tests",
         job.entry_point: function,
         "candidate": function,
     }
-    verdict = Verdict.PASSED
+    error = None
     try:
         if job.only_asks:
             _run_each(source, namespace)
@@ -359,19 +431,19 @@ def run_tests_on_answers(job: Answers, out: int) -> None:
             exec(compile(source, "tests.py", "exec"), namespace)  # noqa: S102
         if not function.calls and "check" in namespace:  # tests in the form of HumanEval
             namespace["check"](function)
-    except _Unknown:
-        verdict = Verdict.ASKS
-    except NameError as error:
-        verdict = function.trouble or Verdict.WRONG
-        # Without answers anything may be undefined, and so may a local name with them.
-        if type(error) is NameError and function.trouble is None and not job.only_asks:
-            return _say(out, f"{Verdict.LACKS}\n{error.name}")
-    except BaseException:  # of an assertion, or for an answer that tests can do nothing with
-        verdict = function.trouble or Verdict.WRONG
-    _say(out, verdict)
+    except BaseException as raised:  # of an assertion, or for an answer of no use to tests
+        error = raised
+    if job.only_asks:
+        return _say(out, Verdict.ASKS)
+    _say(out, function.find_verdict(source, error))
     for call in function.calls:
         _say(out, call)
     return None
+
+
+def _unpack(value: Any, count: int) -> Any:
+    """Give an answer that is not known yet to each of so many names."""
+    return [value] * count if isinstance(value, _Anything) else value
 
 
 def _run_each(source: str, namespace: dict[str, Any]) -> None:
@@ -388,11 +460,16 @@ def _run_each(source: str, namespace: dict[str, Any]) -> None:
                     else part
                     for part in body
                 ]
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            count = ast.Constant(len(node.targets[0].elts))
+            node.value = ast.Call(ast.Name(_unpack.__name__, ast.Load()), [node.value, count], [])
+            ast.fix_missing_locations(node)
+    namespace[_unpack.__name__] = _unpack
     for statement in tree.body:
         try:
             exec(compile(ast.Module([statement], []), "tests.py", "exec"), namespace)  # noqa: S102
-        except Exception:  # noqa: S112
-            continue
+        except Exception:
+            _Anything._is_used = True  # what this was to define is undefined, or as before
 
 
 def do_task() -> None:

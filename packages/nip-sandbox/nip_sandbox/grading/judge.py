@@ -7,7 +7,8 @@ Unjudged    why the assertions of a task judge nothing
 
 The code runs in one sandbox, which is told the arguments of calls, and its tests in another one,
 which is told the answers as plain data (see `in_sandbox`). Which calls the tests make is learned
-once for each problem.
+once for each problem, as far as it does not follow from answers; the tests ask for the others. A
+call that they don't make in the end counts for nothing: code that fails on it is asked again.
 
 Covered: code that reports for the tests, gives objects that equal everything, looks for the tests,
 or does not end. Not covered: tests that are weak, and code that is right when it can tell that it
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nip_sandbox.grading.in_sandbox import Answers, Calls, Loaded, Verdict, encode_task
+from nip_sandbox.grading.in_sandbox import LATER, Answers, Calls, Loaded, Verdict, encode_task
 from nip_sandbox.sandbox import Limits, Program, SandboxResult, run_python_batch
 from nip_sandbox.sandbox_wire import Status
 
@@ -32,7 +33,9 @@ ENDS: Mapping[Status, str] = {
     "error": "crash",
 }
 """The kind of mistake by how the sandbox ended."""
-_ROUNDS = 4  # of calls that tests make, each after the answers to those before
+_ROUNDS = 16  # of calls that tests make, each after the answers to those before
+_STRAY_ROUNDS = 3  # in which tests don't make the calls that they have just asked for
+_ENDLESS_CALLS = 100  # asked for at first where tests do not end without answers
 _KEPT_PROBLEMS = 4096
 
 
@@ -68,22 +71,89 @@ class Unjudged:
     reason: str
 
 
+@dataclass(frozen=True)
+class _Learned:
+    """The calls that tests make, as far as that is known without answers."""
+
+    calls: list[str]
+    later_calls: list[str]
+    """These may follow from answers, so tests perhaps make others."""
+    ends: bool = True
+    """Whether the tests end without answers."""
+
+
 @dataclass
 class _Work:
     """A task on its way to a judgement."""
 
     task: Task
-    calls: list[str]
+    learned: _Learned
+    calls: list[str] = field(init=False)
+    """Those that the code is asked for next."""
+    later_calls: list[str] = field(init=False)
+    """Those that it is asked for as soon as the tests ask for one of them."""
     answers: dict[str, str] = field(default_factory=dict)
+    """The first that was given to each call."""
+    failure: str | None = None
+    """The mistake at the last of `tried_calls`, which perhaps no test makes."""
+    tried_calls: list[str] = field(default_factory=list)
+    new_calls: list[str] = field(default_factory=list)
+    """Those that the tests have asked for last."""
+    stray_rounds: int = 0
     is_judged: bool = False
     mistake: str | None = None
     detail: str = ""
     unjudged: Unjudged | None = None
     seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.calls, self.later_calls = self.learned.calls, self.learned.later_calls
+
     def end(self, mistake: str | None, detail: str = "") -> None:
         """Note the mistake of the code; None: it has passed."""
         self.is_judged, self.mistake, self.detail = True, mistake, detail
+
+    def end_unjudged(self, reason: str) -> None:
+        """Note that the tests judge nothing."""
+        self.is_judged = True
+        self.unjudged = Unjudged(f"the tests of {self.task.entry_point} {reason}")
+
+    def take_answers(self, result: SandboxResult) -> None:
+        """Note the answers of the code, up to its end."""
+        first, *lines = result.stdout.split("\n")
+        answers = lines[:-1]  # the last line is empty, or cut short
+        self.failure = None
+        if result.status != "ok":
+            self.failure = ENDS[result.status]
+        elif Loaded.OUT_OF_STEPS in (first, *lines):
+            self.failure = "timeout"
+        elif first != Loaded.DONE or len(answers) < len(self.calls):
+            self.failure = "crash"
+        if Loaded.OUT_OF_STEPS in answers:
+            answers = answers[: answers.index(Loaded.OUT_OF_STEPS)]
+        if self.failure and (first != Loaded.DONE or len(answers) >= len(self.calls)):
+            return self.end(self.failure)  # at no call
+        self.tried_calls = self.calls[: len(answers) + 1]
+        self.answers = {**dict(zip(self.calls, answers, strict=False)), **self.answers}
+        return None
+
+    def ask(self, calls: Sequence[str]) -> None:
+        """Note the calls that the tests have made, of which some have no answer yet."""
+        if self.failure is not None and {*self.tried_calls} <= {*calls}:
+            return self.end(self.failure)
+        if not {*self.new_calls} <= {*calls}:
+            self.stray_rounds += 1
+            if self.stray_rounds == _STRAY_ROUNDS:
+                return self.end_unjudged("go on to other calls each time; mend them")
+        self.new_calls = [call for call in calls if call not in self.answers]
+        if self.failure is not None:
+            self.calls, self.later_calls = list(calls), []  # and none that no test makes
+            return None
+        self.calls = list(dict.fromkeys([*self.calls, *calls]))
+        if not {*self.new_calls}.isdisjoint(self.later_calls):
+            self.calls = list(dict.fromkeys([*self.calls, *self.later_calls]))
+            self.later_calls = []
+        return None
 
 
 class Judge:
@@ -92,7 +162,7 @@ class Judge:
     def __init__(self, limits: Limits, max_steps: int, allow_without_namespaces: bool):
         self._limits, self._max_steps = limits, max_steps
         self._allow = allow_without_namespaces
-        self._calls: dict[tuple[str, str], list[str] | Unjudged] = {}
+        self._calls: dict[tuple[str, str], _Learned | Unjudged] = {}
 
     def judge(
         self, tasks: Sequence[Task], stopped: Callable[[], bool] = lambda: False
@@ -107,9 +177,9 @@ class Judge:
         for task in tasks:
             of_task = calls[task.problem]
             if isinstance(of_task, Unjudged):
-                work.append(_Work(task, [], is_judged=True, unjudged=of_task))
+                work.append(_Work(task, _Learned([], []), is_judged=True, unjudged=of_task))
             else:
-                work.append(_Work(task, list(of_task)))
+                work.append(_Work(task, of_task))
         # 2. Answers of the solutions, and tests on them, until none asks for more.
         for _ in range(_ROUNDS):
             open_work = [part for part in work if not part.is_judged]
@@ -121,7 +191,7 @@ class Judge:
 
     def _find_calls(
         self, tasks: Sequence[Task], stopped: Callable[[], bool]
-    ) -> dict[tuple[str, str], list[str] | Unjudged]:
+    ) -> dict[tuple[str, str], _Learned | Unjudged]:
         """List by problem the calls that its tests make; those that are new are learned."""
         if len(self._calls) > _KEPT_PROBLEMS:
             self._calls = {}
@@ -142,16 +212,10 @@ class Judge:
         for part, result in zip(work, self._run(jobs, stopped), strict=True):
             part.seconds += result.wall_s
             first, *lines = result.stdout.split("\n")
-            if result.status != "ok":
-                part.end(ENDS[result.status])
-            elif first in (Loaded.NO_FUNCTION, Loaded.FAILED):
+            if result.status == "ok" and first in (Loaded.NO_FUNCTION, Loaded.FAILED):
                 part.end(first, lines[0] if lines else "")
-            elif Loaded.OUT_OF_STEPS in (first, *lines):
-                part.end("timeout")
-            elif first != Loaded.DONE or len(lines) <= len(part.calls):
-                part.end("crash")
             else:
-                part.answers = dict(zip(part.calls, lines, strict=False))
+                part.take_answers(result)
 
     def _test(self, work: Sequence[_Work], stopped: Callable[[], bool]) -> None:
         """Run the tests of each on the answers; some may ask for further calls."""
@@ -162,16 +226,26 @@ class Judge:
         for part, result in zip(work, self._run(jobs, stopped), strict=True):
             part.seconds += result.wall_s
             verdict, *calls = result.stdout.split("\n")[:-1] or [Verdict.WRONG]
-            if result.status != "ok":
+            if result.status == "timeout" and not part.learned.ends:
+                part.end_unjudged("do not end, neither with answers nor without; mend them")
+            elif result.status != "ok":
                 part.end("timeout" if result.status == "timeout" else str(Verdict.WRONG))
             elif verdict == Verdict.PASSED:
                 part.end(None)
             elif verdict == Verdict.LACKS:
-                part.is_judged, part.unjudged = True, _lack(part.task, calls)
+                part.end_unjudged(
+                    f"use the name {calls[0]!r}, which they don't define; tests see no other "
+                    "function of the code: define it in them"
+                )
+            elif verdict == Verdict.UNTOLD:
+                part.end_unjudged(
+                    f"give it an argument of type {calls[0]}, which can't be told to the code; "
+                    "give it numbers, texts, lists and the like alone"
+                )
             elif verdict == Verdict.ASKS:
-                part.calls = list(dict.fromkeys([*part.calls, *calls]))
+                part.ask(calls)
             else:
-                part.end(str(verdict))
+                part.end(part.failure or str(verdict))
 
     def _run(
         self, jobs: Sequence[Calls | Answers], stopped: Callable[[], bool]
@@ -186,29 +260,28 @@ class Judge:
         )
 
 
-def _calls_made(entry_point: str, result: SandboxResult) -> list[str] | Unjudged:
+def _calls_made(entry_point: str, result: SandboxResult) -> _Learned | Unjudged:
     """Read which calls tests have made before they met a solution."""
-    _, *calls = result.stdout.split("\n")[:-1] or [""]
+    *lines, _ = result.stdout.split("\n")  # the last line is empty, or cut short
+    own_calls = [line for line in lines if not line.startswith((LATER, Verdict.ASKS))]
+    later_calls = [line.removeprefix(LATER) for line in lines if line.startswith(LATER)]
+    calls = own_calls or later_calls
+    if result.status in ("timeout", "output_limit") and calls:
+        return _Learned(calls[:_ENDLESS_CALLS], [], ends=False)
     if result.status != "ok":
         end = "do not end" if result.status == "timeout" else f"end with {result.status}"
         return Unjudged(f"the tests of {entry_point} {end} before they meet a solution; mend them")
     if not calls:
         return Unjudged(f"the tests of {entry_point} never call it with plain values; mend them")
-    return calls
-
-
-def _lack(task: Task, names: Sequence[str]) -> Unjudged:
-    return Unjudged(
-        f"the tests of {task.entry_point} use the name {names[0] if names else ''!r}, which they "
-        "don't define; tests see no other function of the code: define it in them"
-    )
+    return _Learned(calls, later_calls if own_calls else [])
 
 
 def _judgement(work: _Work) -> Judgement | Unjudged:
+    if not work.is_judged:
+        work.end_unjudged(
+            f"ask for calls more than {_ROUNDS} times, each time after the answers to those "
+            "before; take fewer arguments from answers, or make several tests of them"
+        )
     if work.unjudged is not None:
         return work.unjudged
-    if not work.is_judged:
-        return Unjudged(
-            f"the tests of {work.task.entry_point} go on to other calls each time; mend them"
-        )
     return Judgement(work.mistake, round(work.seconds, 4), work.detail)
