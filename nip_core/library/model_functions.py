@@ -6,6 +6,7 @@ FunctionCalls   these functions in the place of a client
 """
 
 import asyncio
+import inspect
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -71,7 +72,13 @@ class FunctionCalls:
         sampling = {name: body[name] for name in body if name not in ("model", "messages")}
         async with self._places:
             began_s = time.monotonic()
-            value = await self._functions[agent](messages=[*body["messages"]], **sampling)
+            answering = self._functions[agent](messages=[*body["messages"]], **sampling)
+            if not inspect.isawaitable(answering):
+                raise StageError(
+                    f"the model function of {agent} is not async: it returned a value of type "
+                    f"{type(answering).__name__}; write `async def`, or use openai.AsyncOpenAI"
+                )
+            value = await answering
             took_s = time.monotonic() - began_s
         try:
             yield _read(value, str(body["model"]), took_s)

@@ -22,6 +22,7 @@ from nip_core.game.answer_rows import place_of
 from nip_core.game.render import ChatMessage, Game, Situation, parse_columns
 from nip_core.library.games import PlayableGame
 from nip_core.library.model_functions import FunctionCalls, ModelFunction
+from nip_core.nearest import did_you_mean
 from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.attack_settings import derive_attack, find_way, name_way
 from nip_core.parameters.blocks.attack import AttackParameters
@@ -95,11 +96,20 @@ class PlayedEpisodes:
         """The digest that `nip play` writes into the manifest of the same episodes."""
         return canonical_digest(self.episodes, self.generations)
 
-    def list_answers(self, agent: str) -> Iterator[RewardedAnswer]:
+    def list_answers(self, agent: str) -> list[RewardedAnswer]:
         """List the valid answers of an agent in the order of play, each with its chat.
 
-        Failed episodes have none. An agent, or an attacker, is trained on these.
+        Failed episodes have none. An agent, or an attacker, is trained on these. Raises
+        SettingsError for an agent that the protocol does not have.
         """
+        if agent not in (names := self.game.protocol.agent_names):
+            raise SettingsError(
+                f"list_answers: there is no agent {agent!r}{did_you_mean(agent, names)}; there are "
+                f"{', '.join(names)}"
+            )
+        return [*self._list_all(agent)]
+
+    def _list_all(self, agent: str) -> Iterator[RewardedAnswer]:
         rows = [*read_rows(self.generations, Generation)]
         spoken = {key: [*of_key] for key, of_key in groupby(rows, attrgetter("episode"))}
         for episode in read_rows(self.episodes, Episode):

@@ -144,6 +144,23 @@ async def test_an_answer_is_listed_with_the_messages_that_it_was_asked_with_and_
     assert counted == len(valid) > 0
 
 
+async def test_answers_are_a_list_of_an_agent_that_there_is():
+    played = await play(game(), ask, "train", limit=4)
+    assert len(played.list_answers("prover")) == 4
+    with pytest.raises(SettingsError, match="no agent 'provers'; did you mean 'prover'"):
+        played.list_answers("provers")
+
+
+async def test_a_function_that_is_not_async_is_refused_by_its_agent():
+    def reply(messages, **sampling):
+        return "Every step is right."
+
+    with pytest.raises(
+        StageError, match=r"of prover is not async: it returned .* str; write"
+    ):
+        await play(game(), {"prover": reply, "verifier": ask}, limit=1)
+
+
 async def test_tokens_are_kept_where_they_are_asked_for():
     async def generate(messages, seed, return_token_ids, temperature, **sampling):
         assert return_token_ids and temperature == 1.0

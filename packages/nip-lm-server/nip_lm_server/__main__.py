@@ -7,6 +7,7 @@ Programs say ``--spec JSON`` (see `spec.Start`). People give the options of `com
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from nip_base.errors import CorruptionError, NipError, ServerError, SettingsError, StoreError
 from nip_base.spec import Start
@@ -15,6 +16,7 @@ _MORE = (
     "`nip-lm-server prove URL MODEL` says which weights answer under a name, at any server; "
     "`nip-lm-server models add NAME` brings a published model here."
 )
+_COMMANDS = ("serve", "prove", "models")
 _STATUSES: tuple[tuple[type[NipError], int], ...] = (
     (SettingsError, 2),
     (CorruptionError, 5),
@@ -47,7 +49,12 @@ def _run_command(arguments: list[str]) -> int:
     app.command("serve", epilog=_MORE)(serve)
     app.command("prove")(prove)
     app.add_typer(models, name="models")
-    if arguments[:1] not in (["serve"], ["prove"], ["models"]):
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in _COMMANDS:
+        near = get_close_matches(arguments[0], _COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_COMMANDS)}"
+        say(f"nip-lm-server: there is no command {arguments[0]!r}; {hint}", file=sys.stderr)
+        return 2
+    if not arguments or arguments[0].startswith("-"):
         arguments = ["serve", *arguments]
     try:
         app(arguments, prog_name="nip-lm-server")

@@ -130,8 +130,8 @@ def _find_known(context: typer.Context, name: str) -> KnownModel:
     similar_names = get_close_matches(name.lower(), KNOWN, n=1)
     hint = f"did you mean {similar_names[0]!r}? " if similar_names else ""
     raise SettingsError(
-        f"{name}: nip knows no such model; {hint}It knows {', '.join(KNOWN)}; settings name any "
-        "other by its directory or its name on the Hugging Face Hub"
+        f"{name}: no published model of this name; {hint}there are {', '.join(KNOWN)}; settings "
+        "name any other by its directory or its name on the Hugging Face Hub"
     )
 
 

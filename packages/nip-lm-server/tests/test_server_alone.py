@@ -47,6 +47,8 @@ def test_scripts_of_its_readme_are_those_of_the_root_which_are_run():
     [
         (("--help",), 0, "--served-model-name"),
         (("prove", "--help"), 0, "ADAPTER_DIR"),
+        (("modls", "list"), 2, "there is no command 'modls'; did you mean 'models'?"),
+        (("start",), 2, "there are serve, prove, models"),
         (("prove", "nowhere", "m"), 2, "nip-lm-server: URL: an address like http://host:8000"),
         (("prove", "http://127.0.0.1:9", "m"), 3, "nip-lm-server: http://127.0.0.1:9: nobody"),
         (
