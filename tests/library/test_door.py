@@ -155,9 +155,7 @@ async def test_a_function_that_is_not_async_is_refused_by_its_agent():
     def reply(messages, **sampling):
         return "Every step is right."
 
-    with pytest.raises(
-        StageError, match=r"of prover is not async: it returned .* str; write"
-    ):
+    with pytest.raises(StageError, match=r"of prover is not async: it returned .* str; write"):
         await play(game(), {"prover": reply, "verifier": ask}, limit=1)
 
 
