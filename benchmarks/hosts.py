@@ -43,7 +43,8 @@ COMMAND = "python benchmarks/hosts.py --out docs/results/hosts.json"
 SPEED_NOTES = (
     "The same network and stores; Dask plays the shards, and nothing happens. *Ideal*: each host "
     "always has all of its calls in flight, and nothing else takes time. All hosts are on one "
-    "machine, and calls are waited for, so what is compared is twice the calls in flight."
+    "machine, and a call costs time but no processor. So the table compares one number of calls in "
+    "flight with twice that number."
 )
 _COLUMNS = {
     "fault": "what happens",

@@ -103,7 +103,7 @@ class _Listed(typer.core.TyperCommand):
 
 
 class Commands(typer.core.TyperGroup):
-    """The group of all commands, and of those that were added to the app directly."""
+    """All commands: those of the table, and those that were added to the app directly."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """List names in the order of the table, then all others."""

@@ -125,11 +125,11 @@ def sums_by(problem: Ints, values: Floats, size: int | None = None) -> Floats:
 
 
 def find_questions(episodes: pa.Table, split_by: Sequence[str] = ()) -> dict[str, str]:
-    """Find by problem what it shares with its variants: the same text for all of them.
+    """Map the id of each problem to a text that the problem shares with its variants.
 
-    That is its question's id; or, where the first column of `split_by` (see `Scenario.split_by`)
-    that is among the further columns of problems is there, its text: all questions about one
-    passage count as one.
+    If the problem has a column that `split_by` lists (see `Scenario.split_by`), the text names the
+    first such column and its value, so all questions about one passage count as one. Otherwise the
+    text names the id of the problem's question.
     """
     by_problem: dict[str, str] = {}
     names = ("problem", "question_id", "columns")

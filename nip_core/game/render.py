@@ -311,10 +311,11 @@ class Game:
         result: RoundResult,
         rewards: Mapping[str, float],
     ) -> Mapping[str, float]:
-        """Return by agent the pay of an episode that ended with `result` after so many rounds.
+        """Return the pay of each agent for an episode that ended with `result` after `rounds`.
 
-        The pay is `rewards`, the protocol's, unless the settings name a function. Raises ValueError
-        that names the function, for any error that it raises and any value that is no pay.
+        If the settings name a reward function, it sets the pay. Otherwise the pay is `rewards`,
+        which the protocol gave. Raises ValueError, which names the function, if the function raises
+        an error or returns a value that is no pay.
         """
         if self.reward_function is None:
             return rewards

@@ -67,7 +67,7 @@ def stage_words(state: State) -> str:
 
 
 def between_words(state: State) -> str:
-    """Return where a run is outside of stages."""
+    """Say whether a run that is in no stage is getting ready, between stages or finishing."""
     whole = state.whole
     if whole is None or not whole.stages_done:
         return "getting ready"

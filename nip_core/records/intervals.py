@@ -83,7 +83,10 @@ def find_rate_alone(parameters: Mapping[str, Any]) -> float | None:
 
 
 def find_help_on_record(parameters: Mapping[str, Any]) -> Help:
-    """Find the help that agents have to keep the form, by the settings of a run on record."""
+    """Return the `Help` with the form of answers that a run's recorded settings allow its agents.
+
+    Returns `NO_HELP` if these settings can't be read.
+    """
     try:
         return find_help(read_settings(parameters))
     # Settings of another version, or a user's module that is gone: some advice less is shown.

@@ -197,7 +197,10 @@ class IterationRecord:
 
     @cached_property
     def change(self) -> PairedDifference | None:
-        """The `paired_difference` of its test and the first one; None where there are not both."""
+        """The `paired_difference` between this iteration's test and the first test of the run.
+
+        None if either test is missing, or if this test is the first one.
+        """
         first = None if self.metrics(TEST) is None else self._records.first_test
         # The first test has nothing to be compared with.
         if first is None or first >= self.iteration:

@@ -110,10 +110,11 @@ def finish_rewinds(run: RunStore, lease: Lease) -> None:
 
 
 def number_next_attempt(run: RunStore, iteration: int, group: str) -> int:
-    """Number the group's next job: 0, or one more than the newest attempt among those set aside.
+    """Return the number of the group's next job in this iteration.
 
-    Its key follows from the number: under the key of an earlier one the back-end would give that
-    job back.
+    The number is 0 if no rewind has set a job of the group aside. Otherwise it is one more than the
+    highest number among those jobs. The job's key follows from the number, and a back-end that gets
+    the key of an earlier job returns that earlier job.
     """
     relative = run.job(iteration, group).removeprefix(f"{run.root}/")
     attempts = [-1]

@@ -140,7 +140,10 @@ def may_choose(split: str) -> bool:
 
 
 def is_final_test(parameters: HyperParameters, split: str, iteration: int) -> bool:
-    """Tell whether a split is the last test of provers that were trained, by the worst of them."""
+    """Tell whether a split is the last test of an attack by training.
+
+    The provers that did worst in the earlier tests play it.
+    """
     return split == ATTACK and iteration > 0 and parameters.tests_apart
 
 

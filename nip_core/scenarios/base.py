@@ -243,7 +243,7 @@ class Scenario:
         return None
 
     def playable_scripts(self) -> tuple[str, ...]:
-        """List the names of its scripts that these settings let play."""
+        """List the names of the scenario's scripts that can play under its settings."""
         return tuple(self.scripts)
 
     # Texts that agents see.

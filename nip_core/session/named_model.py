@@ -26,7 +26,7 @@ _NAME = re.compile(rf"{_PART}(/{_PART})?")
 
 
 class SilentHubError(ServerError):
-    """The Hub was not asked, or gave no answer: the name may be right."""
+    """The Hub did not say whether it has the model, so the name may still be right."""
 
 
 def find_model(

@@ -48,9 +48,9 @@ ABOUT = {
         "no row names another model than was asked, nothing waited past its deadline.",
     ),
     "two_runners": (
-        "In each round two processes are told at once to play one run, of one iteration, on a "
-        "server that takes half a second for each answer. One plays it to its end; the other is "
-        "refused with the first one's name and exits with status 4.",
+        "In each round two processes start together, and both try to play the same run of one "
+        "iteration. The server takes half a second for each answer. One process plays the run to "
+        "its end. The other exits with status 4 and a message that names the first.",
         "All rounds end with the same canonical digests, and no process is left.",
     ),
 }

@@ -35,7 +35,7 @@ class Usage:
 
 
 def read_message(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Read the text of an answer and the thoughts beside it; None: there is none.
+    """Read the text of an answer and the thoughts beside it; either is None if it is missing.
 
     Raises ValueError for content of a kind that is not known.
     """

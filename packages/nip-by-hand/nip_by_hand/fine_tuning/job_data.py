@@ -51,7 +51,10 @@ class TrajectoryLine(SupervisedLine):
 
 
 class PairLine(TypedDict):
-    """A prompt, the preferred answer and the other one, each a list of one message."""
+    """A prompt with two answers, the preferred one and the other.
+
+    Each answer is a list of one message.
+    """
 
     input: SupervisedLine
     preferred_output: list[LineMessage]

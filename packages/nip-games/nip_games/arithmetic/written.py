@@ -17,7 +17,11 @@ _OFF = 10  # the lie about a right result
 
 
 def call_right_step_wrong(turn: ScriptedTurn) -> str:
-    """Call the last right step wrong, in the next turn the one before; without a mistake none."""
+    """Call a right step wrong: the last one in the first turn, the one before it in the next.
+
+    After the first right step the script begins again with the last. If all steps are right, or
+    all are wrong, it says that no step is wrong.
+    """
     steps = read_steps(turn.texts["solution"])
     right = [n for n, step in enumerate(steps, 1) if step.result == step.true_result]
     if len(right) in (0, len(steps)):

@@ -61,10 +61,11 @@ def in_order(digits: Sequence[int]) -> Digits:
 
 
 def draw_bags(draw: Random, length: int, digits: int, differences: int) -> tuple[Digits, Digits]:
-    """Two bags of `length` digits below `digits`, of which each has `differences` of its own.
+    """Draw two bags of `length` digits below `digits` that differ in `differences` digits each.
 
-    They are exchangeable: either may be the first with the same probability. So the first bag alone
-    has the distribution of the second alone, and tells nothing of the other.
+    The two bags have all other digits in common. They are exchangeable: a pair and its reverse have
+    the same probability. So the first bag alone has the same distribution as the second alone, and
+    one bag does not tell whether it is the first or the second.
     """
     common = draw.choices(range(digits), k=length - differences)
     names = draw.sample(range(digits), digits)

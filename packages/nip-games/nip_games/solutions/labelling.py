@@ -35,9 +35,10 @@ class Labeller:
     def label(
         self, tasks: Sequence[Task], stopped: Callable[[], bool] = lambda: False
     ) -> list[Label | NoLabel]:
-        """Give the label of each, or the reason why there is none.
+        """Return for each task its label, or the reason why it has none.
 
-        Raises SandboxError, also after the solution that runs once `stopped` says so.
+        Raises SandboxError if the sandbox fails. If `stopped` returns true, the method lets the
+        running program end and then raises SandboxError.
         """
         return [_label(judgement) for judgement in self._judge.judge(tasks, stopped)]
 

@@ -74,9 +74,9 @@ def raise_open_files() -> None:
 
 
 def most_connections() -> int:
-    """Count the connections for which this process has descriptors.
+    """Return how many connections this process has enough file descriptors for.
 
-    Each may need one more, for the engine's side of its request or for a file.
+    A connection may need a second descriptor, for the engine's side of its request or for a file.
     """
     # Half of the rest: each may take a second one for the engine's side of it.
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -140,9 +140,10 @@ class JobRunner:
         self.remove_leftovers(id)
 
     def remove_leftovers(self, id: str) -> None:
-        """Remove an ended job's leftovers; an unfinished one keeps everything.
+        """Remove the leftovers of an ended job; an unfinished job keeps everything.
 
-        The job's model must not be served unless it succeeded.
+        If the job has failed or was cancelled, this call removes its model, so no engine may serve
+        that model any more.
         """
         row = self._jobs.get_row(id)
         # No user could find a model that no job has. A model worth keeping lies in ``set_aside``.

@@ -196,7 +196,7 @@ async def get_info(request: web.Request) -> web.StreamResponse:
 
 
 async def forward_backward(request: web.Request) -> web.StreamResponse:
-    """Enter a `forward` or `forward_backward`."""
+    """Submit a `forward` or `forward_backward` request and answer with the request's id."""
     service = open_service(request)
     if request.content_type != PROTOBUF:
         raise ApiError(

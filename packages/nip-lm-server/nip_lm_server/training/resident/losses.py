@@ -39,9 +39,10 @@ SEQUENCE_LOG_RATIO = "sequence_log_ratio"
 class Loss:
     """A loss: the inputs that it needs beside `target_tokens`, and its configuration.
 
-    `learned_by` names an input; tokens with zeros in it are not learned. None: every token is
-    learned. `config` has the defaults. A name in `per_token` may also be an input, with a value for
-    each token.
+    `config` has the default of each number in the configuration. `per_token` lists the names in
+    `config` for which a datum may send an input instead, with a value for each token. `learned_by`
+    names an input: the training skips tokens for which it has only zeros. If `learned_by` is None,
+    the training learns every token.
     """
 
     inputs: tuple[str, ...]
