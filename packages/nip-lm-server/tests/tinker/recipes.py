@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinker_server import KEY, MODEL, TinkerServer
+from tinker_server import KEY, MODEL, TinkerServer, find_model
 
 CONVERSATIONS = "HuggingFaceH4/no_robots"
 QUESTIONS = "openai/gsm8k"
@@ -167,7 +167,7 @@ def write_data(directory: Path, root: Path, model: str) -> None:
     tokenizer = directory / MODEL
     tokenizer.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        shutil.copy(root / "nip_core" / "models" / model / name, tokenizer)
+        shutil.copy(find_model(root, model) / name, tokenizer)
     # 1. Conversations, for supervised recipes.
     for split, count in (("train", 512), ("test", 32)):
         _write(directory / CONVERSATIONS / f"{split}.jsonl", _sums(drawn, count))

@@ -21,6 +21,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def find_model(root: Path, model: str) -> Path:
+    """Find a bundled model in the checkout `root`: the server's own, or one of the loop."""
+    own = root / "packages" / "nip-lm-server" / "nip_lm_server" / "bundled" / model
+    return own if own.exists() else root / "nip_core" / "models" / model
+
+
 class TinkerServer:
     """`nip serve` on a state of its own, at a port that it has again after each kill."""
 
@@ -36,7 +42,7 @@ class TinkerServer:
         self.port, self.state, self.log = free_port(), directory / "state", directory / "server.log"
         self._command = [
             *(python, "-m", "nip_lm_server", "--engine", "embedded", "--model"),
-            *(str(root / "nip_core" / "models" / model), "--served-model-name", MODEL),
+            *(str(find_model(root, model)), "--served-model-name", MODEL),
             *("--state", str(self.state), "--port", str(self.port)),
         ]
         self._starts = 0
