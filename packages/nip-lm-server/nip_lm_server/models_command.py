@@ -68,8 +68,11 @@ def add(context: typer.Context, name: Name) -> None:
     assert looked.document is not None  # it was just written
     took = time.monotonic() - start
     say(f"{model.name} is here, after {took:.0f} s: {looked.path}")
-    say(f"its digest is {looked.document.content_digest[:16]}…; settings name it by")
-    say(f"  model_provider: SelfHosted\n  model_name: {model.name}")
+    say(f"its digest is {looked.document.content_digest[:16]}…")
+    if context.obj is None:  # the server alone, which has no settings
+        say(f"nip-lm-server serves it by `--model {model.name}`")
+    else:
+        say(f"settings name it by\n  model_provider: SelfHosted\n  model_name: {model.name}")
 
 
 @models.command("list")

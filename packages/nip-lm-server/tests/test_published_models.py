@@ -200,11 +200,21 @@ def test_a_name_leads_to_the_model_and_the_commands_say_where_it_is(here, capsys
         resolve_model("tiny-gguf")
 
 
-def test_the_server_alone_has_the_commands_and_serves_the_model_by_its_name(here, capsys, tmp_path):
+def test_the_server_alone_has_the_commands_and_serves_the_model_by_its_name(
+    here, published, capsys, tmp_path, monkeypatch
+):
     path = tmp_path / "models" / "tiny-gguf"
     assert main(["models", "path", "tiny-gguf"]) == 0
     assert capsys.readouterr().out == f"{path}\n"
     assert ServerModels().find("tiny-gguf") == str(path)
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])  # so that it is made anew
+    with index_of(published[1]) as index:
+        for name, value in pip_of(index.url).items():
+            monkeypatch.setenv(name, value)
+        assert main(["models", "add", "tiny-gguf"]) == 0
+    said = capsys.readouterr().out
+    assert "nip-lm-server serves it by `--model tiny-gguf`" in said and "settings" not in said
     assert main(["models", "remove", "tiny-gguf"]) == 0 and not path.exists()
     assert main(["models", "path", "tiny-gguf"]) == 2
     assert "tiny-gguf (tiny) is not on this machine yet" in capsys.readouterr().err.replace(
