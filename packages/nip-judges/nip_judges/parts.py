@@ -72,6 +72,8 @@ class JudgeAnswer:
     completion_tokens: int = 0
     calls: int = 1
     """Calls that it took, 0 for a rule that decided without one."""
+    position_outcome: str | None = None
+    """Of a pair in which the wrong one wins in one order alone: "by position"."""
 
 
 class Judge(Protocol):
@@ -122,6 +124,7 @@ class Wording(NamedTuple):
         return f"{self.kind}/{self.name}"
 
 
+Attack = Literal["none", "wording", "edit", "best-of-n", "trained"]
 Phase = Literal["as they are", "again", "choosing", "test"]
 
 
@@ -138,7 +141,7 @@ class Cell:
     question_id: str
     is_right: bool
     """The label of the row, before any attack."""
-    attack: Literal["none", "wording", "edit", "best-of-n", "trained"]
+    attack: Attack
     kind: str
     """Of the wording or the edit; "" as they are."""
     name: str

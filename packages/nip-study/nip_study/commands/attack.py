@@ -1,11 +1,15 @@
-"""The command `nip attack`: does a verifier stay right when its provers try to fool it?"""
+"""The command `nip attack`: does a verifier stay right when its provers try to fool it?
 
+With `--judge` it attacks a judge that is not nip's, which `nip_judges` does.
+"""
+
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from nip_cli.launching.launch import run_flow
-from nip_cli.printing.options import AsJson, RunName, RunStoreUrl, Shown, ShownAs, Verbose
+from nip_cli.printing.options import AsJson, RunStoreUrl, Shown, ShownAs, Verbose, complete_run
 from nip_cli.printing.plans_and_runs import show_plan, show_result, show_run
 from nip_core.errors import SettingsError
 
@@ -13,19 +17,64 @@ Steps = Annotated[
     int | None,
     typer.Option(min=1, help="sneaky: steps of training; default: 20, to a plateau 100."),
 ]
+_JUDGES = "Judges of others"
 Every = Annotated[
     int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
 ]
 
 
 def attack(
-    run: RunName,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of the run, or STORE/NAME; none with --judge.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
+    ] = None,
     by: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="best-of-n; sneaky: train provers; script; or an attack of yours, file.py:Class."
         ),
-    ],
+    ] = None,
+    judge: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="In RUN's place: a judge.yaml.", rich_help_panel=_JUDGES),
+    ] = None,
+    attacker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Writes the texts; judge: the judge's own model.",
+            rich_help_panel=_JUDGES,
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|VARIANT", help="A second judge, on the same.", rich_help_panel=_JUDGES
+        ),
+    ] = None,
+    kinds: Annotated[
+        str | None,
+        typer.Option(help="Kinds of wordings, as opener,forged.", rich_help_panel=_JUDGES),
+    ] = None,
+    hold_out: Annotated[
+        bool,
+        typer.Option("--hold-out", help="Keep half of the kinds unseen.", rich_help_panel=_JUDGES),
+    ] = False,
+    max_fooled: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, help="A bar, in percent.", rich_help_panel=_JUDGES),
+    ] = None,
+    max_usd: Annotated[
+        float | None,
+        typer.Option(min=0, help="Most US dollars.", rich_help_panel=_JUDGES),
+    ] = None,
+    max_calls: Annotated[
+        int | None, typer.Option(min=1, help="Most calls.", rich_help_panel=_JUDGES)
+    ] = None,
     iteration: Annotated[
         int | None,
         typer.Option(help="Whose models: those that play this iteration; default: the newest."),
@@ -68,7 +117,27 @@ def attack(
     shown: ShownAs = Shown.auto,
     verbose: Verbose = False,
 ) -> None:
-    """Attack the verifier of RUN, as a run of its own; one that was stopped goes on."""
+    """Attack the verifier of RUN, or a judge of others; an attack that was stopped goes on."""
+    of_judges = {
+        **{"attacker": attacker, "against": against, "kinds": kinds, "hold_out": hold_out or None},
+        **{"max_fooled": max_fooled, "max_usd": max_usd, "max_calls": max_calls},
+    }
+    if judge is not None:
+        asked = {"iteration": iteration, "every": every, "RUN": run}
+        for option, value in asked.items():
+            if value is not None:
+                raise SettingsError(f"{option} is not for --judge; leave it out")
+        from nip_judges.command import run_judge_attack
+
+        options = {**of_judges, "hold_out": hold_out, "by": by, "script": script, "name": name}
+        options |= {"problems": problems, "run_store": run_store, "overrides": overrides or ()}
+        options |= {"steps": steps, "until": until, "start_from": start_from}
+        options["n"] = None if n is None else _numbers(n)
+        ended = run_judge_attack(judge, options, dry_run=dry_run, as_json=as_json, shown=shown)
+        raise typer.Exit(ended)
+    _refuse("a RUN", of_judges)
+    if run is None or by is None:
+        raise SettingsError("name a RUN and --by, or a judge of yours with --judge judge.yaml")
     from nip_core.attacks import list_options_of_others
     from nip_core.attacks.course import TESTED_EVERY
     from nip_core.parameters.attack_settings import find_way
@@ -78,7 +147,7 @@ def attack(
     kind = find_way(by, "--by")
     way_options = {"n": n, "steps": steps, "every": every, "until": until, "script": script}
     way_options["start_from"] = start_from
-    _refuse(by, {option: way_options[option] for option in list_options_of_others(kind)})
+    _refuse(f"--by {by}", {option: way_options[option] for option in list_options_of_others(kind)})
     attack_options: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
     settings = {
         **way_options,
@@ -118,12 +187,12 @@ def attack(
     show_result(result, as_json, shown, show_run)
 
 
-def _refuse(by: str, options: dict[str, Any]) -> None:
-    """Raise SettingsError for an option without a meaning for this way of attacking."""
+def _refuse(attacked: str, options: dict[str, Any]) -> None:
+    """Raise SettingsError for an option without a meaning for this attack."""
     for option, value in options.items():
         if value is not None:
             flag = f"--{option.replace('_', '-')}"
-            raise SettingsError(f"{flag} is not for --by {by}; leave it out")
+            raise SettingsError(f"{flag} is not for {attacked}; leave it out")
 
 
 def _numbers(text: str) -> list[int]:

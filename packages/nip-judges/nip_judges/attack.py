@@ -1,0 +1,286 @@
+"""An attack on a judge from its file to its documents; `nip attack --judge` prints the result.
+
+JudgeOptions   what is asked for beside the judge's file
+PreparedAttack judges, rows, wordings and folder of an attack, checked; nothing is paid for yet
+prepare_attack makes it; attack_judge plays it
+plan_attack    the calls, tokens and dollars that it takes at most, after one call
+
+The folder of an attack, STORE/judges/NAME: settings.json, calls.journal with each answer,
+cells.parquet, judge.json, screen.txt. An attack that was stopped goes on from the journal.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nip_core.errors import NipError, RunConflictError, SettingsError, StageError
+from nip_core.hashing import canonical_json, digest
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_judges.answer_checks import AnswerCheck, make_check
+from nip_judges.asking import Asker, CapReached, Caps, open_journal
+from nip_judges.best_of_n import play_best_of_n
+from nip_judges.course import Course, count_calls, play_control, play_course
+from nip_judges.documents import JudgeDocument, write_cells, write_document
+from nip_judges.edits import EDITS
+from nip_judges.judge_file import JudgeFile, load_judge_file
+from nip_judges.judged_texts import AGAINST, AttackParts, show_text
+from nip_judges.judges import VARIANTS, make_judge, make_variant
+from nip_judges.parts import Judge, JudgeAnswer, Wording
+from nip_judges.result import make_result
+from nip_judges.rows import GradedRows, read_rows
+from nip_judges.wordings import list_wordings, split_kinds
+
+_RETRIES = 5
+Tell = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """Everything that is asked for beside the judge's file."""
+
+    run_store: str = "runs"
+    name: str | None = None
+    kinds: Sequence[str] | None = None
+    hold_out: bool = False
+    script: str | None = None
+    problems: int | None = None
+    against: str | None = None
+    max_fooled: float | None = None
+    """In percent."""
+    max_usd: float | None = None
+    max_calls: int | None = None
+    by: str | None = None
+    """"best-of-n", or None for wordings alone."""
+    attacker: str | None = None
+    n: Sequence[int] = (1, 4, 16)
+    overrides: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class PreparedAttack:
+    """The judges, rows, wordings and folder of an attack."""
+
+    file: JudgeFile
+    options: JudgeOptions
+    parts: AttackParts
+    against: AttackParts | None
+    held_out: tuple[str, ...]
+    folder: Path
+    caps: Caps
+    identity: Mapping[str, Any]
+    """All that decides which texts are shown to which judge."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> GradedRows:
+        return self.parts.rows
+
+
+@dataclass
+class AttackResult:
+    """An attack that was played, as far as it came."""
+
+    document: JudgeDocument
+    course: Course
+    folder: Path
+    stopped: str | None = None
+    exit_status: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+@contextlib.asynccontextmanager
+async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[PreparedAttack]:
+    """Read and check all that an attack needs; raises SettingsError before anything is paid for."""
+    file = load_judge_file(path, options.overrides)
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(_make_client(file))
+        judge = make_judge(file, client)
+        rows = read_rows(file, options.problems)
+        check = make_check(file)
+        wordings = list_wordings(judge, options.kinds, options.script)
+        parts = AttackParts(rows, judge, wordings, check, compares_pairs=file.judge.pair)
+        against = await _prepare_against(stack, file, client, parts, options)
+        shown, held_out = split_kinds([w.kind for w in wordings]) if options.hold_out else ((), ())
+        identity = _identify(file, parts, against, options)
+        name = options.name or f"{path.stem}-{digest(identity)[:8]}"
+        yield PreparedAttack(
+            file=file,
+            options=options,
+            parts=parts,
+            against=against,
+            held_out=tuple(held_out),
+            folder=Path(options.run_store) / "judges" / name,
+            caps=_find_caps(file, options),
+            identity=identity,
+            notes=rows.notes,
+        )
+
+
+async def attack_judge(
+    prepared: PreparedAttack,
+    on_part: Tell = lambda name, texts: None,
+    on_answer: Callable[[], None] = lambda: None,
+) -> AttackResult:
+    """Play an attack, or go on with it, and write its documents.
+
+    A cap that is reached, or a judge that fails for good, gives a result that is not finished.
+    Raises RunConflictError for a folder of another attack.
+    """
+    began_s = time.monotonic()
+    _claim_folder(prepared)
+    course, stopped = Course(), None
+    async with open_journal(prepared.folder / "calls.journal") as journal:
+        asker = Asker(
+            journal,
+            prepared.caps,
+            concurrency=prepared.file.concurrency,
+            seed=prepared.file.seed,
+            on_answer=on_answer,
+        )
+        try:
+            await try_judge(prepared, asker)
+            await _play(prepared, asker, course, on_part)
+        except CapReached as reached:
+            stopped = reached
+        except NipError as error:
+            if not course.cells:
+                raise
+            stopped = StageError(str(error))
+    result = make_result(prepared, course, asker, stopped, time.monotonic() - began_s)
+    write_cells(prepared.folder / "cells.parquet", course.cells)
+    write_document(prepared.folder / "judge.json", result.document)
+    return result
+
+
+async def try_judge(prepared: PreparedAttack, asker: Asker) -> JudgeAnswer:
+    """Ask one text, so that a wrong key, address or model costs one call and is named."""
+    row = prepared.rows.wrong_test[0]
+    return await asker.ask(prepared.parts.judge, show_text(row, row.response, _opponent(prepared)))
+
+
+async def _play(
+    prepared: PreparedAttack, asker: Asker, course: Course, on_part: Tell
+) -> None:
+    """Play the course of the judge, then that of the second one; cells go into one list."""
+    parts, against = prepared.parts, prepared.against
+    if prepared.writer is not None:
+        await play_control(parts, asker, course, on_part)
+        if course.ended_early is None:
+            counts = prepared.options.n
+            await play_best_of_n(parts, prepared.writer, asker, course, counts, on_part)
+        return
+    await play_course(parts, asker, course, on_part=on_part)
+    if against is None or course.ended_early is not None:
+        return
+    second = Course(cells=course.cells)
+    tell = _tell_as(AGAINST, on_part)
+    await play_course(against, asker, second, also_tested=course.chosen, on_part=tell)
+    course.second = second
+
+
+def _tell_as(name: str, tell: Tell) -> Tell:
+    return lambda part, texts: tell(f"{name}: {part}", texts)
+
+
+def _opponent(prepared: PreparedAttack) -> str | None:
+    if not prepared.parts.compares_pairs:
+        return None
+    return prepared.rows.find_opponent(prepared.rows.wrong_test[0]).response
+
+
+def _make_client(file: JudgeFile) -> contextlib.AbstractAsyncContextManager[ChatClient | None]:
+    if file.agent is None:
+        return contextlib.nullcontext()
+    return ChatClient(
+        concurrency=file.concurrency, timeout_s=file.timeout_s, retries=_RETRIES, follows=True
+    )
+
+
+async def _prepare_against(
+    stack: contextlib.AsyncExitStack,
+    file: JudgeFile,
+    client: ChatClient | None,
+    parts: AttackParts,
+    options: JudgeOptions,
+) -> AttackParts | None:
+    """Prepare the second judge: a bundled variant of the first by its name, or another file."""
+    name = options.against
+    if name is None:
+        return None
+    if name in VARIANTS:
+        judge = make_variant(name, parts.judge, file)
+    elif Path(name).suffix in (".yaml", ".yml"):
+        other = load_judge_file(Path(name), ())
+        if read_rows(other, options.problems).digest != parts.rows.digest:
+            raise SettingsError(
+                f"{name}: its rows are not those of {file.path.name}; both judges get the same "
+                "rows, so write the same block `data`"
+            )
+        judge = make_judge(other, await stack.enter_async_context(_make_client(other)))
+    else:
+        raise SettingsError(
+            f"--against {name}: a judge's file (.yaml), or one of {', '.join(VARIANTS)}"
+        )
+    return AttackParts(
+        parts.rows,
+        judge,
+        list_wordings(judge, options.kinds, options.script),
+        parts.check,
+        name=AGAINST,
+        compares_pairs=parts.compares_pairs,
+    )
+
+
+def _find_caps(file: JudgeFile, options: JudgeOptions) -> Caps:
+    """Take the caps of the options, else of the file. Raises SettingsError for dollars unpriced."""
+    prices = file.prices
+    usd = options.max_usd if options.max_usd is not None else file.budget.usd
+    calls = options.max_calls if options.max_calls is not None else file.budget.calls
+    if usd is not None and (prices.prompt_usd is None or prices.completion_usd is None):
+        raise SettingsError(
+            f"{file.path}: a cap of ${usd:g} needs the judge's prices; write prices.prompt_usd and "
+            "prices.completion_usd (US dollars for a million tokens), or use --max-calls"
+        )
+    return Caps(usd, calls, prices.prompt_usd, prices.completion_usd)
+
+
+def _identify(
+    file: JudgeFile, parts: AttackParts, against: AttackParts | None, options: JudgeOptions
+) -> dict[str, Any]:
+    """Name all that decides which texts are shown to which judge."""
+    return {
+        "judge": parts.judge.digest,
+        "rows": parts.rows.digest,
+        "wordings": [wording.key for wording in parts.wordings],
+        "check": file.check,
+        "no_verdict": file.no_verdict,
+        "seed": file.seed,
+        "against": None if against is None else against.judge.digest,
+        "hold_out": options.hold_out,
+        "by": options.by,
+        "attacker": options.attacker,
+        "n": [*options.n] if options.by else None,
+    }
+
+
+def _claim_folder(prepared: PreparedAttack) -> None:
+    """Create the folder, or see that it is this attack's. Raises RunConflictError."""
+    folder, text = prepared.folder, canonical_json(prepared.identity).decode()
+    settings = folder / "settings.json"
+    if not settings.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(settings, text)
+        return
+    recorded = json.loads(settings.read_text(encoding="utf-8"))
+    wanted = json.loads(text)
+    changed = sorted(key for key in wanted if wanted[key] != recorded.get(key))
+    if changed:
+        raise RunConflictError(
+            f"{folder} has an attack with another {' and '.join(changed)}; name this one with "
+            "--name, or leave --name out"
+        )

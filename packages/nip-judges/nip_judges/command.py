@@ -1,0 +1,110 @@
+"""`nip attack --judge judge.yaml`: the command's own part, its words and its exit code."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from nip_cli.printing.console import make_console
+from nip_cli.printing.options import Shown
+from nip_cli.printing.terminal import say
+from nip_core.errors import BudgetError, StageError
+from nip_judges.attack import (
+    AttackResult,
+    JudgeOptions,
+    PreparedAttack,
+    attack_judge,
+    plan_attack,
+    prepare_attack,
+)
+from nip_judges.screen import write_plan, write_screen
+
+
+def run_judge_attack(
+    path: Path, options: Mapping[str, Any], *, dry_run: bool, as_json: bool, shown: Shown
+) -> int:
+    """Attack the judge of a file, print the result, and return the exit code.
+
+    `options` are the fields of `JudgeOptions`, with the kinds in one text, separated by commas.
+    0 done, 8 the bar is not met, 9 the rows can't tell. Raises BudgetError (7) or StageError (3),
+    after the result so far is printed.
+    """
+    kinds = options["kinds"]
+    listed = None if kinds is None else [kind.strip() for kind in kinds.split(",") if kind.strip()]
+    asked = JudgeOptions(**{**options, "kinds": listed})
+    return asyncio.run(_run(path, asked, dry_run, as_json, shown))
+
+
+async def _run(
+    path: Path, options: JudgeOptions, dry_run: bool, as_json: bool, shown: Shown
+) -> int:
+    async with prepare_attack(path, options) as prepared:
+        if dry_run:
+            plan = await plan_attack(prepared)
+            say(json.dumps(plan, indent=2, ensure_ascii=False) if as_json else write_plan(plan))
+            return 0
+        for note in prepared.notes:
+            say(f"nip: {note}", file=sys.stderr)
+        with _show_progress(shown) as progress:
+            result = await attack_judge(prepared, progress.begin, progress.advance)
+    _print(result, prepared, as_json)
+    if result.stopped is not None:
+        raise result.stopped
+    return result.exit_status
+
+
+def _print(result: AttackResult, prepared: PreparedAttack, as_json: bool) -> None:
+    if as_json:
+        say(json.dumps(result.document, indent=2, ensure_ascii=False))
+        return
+    say(write_screen(result.document))
+    say(f" {result.folder}: judge.json, cells.parquet, texts.txt")
+    if result.run is not None:
+        say(f" every text, with the judge's words: nip view {result.run}")
+
+
+class _Quiet:
+    """Shows nothing."""
+
+    def begin(self, name: str, texts: int) -> None:
+        """Begin a part of the course."""
+
+    def advance(self) -> None:
+        """Count an answer."""
+
+
+class _Lines(_Quiet):
+    """Says each part of the course in a line."""
+
+    def begin(self, name: str, texts: int) -> None:
+        say(f"nip: {name}: {texts} texts", file=sys.stderr, flush=True)
+
+
+class _Bars(_Quiet):
+    """Shows a bar for the part in progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("asking", total=None)
+
+    def begin(self, name: str, texts: int) -> None:
+        self._progress.update(self._task, description=name, total=texts, completed=0)
+
+    def advance(self) -> None:
+        self._progress.advance(self._task)
+
+
+@contextlib.contextmanager
+def _show_progress(shown: Shown) -> Iterator[_Quiet]:
+    console = make_console(stderr=True)
+    if shown is Shown.live or (shown is Shown.auto and console.is_terminal):
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+            yield _Bars(progress)
+    else:
+        yield _Lines() if shown in (Shown.auto, Shown.lines) else _Quiet()
