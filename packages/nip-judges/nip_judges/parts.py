@@ -118,6 +118,8 @@ class Wording(NamedTuple):
     name: str
     """Of the wording within all: short, for a screen. Unique."""
     surface: Surface
+    text: str = ""
+    """Of a user's own: its line of the script, or the address of its function."""
 
     @property
     def key(self) -> str:

@@ -1,0 +1,95 @@
+"""The final answers that a response states.
+
+Statement       a final answer as it is stated, and its place
+list_statements all that a response marks as its final answer, in order
+last_line       the last line that has more than signs
+
+A mark is a box, four hashes, `<answer>`, or "answer:" and "answer is". Markup is left off.
+"""
+
+import re
+from dataclasses import dataclass
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_HASHES = re.compile(r"^\s*####[ \t]+(?P<chunk>\S.*)$", re.MULTILINE)
+_TAGGED = re.compile(r"<answer>\s*(?P<chunk>.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
+_SAID = re.compile(
+    r"\banswers?(?:\W{0,4}(?:is|are|was|would be|equals)\b\W{0,3}|[ \t*_`\"')\]]*[:=]+)"
+    r"[ \t*_`]*\n?[ \t*_`]*(?P<chunk>[^\n]+)",
+    re.IGNORECASE,
+)
+_NEGATED = re.compile(
+    r"\b(?:not|never|no|wrong|incorrect|false|cannot|if|unless|whether|doubt\w*|unlikely|first|"
+    r"previous|another|other|intermediate|partial|someone|some|think|thought|say|says|said|claim\w*|"
+    r"guess\w*|maybe|perhaps|might|could|may)\b|n't\b|\?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A final answer as a response states it."""
+
+    chunk: str
+    start: int
+    end: int
+    is_hedged: bool
+    """The words before it deny it, quote it, or doubt it."""
+
+
+def list_statements(response: str) -> list[Statement]:
+    """List all that a response marks as its final answer, in their order.
+
+    A mark inside of another is not listed twice: `Answer: \\boxed{7}` is one statement.
+    """
+    found = [
+        *_list_boxes(response),
+        *(_state(response, match) for match in _HASHES.finditer(response)),
+        *(_state(response, match) for match in _TAGGED.finditer(response)),
+    ]
+    taken = [(statement.start, statement.end) for statement in found]
+    for match in _SAID.finditer(response):
+        inner = [s for s in taken if s[0] < match.end() and match.start() < s[1]]
+        if not inner:
+            found.append(_state(response, match))
+        elif _is_hedged(response, match.start()):
+            found = [_hedge(s) if (s.start, s.end) in inner else s for s in found]
+    return sorted(found, key=lambda statement: statement.start)
+
+
+def _list_boxes(response: str) -> list[Statement]:
+    boxes = []
+    for match in _BOX.finditer(response):
+        depth, end = 1, match.end()
+        while end < len(response) and depth:
+            depth += {"{": 1, "}": -1}.get(response[end], 0)
+            end += 1
+        if not depth:
+            chunk = response[match.end() : end - 1]
+            hedged = _is_hedged(response, match.start())
+            boxes.append(Statement(chunk, match.start(), end, hedged))
+    return boxes
+
+
+def _state(response: str, match: re.Match[str]) -> Statement:
+    chunk = match.group("chunk")
+    sentence = re.match(r".*?[.!?](?=[*_`\"')\]]*\s+[A-Z])", chunk)
+    chunk = sentence.group() if sentence else chunk
+    end = match.start("chunk") + len(chunk)
+    return Statement(chunk, match.start(), end, _is_hedged(response, match.start()))
+
+
+def _hedge(statement: Statement) -> Statement:
+    return Statement(statement.chunk, statement.start, statement.end, True)
+
+
+def _is_hedged(response: str, start: int) -> bool:
+    """Tell whether the sentence before a mark denies or doubts it."""
+    before = re.split(r"[.!;]\s|\n\s*\n|(?<=[.:])\n", response[:start])[-1]
+    return bool(_NEGATED.search(before[-200:]))
+
+
+def last_line(response: str) -> str:
+    """Take the last line that has more than signs of markup, without its white space."""
+    lines = [line.strip() for line in response.splitlines()]
+    return next((line for line in reversed(lines) if re.search(r"\w", line)), "")
