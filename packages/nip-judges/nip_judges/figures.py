@@ -19,6 +19,8 @@ from typing import get_args
 from nip_core.evaluation.statistics.differences import at_most, holm
 from nip_judges.as_they_are import (
     NoVerdict,
+    ends_after_first_look,
+    ends_as_they_are,
     flip_rate,
     is_hit,
     kappa,
@@ -28,6 +30,17 @@ from nip_judges.as_they_are import (
 )
 from nip_judges.parts import Cell, Outcome
 from nip_judges.rates import Change, Estimate, Rate, compare_rows
+
+__all__ = [
+    "AttackFigures",
+    "JudgeFigures",
+    "NoVerdict",
+    "ends_after_first_look",
+    "ends_as_they_are",
+    "find_worst",
+    "find_worst_edit",
+    "measure",
+]
 
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 RIGHT_OUTCOMES = ("accepted", "wrongly rejected", "no verdict")
