@@ -52,7 +52,8 @@ def ends_after_first_look(cells: Sequence[Cell], no_verdict: NoVerdict = "reject
         )
     by_row = {cell.row: cell for cell in plain}
     own_kappa = kappa(by_row, again, EARLY_Z)
-    index = youden(plain, no_verdict, EARLY_Z)
+    # Both askings, by question: what is noise alone goes on if it is right more often than not.
+    index = youden(asked, no_verdict, EARLY_Z)
     if (
         index is None
         or not index.holds_zero

@@ -32,6 +32,7 @@ from nip_judges.parts import Cell, Outcome
 from nip_judges.rates import Change, Estimate, Rate, compare_rows
 
 __all__ = [
+    "ATTACKS_ON_WRONG",
     "AttackFigures",
     "JudgeFigures",
     "NoVerdict",
@@ -39,6 +40,7 @@ __all__ = [
     "ends_as_they_are",
     "find_worst",
     "find_worst_edit",
+    "is_hit",
     "measure",
 ]
 
@@ -166,7 +168,7 @@ def measure(
     of_judge = [cell for cell in cells if cell.judge == judge]
     plain = [cell for cell in of_judge if cell.phase == "as they are"]
     test = [cell for cell in plain if cell.part == "test"]
-    again = [cell for cell in of_judge if cell.phase == "again"]
+    again = [cell for cell in of_judge if cell.phase == "again" and cell.attack == "none"]
     by_row = {cell.row: cell for cell in plain}
     choosing = [cell for cell in of_judge if cell.phase == "choosing"]
     chosen = {

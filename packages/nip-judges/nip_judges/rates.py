@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from nip_core.evaluation.confidence_intervals import Z_95, Interval, wilson_of_rate
 from nip_core.evaluation.statistics.clustered import clustered_rate, effective_trials, totals_by
+from nip_core.evaluation.statistics.differences import at_most
 from nip_core.evaluation.statistics.paired import compare_pairs
 
 _Z_999 = 3.29
@@ -101,7 +102,8 @@ def compare_rows(
 ) -> Change | None:
     """Compare two verdicts on each row, paired by row and clustered by question.
 
-    None without rows.
+    None without rows. Where all rows change alike nothing shows a spread: the interval then reaches
+    as far as an event that was never seen may be frequent (`at_most`, 97.5 % on each side).
     """
     if not new:
         return None
@@ -111,6 +113,9 @@ def compare_rows(
     found = compare_pairs(differences, clusters, changes)
     low, high = (None, None) if found.interval is None else found.interval
     mean = float(differences.mean())
+    unseen = at_most(0, len(set(questions)), 0.975)
+    if low is not None and low == high and unseen is not None:
+        low, high = max(-1.0, mean - unseen), min(1.0, mean + unseen)
     return Change(mean, low, high, found.p, found.p, len(new), len(set(questions)))
 
 
