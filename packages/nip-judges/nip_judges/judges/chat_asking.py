@@ -1,0 +1,173 @@
+"""Asking a judge's model: an endpoint, a request, and an answer without a verdict.
+
+find_judge_endpoint  the address and the key of a judge's file
+ModelSeat            a model at an endpoint, with its settings; `say` gives its answer or a reason
+Said                 the answer, or why it is none
+find_agent           the settings of the model
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from nip_core.errors import SettingsError
+from nip_core.hashing import digest
+from nip_core.parameters import PureTextAgentParameters
+from nip_core.parameters.basis.addresses import check_plain_address
+from nip_core.parameters.services.dialects import find_dialect
+from nip_core.redaction import read_key
+from nip_core.rollouts.acceptance import LIKELIEST
+from nip_core.rollouts.client.completions import (
+    ChatAnswer,
+    ChatCompletions,
+    Endpoint,
+    RequestRefusedError,
+)
+from nip_core.rollouts.model_call import request_body
+
+if TYPE_CHECKING:
+    from nip_judges.judge_file import JudgeFile
+
+_NO_KEY = "-"
+_ASKING = (
+    *("model_name", "model_provider", "base_url", "api_dialect", "temperature", "top_p"),
+    *("reasoning_effort", "served_as", "max_tokens_per_message"),
+)
+Chat = Sequence[Mapping[str, str]]
+
+
+def find_judge_endpoint(file: "JudgeFile", environment: Mapping[str, str] = os.environ) -> Endpoint:
+    """Find where a judge's model is asked.
+
+    An answer may come by any name unless the file has `served_as`: the name is recorded. Raises
+    SettingsError where there is no address, or a key is missing.
+    """
+    agent, place = find_agent(file), file.path.name
+    provider = agent.provider
+    if agent.base_url is not None:
+        url = agent.base_url.rstrip("/")
+        url = url if urlsplit(url).path else f"{url}/v1"
+    else:
+        variable = provider.address_variable
+        elsewhere = environment.get(variable) if variable is not None else None
+        if not (elsewhere or provider.address):
+            raise SettingsError(
+                f"{place}: model_provider {agent.model_provider} has no address of its own; set "
+                "judge.base_url"
+            )
+        url = (elsewhere or provider.address or "").rstrip("/")
+        try:
+            check_plain_address(url)
+        except ValueError as error:
+            raise SettingsError(
+                f"{place}: {f'environment variable {variable}' if elsewhere else url}: {error}"
+            ) from None
+    named = getattr(file.judge, "key", None)
+    variable = named or provider.key_variable
+    key = _NO_KEY if variable is None else read_key(environment, variable)
+    if not key and agent.base_url is not None and named is None:
+        key = _NO_KEY
+    if not key:
+        raise SettingsError(
+            f"{place}: the judge needs its key in the environment variable {variable}, which is "
+            "not set; set it, or name another one in judge.key"
+        )
+    names = tuple(agent.served_as) or None
+    return Endpoint(url, key, names, joins=provider.is_lm_server)
+
+
+def find_agent(
+    file: "JudgeFile", settings: Mapping[str, Any] | None = None
+) -> PureTextAgentParameters:
+    """Return the settings by which the model is asked.
+
+    `settings`, of a grader's file, count where the judge's file says nothing.
+    """
+    agent = file.agent
+    if agent is None:
+        raise SettingsError(f"{file.path.name}: this judge asks no model")
+    added = {
+        name: value
+        for name, value in (settings or {}).items()
+        if value is not None and getattr(agent, name) is None
+    }
+    if agent.temperature is not None or agent.top_p is not None:
+        added = {name: v for name, v in added.items() if name not in ("temperature", "top_p")}
+    return agent.model_copy(update=added) if added else agent
+
+
+@dataclass(frozen=True)
+class Said:
+    """A model's answer, or the reason why there is none."""
+
+    answer: ChatAnswer | None
+    reason: str | None = None
+
+    @property
+    def words(self) -> str:
+        return (self.answer.text or "") if self.answer is not None else ""
+
+
+@dataclass(frozen=True)
+class ModelSeat:
+    """A model at an endpoint, with the settings by which it is asked."""
+
+    client: ChatCompletions
+    endpoint: Endpoint
+    agent: PureTextAgentParameters
+    _without: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Fields of a request that the endpoint has refused, whatever it asked."""
+
+    @property
+    def digest(self) -> str:
+        """Hash the model, its address and its settings, and no key."""
+        settings = {name: getattr(self.agent, name) for name in _ASKING}
+        return digest([self.endpoint.base_url, settings])
+
+    async def say(self, chat: Chat, seed: int, *, with_logprobs: bool = False) -> Said:
+        """Ask once. A refusal, a filtered answer and an empty one are no answer, with the reason.
+
+        Raises TransportError and StageError as the client does.
+        """
+        wants = with_logprobs and find_dialect(self.agent).takes_logprobs
+        try:
+            return await self._say(chat, seed, wants and "logprobs" not in self._without)
+        except RequestRefusedError as refusal:
+            # Some models of an API take no such field: that refusal is not of the text.
+            if not wants or "logprob" not in str(refusal):
+                return Said(None, f"refused: {refusal}")
+        self._without.add("logprobs")
+        try:
+            return await self._say(chat, seed, False)
+        except RequestRefusedError as refusal:
+            return Said(None, f"refused: {refusal}")
+
+    async def _say(self, chat: Chat, seed: int, with_logprobs: bool) -> Said:
+        dialect, limit = find_dialect(self.agent), self.agent.max_tokens_per_message
+        most = max(limit or 0, dialect.least_limit)
+        body = request_body(self.agent.model_name, self.agent, chat, seed, most)
+        if limit is None:  # an answer that is cut off here would not be one of the user's judge
+            del body[dialect.limit]
+        if with_logprobs:
+            body |= {"logprobs": True, "top_logprobs": LIKELIEST}
+        async with self.client.answers(self.endpoint, body) as answers:
+            answer = answers[0]
+        if answer.finish_reason == "content_filter":
+            return Said(answer, "the provider's content filter ended the answer")
+        if not (answer.text or "").strip():
+            reason = f"an empty answer (finish reason {answer.finish_reason})"
+            return Said(answer, reason)
+        return Said(answer)
+
+
+def make_seat(
+    file: "JudgeFile",
+    client: ChatCompletions | None,
+    settings: Mapping[str, Any] | None = None,
+) -> ModelSeat:
+    """Make the seat of the model that a judge's file, or a grader's, names."""
+    if client is None:
+        raise SettingsError(f"{file.path.name}: this judge asks a model, which needs a client")
+    return ModelSeat(client, find_judge_endpoint(file), find_agent(file, settings))

@@ -1,0 +1,323 @@
+"""Judges of a user's own: what they are shown, what is read, and what is no verdict."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from nip_core.errors import SettingsError, StageError
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_judges.judge_file import JudgeFile, load_judge_file
+from nip_judges.judges import find_judge_endpoint, make_judge
+from nip_judges.parts import Judge, JudgeAnswer, ShownText
+
+ROW = ShownText("2 + 2?", "4", "4", {"question": "2 + 2?", "response": "old", "topic": "sums"})
+Reply = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
+
+
+@dataclass
+class Endpoint:
+    """A stranger's endpoint: it answers as planned, and keeps what it was asked."""
+
+    url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+
+
+@contextmanager
+def answering(reply: Reply) -> Iterator[Endpoint]:
+    endpoint = Endpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            endpoint.requests.append(request)
+            endpoint.keys.append(self.headers["authorization"])
+            status, body = reply(request)
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    endpoint.url = f"http://127.0.0.1:{server.server_port}/v1"
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield endpoint
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def say(text: str | None, finish: str = "stop", **more: Any) -> Reply:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, **more}
+    body = {
+        "model": "judge-by-any-name",
+        "choices": [choice | {"finish_reason": finish}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 3},
+    }
+    return lambda request: (200, body)
+
+
+def write_file(folder: Path, judge: str, more: str = "") -> JudgeFile:
+    rows = [
+        {"question": f"{n} + 2?", "response": "4", "right": n == 2, "topic": "sums"}
+        for n in range(2, 5)
+    ]
+    (folder / "graded.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lines = "\n".join(f"  {line}" for line in judge.strip().splitlines())
+    (folder / "judge.yaml").write_text(f"judge:\n{lines}\ndata:\n  file: graded.jsonl\n{more}")
+    return load_judge_file(folder / "judge.yaml")
+
+
+def prompted(folder: Path, url: str, prompt: str, more: str = "") -> JudgeFile:
+    (folder / "grader.txt").write_text(prompt)
+    forms = 'accept: "GRADE: C"\nreject: "GRADE: I"'
+    return write_file(
+        folder, f"prompt: grader.txt\nmodel_name: m\nbase_url: {url}\n{forms}\n{more}"
+    )
+
+
+def ask(file: JudgeFile, shown: ShownText = ROW) -> tuple[Judge, JudgeAnswer]:
+    async def once() -> tuple[Judge, JudgeAnswer]:
+        async with ChatClient(concurrency=4, timeout_s=5, retries=0) as client:
+            judge = make_judge(file, client)
+            return judge, await judge.ask(shown, seed=3)
+
+    return asyncio.run(once())
+
+
+def test_a_prompt_shows_the_attacked_response_and_fills_no_placeholder_in_it(
+    tmp_path: Path,
+) -> None:
+    prompt = 'Q {question} A {response} R {reference} T {topic} {other} {"a": 1} GRADE: C or I'
+    shown = ShownText("q", "{reference} {topic}", "secret", ROW.columns)
+    with answering(say("Well. GRADE: C")) as endpoint:
+        file = prompted(tmp_path, endpoint.url, prompt, "as_written: [other]")
+        judge, answer = ask(file, shown)
+    (request,) = endpoint.requests
+    assert request["messages"] == [
+        {
+            "role": "user",
+            "content": 'Q q A {reference} {topic} R secret T sums {other} {"a": 1} GRADE: C or I',
+        }
+    ]
+    assert answer.verdict == "accept" and answer.words == "Well. GRADE: C"
+    assert answer.model == "judge-by-any-name"
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.calls) == (9, 3, 1)
+    assert judge.accept_forms == ("GRADE: C",) and judge.is_paid and not judge.scores
+    assert request["seed"] == 3 and "max_completion_tokens" not in request
+    assert judge.compose(shown) == request["messages"][0]["content"]
+
+
+def test_a_column_named_in_data_is_the_attacked_text_and_not_the_rows(tmp_path: Path) -> None:
+    with answering(say("GRADE: I")) as endpoint:
+        (tmp_path / "grader.txt").write_text("{output} GRADE: C GRADE: I {response}")
+        rows = [{"input": "q", "output": "old", "right": True}]
+        (tmp_path / "graded.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (tmp_path / "judge.yaml").write_text(
+            f"judge: {{prompt: grader.txt, model_name: m, base_url: '{endpoint.url}', "
+            "accept: 'GRADE: C', reject: 'GRADE: I'}\n"
+            "data: {file: graded.jsonl, question: input, response: output}\n"
+        )
+        file = load_judge_file(tmp_path / "judge.yaml")
+        _, answer = ask(file, ShownText("q", "attack", None, {"input": "q", "output": "old"}))
+    assert endpoint.requests[0]["messages"][0]["content"].startswith("attack GRADE")
+    assert answer.verdict == "reject"
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (say("GRADE: C", finish="content_filter"), "content filter"),
+        (say("  "), "empty answer"),
+        (say(None, finish="length"), "empty answer"),
+        (say("I can't decide."), "neither accept nor reject"),
+        (say("First I look", finish="length"), "cut off after 3 tokens"),
+        (lambda request: (400, {"error": {"message": "against our policy"}}), "our policy"),
+        (
+            lambda request: (
+                400,
+                {"error": {"message": "too long", "code": "context_length_exceeded"}},
+            ),
+            "too long",
+        ),
+    ],
+)
+def test_a_refusal_is_no_verdict_and_is_asked_once(
+    tmp_path: Path, reply: Reply, reason: str
+) -> None:
+    with answering(reply) as endpoint:
+        _, answer = ask(prompted(tmp_path, endpoint.url, "{response}"))
+    assert answer.verdict == "none" and reason in (answer.reason or "")
+    assert len(endpoint.requests) == 1
+
+
+def test_a_wrong_key_stops_all(tmp_path: Path) -> None:
+    reply: Reply = lambda request: (401, {"error": {"message": "no such key"}})  # noqa: E731
+    with answering(reply) as endpoint, pytest.raises(StageError, match="no such key"):
+        ask(prompted(tmp_path, endpoint.url, "{response}"))
+
+
+def token(text: str, **top: float) -> dict[str, Any]:
+    return {
+        "token": text,
+        "logprob": top.get(text.strip(), 0.0),
+        "top_logprobs": [{"token": f" {name}", "logprob": value} for name, value in top.items()],
+    }
+
+
+def test_p_accept_is_read_where_the_forms_differ(tmp_path: Path) -> None:
+    content = [token("GRADE"), token(":"), token(" C", C=-0.1054, I=-2.3026)]
+    with answering(say("GRADE: C", logprobs={"content": content})) as endpoint:
+        _, answer = ask(prompted(tmp_path, endpoint.url, "{response}"))
+    assert endpoint.requests[0]["logprobs"] is True
+    assert answer.p_accept == pytest.approx(0.9, abs=1e-3)
+
+
+def test_a_model_without_logprobs_is_asked_without_them(tmp_path: Path) -> None:
+    def reply(request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if "logprobs" in request:
+            return 400, {"error": {"message": "logprobs are not supported with this model"}}
+        return say("GRADE: C")(request)
+
+    with answering(reply) as endpoint:
+        _, answer = ask(prompted(tmp_path, endpoint.url, "{response}"))
+    assert answer.verdict == "accept" and answer.p_accept is None
+    assert len(endpoint.requests) == 2
+
+
+def test_the_key_comes_from_the_variable_that_the_file_names(tmp_path: Path) -> None:
+    file = prompted(tmp_path, "http://127.0.0.1:9/v1", "{response}")
+    assert find_judge_endpoint(file, {"OPENAI_API_KEY": "k"}).api_key == "k"
+    assert find_judge_endpoint(file, {}).api_key == "-"
+    named = prompted(tmp_path, "http://127.0.0.1:9", "{response}", "key: MY_KEY")
+    assert find_judge_endpoint(named, {"MY_KEY": "k"}).base_url == "http://127.0.0.1:9/v1"
+    with pytest.raises(SettingsError, match="MY_KEY, which is not set"):
+        find_judge_endpoint(named, {})
+    (tmp_path / "grader.txt").write_text("{response}")
+    plain = write_file(tmp_path, "prompt: grader.txt\nmodel_name: m\naccept: y\nreject: n")
+    with pytest.raises(SettingsError, match="OPENAI_API_KEY"):
+        find_judge_endpoint(plain, {})
+
+
+def test_a_template_of_a_package_is_filled_as_str_format_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'Task {question} by {answer} key {criterion}. Say {{"grade": "C"}} or {{"grade": "I"}}.'
+    (tmp_path / "stranger_templates.py").write_text(f"TEMPLATE = {text!r}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with answering(say("GRADE: C")) as endpoint:
+        judge = (
+            f"prompt: stranger_templates:TEMPLATE\nmodel_name: m\nbase_url: {endpoint.url}\n"
+            "names: {answer: response, criterion: reference}\n"
+            "accept: C\nreject: I\npattern: 'GRADE: ([CI])'"
+        )
+        made, answer = ask(write_file(tmp_path, judge))
+    expected = text.format(question="2 + 2?", answer="4", criterion="4")
+    assert endpoint.requests[0]["messages"][0]["content"] == expected
+    assert answer.verdict == "accept"
+    assert made.digest != ""
+
+
+def function(folder: Path, source: str, more: str = "", timeout_s: float = 5) -> JudgeFile:
+    path = folder / "own.py"
+    path.write_text(source)
+    return write_file(folder, f"function: own.py:judge\n{more}", f"timeout_s: {timeout_s}\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict"),
+    [
+        ("return response == reference", "accept"),
+        ("return 'reject'", "reject"),
+        ("return None", "none"),
+        ("return 0.4", "none"),
+        ("return 'perhaps'", "none"),
+        ("return [1]", "none"),
+        ("return float('nan')", "none"),
+        ("return __import__('types').SimpleNamespace(value='C', explanation='so')", "accept"),
+        ("return __import__('types').SimpleNamespace(value='N')", "reject"),
+        ("return __import__('types').SimpleNamespace(value='P')", "none"),
+        ("return __import__('numpy').bool_(True)", "accept"),
+    ],
+)
+def test_a_function_says_its_verdict_in_many_forms(tmp_path: Path, body: str, verdict: str) -> None:
+    _, answer = ask(function(tmp_path, f"def judge(question, response, reference):\n    {body}\n"))
+    assert answer.verdict == verdict
+    assert (answer.reason is None) == (verdict != "none")
+
+
+def test_a_score_needs_the_threshold_from_which_it_accepts(tmp_path: Path) -> None:
+    source = (
+        "def judge(response, topic, *, missing=1):\n    return 0.66 if topic == 'sums' else 0\n"
+    )
+    judge, answer = ask(function(tmp_path, source, "threshold: 0.66"))
+    assert answer.verdict == "accept" and answer.score == 0.66 and judge.scores
+
+
+def test_an_async_function_gets_all_columns_that_it_asks_for(tmp_path: Path) -> None:
+    source = (
+        "import asyncio\n"
+        "async def judge(**row):\n"
+        "    await asyncio.sleep(0)\n"
+        "    return row['topic'] == 'sums' and row['response'] == '4'\n"
+    )
+    assert ask(function(tmp_path, source))[1].verdict == "accept"
+
+
+def test_an_exception_is_no_verdict_with_its_line(tmp_path: Path) -> None:
+    source = "def judge(response):\n    x = 1\n    return x / 0\n"
+    reason = ask(function(tmp_path, source))[1].reason
+    assert reason == "ZeroDivisionError: division by zero (own.py, line 3)"
+
+
+def test_a_function_that_would_end_the_program_is_no_verdict(tmp_path: Path) -> None:
+    source = "def judge(response):\n    raise SystemExit('no')\n"
+    assert "SystemExit: no" in (ask(function(tmp_path, source))[1].reason or "")
+
+
+@pytest.mark.parametrize("kind", ["", "async "])
+def test_a_function_that_hangs_is_no_verdict_with_its_line(tmp_path: Path, kind: str) -> None:
+    wait = "await asyncio.sleep(30)" if kind else "time.sleep(30)"
+    source = f"import asyncio, time\n{kind}def judge(response):\n    {wait}\n"
+    began = time.monotonic()
+    reason = ask(function(tmp_path, source, timeout_s=0.1))[1].reason or ""
+    assert time.monotonic() - began < 5
+    assert reason.endswith("no answer within 0.1 s, at own.py, line 3")
+
+
+def test_an_argument_that_no_column_fills_is_an_error_that_names_it(tmp_path: Path) -> None:
+    file = function(tmp_path, "def judge(response, topics):\n    return True\n")
+    with pytest.raises(SettingsError, match="'topics'; did you mean 'topic'"):
+        ask(file)
+
+
+def test_a_digest_changes_with_all_that_decides(tmp_path: Path) -> None:
+    digests = set()
+    for prompt, more in [
+        ("{response}", ""),
+        ("{response}.", ""),
+        ("{response}", "temperature: 0.5"),
+        ("{response}", "pattern: '(GRADE: .)'"),
+    ]:
+        file = prompted(tmp_path, "http://127.0.0.1:9/v1", prompt, more)
+        digests.add(make_judge(file, ChatClient(concurrency=1, timeout_s=1, retries=0)).digest)
+    for body in ("True", "False"):
+        file = function(tmp_path, f"def judge(response):\n    return {body}\n")
+        digests.add(make_judge(file, None).digest)
+    assert len(digests) == 6
