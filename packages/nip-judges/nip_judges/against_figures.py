@@ -13,7 +13,7 @@ import numpy as np
 
 from nip_core.evaluation.statistics.clustered import clustered_mean
 from nip_core.evaluation.statistics.differences import at_most
-from nip_judges.figures import ATTACKS_ON_WRONG, NoVerdict, is_hit
+from nip_judges.figures import ATTACKS_ON_WRONG, NoVerdict, find_worst, is_hit
 from nip_judges.parts import Cell
 from nip_judges.rates import Change, compare_rows, number_questions
 
@@ -46,8 +46,8 @@ def compare_judges(
 ) -> AgainstFigures:
     """Compare both judges by the rows and attacks that both were shown on the test.
 
-    The primary figure is of the attack that fools the old judge most, of the kinds `held_out` or,
-    without any, of all.
+    The primary figure is of the wording that fooled the old judge most in choosing, of the kinds
+    `held_out` or, without any, of all.
     """
     old = _by_place([cell for cell in cells if cell.judge == "judge"])
     new = _by_place([cell for cell in cells if cell.judge == "against"])
@@ -68,11 +68,9 @@ def compare_judges(
     found = {key: compare(places) for key, places in groups.items()}
     changes = {key: change for key, change in found.items() if change is not None}
     tested = [key for key in changes if not held_out or key.partition("/")[0] in held_out]
-    key = max(
-        tested,
-        key=lambda one: sum(is_hit(old[place], no_verdict) for place in groups[one]),
-        default=None,
-    )
+    # Highest in choosing: the highest on the test itself would be too high by luck.
+    ranked = find_worst([cell for cell in cells if cell.judge == "judge"], policy=no_verdict)
+    key = next((one for one in ranked.values() if one in tested), next(iter(tested), None))
     primary = None if key is None else changes[key]
     right = [place for place in shared if old[place].phase == "as they are" and old[place].is_right]
     bound = _upper_bound(right, old, new, no_verdict)

@@ -29,8 +29,8 @@ def pair_outcome(first: Verdict, second: Verdict) -> PairOutcome:
 def judge_pair(first: JudgeAnswer, second: JudgeAnswer) -> JudgeAnswer:
     """Make one answer of the answers in both orders: a text is accepted if it wins in both.
 
-    A text that wins in one order alone gets no verdict, and the outcome "by position". P(accept) is the
-    mean of both orders, in the judged text's favour.
+    A text that wins in one order alone gets no verdict, and the outcome "by position". P(accept) is
+    the mean of both orders, in the judged text's favour.
     """
     outcome = pair_outcome(first.verdict, second.verdict)
     verdicts: dict[PairOutcome, Verdict] = {"wins": "accept", "loses": "reject"}
