@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nip_judges.judge_file import JudgeFile
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".eval")
-_OF_PROMPTS = ("names", "texts", "as_written", "system", "pattern")
+_OF_PROMPTS = ("names", "fill", "as_written", "system", "pattern")
 _OF_MODELS = (
     "model_name",
     "model_provider",
@@ -38,7 +38,8 @@ def check_file(file: "JudgeFile") -> None:
     _check_forms(file)
     _check_prompt(file)
     _check_data(file)
-    _check_labels(file)
+    if file.data.right is not None:
+        check_label_name(file, file.data.right)
     _check_attack(file)
     _check_budget(file)
 
@@ -98,7 +99,10 @@ def _check_model(file: "JudgeFile") -> None:
 def _check_forms(file: "JudgeFile") -> None:
     """Check what is read in a judge's answer: accept and reject, or a pattern."""
     judge = file.judge
-    if judge.accept is not None and judge.accept == judge.reject:
+    accept, reject = ((form or "").strip() for form in (judge.accept, judge.reject))
+    if judge.ignore_case:
+        accept, reject = accept.casefold(), reject.casefold()
+    if accept and accept == reject:
         file.refuse(("judge", "reject"), f'accept and reject are the same ("{judge.accept}")')
     if judge.pattern is not None:
         try:
@@ -133,45 +137,46 @@ def _check_forms(file: "JudgeFile") -> None:
 
 def _check_prompt(file: "JudgeFile") -> None:
     """Check that all that the judge must see is in its prompt."""
-    judge, text = file.judge, file.prompt_text
-    _ = file.system_text  # read here, so that a missing file is an error
-    if text is None:
+    judge, data = file.judge, file.data
+    if judge.prompt is None:
         return
-    needed = PAIR_FIELDS if judge.pair else ("response",)
-    filled = {*OUR_FIELDS, *judge.names, *(PAIR_FIELDS if judge.pair else ())}
-    placeholders = list(find_placeholders(text, filled))
-    for name in judge.names:
-        if name not in placeholders:
-            hint = did_you_mean(name, placeholders).replace("'", '"')
-            file.refuse(("judge", "names", name), f"{judge.prompt} has no {{{name}}}{hint}")
-    shown = {judge.names.get(name, name) for name in placeholders}
-    for name in needed:
+    placeholders = _find_all(file)
+    for block, names in (("names", judge.names), ("fill", judge.fill)):
+        for name in names:
+            if name not in placeholders:
+                hint = did_you_mean(name, placeholders).replace("'", '"')
+                file.refuse(("judge", block, name), f"{judge.prompt} has no {{{name}}}{hint}")
+    shown = set(list_prompt_fields(file).values())
+    if data.response in shown:
+        shown.add("response")
+    for name in PAIR_FIELDS if judge.pair else ("response",):
         if name in shown:
             continue
+        hint = ""
         if not judge.pair and set(PAIR_FIELDS) <= shown:
-            file.refuse(
-                ("judge", "prompt"),
-                f"{judge.prompt} has {{response_a}} and {{response_b}}; for a judge of pairs set "
-                "pair: true",
-            )
-        braces = f"; write {{{name}}} in single braces" if f"{{{{{name}}}}}" in text else ""
+            hint = "; a judge that compares {response_a} with {response_b} needs pair: true"
         file.refuse(
             ("judge", "prompt"),
-            f"{judge.prompt} has no {{{name}}}: the judge would never see the answer{braces}",
+            f"{judge.prompt} has no {{{name}}}: the judge would never see the answer{hint}",
         )
 
 
 def list_prompt_fields(file: "JudgeFile") -> dict[str, str]:
-    """List the placeholders of a prompt with the field or column that fills each."""
-    judge, text = file.judge, file.prompt_text
-    if text is None:
-        return {}
-    filled = {*OUR_FIELDS, *judge.names, *(PAIR_FIELDS if judge.pair else ())}
-    return {
-        name: judge.names.get(name, name)
-        for name in find_placeholders(text, filled)
-        if name not in judge.as_written
-    }
+    """List the placeholders that rows fill, each with the name of its field or column."""
+    judge = file.judge
+    fixed = {*judge.fill, *judge.as_written}
+    if (judge.prompt or "").startswith("inspect_ai.scorer."):
+        fixed.add("instructions")  # its own are filled in
+    return {name: judge.names.get(name, name) for name in _find_all(file) if name not in fixed}
+
+
+def _find_all(file: "JudgeFile") -> list[str]:
+    """Find the placeholders of a prompt and of its system prompt."""
+    judge, data = file.judge, file.data
+    filled = {*OUR_FIELDS, *PAIR_FIELDS, *judge.names, *judge.fill}
+    filled |= {name for name in (data.question, data.response, data.reference) if name}
+    text = f"{file.prompt_text or ''}\n{file.system_text or ''}"
+    return list(find_placeholders(text, filled))
 
 
 def _check_data(file: "JudgeFile") -> None:
@@ -200,13 +205,12 @@ def _check_data(file: "JudgeFile") -> None:
         )
 
 
-def _check_labels(file: "JudgeFile") -> None:
-    """Check that the labels are not the judge's own, as far as a name shows it."""
-    right = file.data.right
-    if right is not None and file.labels_by is None and _OWN_LABELS.search(right):
+def check_label_name(file: "JudgeFile", column: str) -> None:
+    """Check that labels are not the judge's own, as far as their column's name shows it."""
+    if file.labels_by is None and _OWN_LABELS.search(column):
         file.refuse(
             ("data", "right"),
-            f'column "{right}" is named like a judge\'s own verdicts: whose labels are these? '
+            f'column "{column}" is named like a judge\'s own verdicts: whose labels are these? '
             "Say it by labels_by: people, program or model",
         )
 

@@ -31,7 +31,7 @@ from nip_judges.judge_settings import (
     Settings,
     SurfaceList,
 )
-from nip_judges.named_texts import hash_file, hash_named, read_named_text
+from nip_judges.named_texts import hash_file, hash_named, is_address, read_named_text
 from nip_judges.yaml_lines import Written, read_written
 
 MOST_DATA_BYTES = 1 << 30
@@ -48,7 +48,10 @@ _ASKING = (
 )
 _NOT_IN_DIGEST = {"budget", "prices", "concurrency"}
 """They decide no answer: an attack that goes on may have others."""
-_PLAIN_TEXT = {"judge": {"accept", "reject", "model_name"}, "data": set(DataSettings.model_fields)}
+_PLAIN_TEXT = {
+    "judge": {"accept", "reject", "model_name", "fill"},
+    "data": set(DataSettings.model_fields),
+}
 """Settings that are text even where YAML reads `yes` or `1`."""
 
 
@@ -106,19 +109,10 @@ class JudgeFile(Settings):
 
     @cached_property
     def prompt_text(self) -> str | None:
-        """Read the prompt, with the texts of `judge.texts` in it; None for other judges.
-
-        Raises SettingsError.
-        """
+        """Read the prompt as it is written; None for other judges. Raises SettingsError."""
         if self.judge.prompt is None:
             return None
-        prompt = self._read_text(("judge", "prompt"), self.judge.prompt)
-        for name, source in self.judge.texts.items():
-            text = self._read_text(("judge", "texts", name), source)
-            if f"{{{name}}}" not in prompt:
-                self.refuse(("judge", "texts", name), f"{self.judge.prompt} has no {{{name}}}")
-            prompt = prompt.replace(f"{{{name}}}", text)
-        return prompt
+        return self._read_text(("judge", "prompt"), self.judge.prompt)
 
     @cached_property
     def system_text(self) -> str | None:
@@ -230,6 +224,8 @@ def _keep_texts(values: dict[Any, Any], written: Written) -> dict[Any, Any]:
 
 
 def _as_written(value: Any, keys: tuple[str, ...], written: Written) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_written(one, (*keys, str(name)), written) for name, one in value.items()}
     if isinstance(value, list):
         return [_as_written(one, (*keys, str(i)), written) for i, one in enumerate(value)]
     return written.texts.get(keys, str(value)) if isinstance(value, bool | int | float) else value
@@ -265,7 +261,7 @@ def _compute_digest(file: JudgeFile) -> str:
         "function": judge.function,
         "grader": judge.grader,
         "check": None if file.check in CHECKS else file.check,
-        **{f"texts.{name}": source for name, source in judge.texts.items()},
+        **{f"fill.{name}": text for name, text in judge.fill.items() if is_address(text)},
     }
     hashes = {key: hash_named(file.path.parent, name) for key, name in names.items() if name}
     hashes["data"] = _hash_data(file)

@@ -48,8 +48,8 @@ class JudgeSettings(Settings):
     """A folder, or a name at Hugging Face, of a classifier with one logit."""
     names: dict[str, Text] = {}
     """By placeholder of the prompt: question, response, reference or a column."""
-    texts: dict[str, Text] = {}
-    """By placeholder of the prompt: a file, or "package.module:NAME", whose text stands there."""
+    fill: dict[str, str] = {}
+    """By placeholder of the prompt: the text for all rows, or "package.module:NAME" of one."""
     as_written: tuple[str, ...] = ()
     """Words in braces that are no placeholders: they stay in the prompt as written."""
     system: Text | None = None
@@ -62,6 +62,8 @@ class JudgeSettings(Settings):
     """A regular expression whose one group is compared with accept and reject, or is a score."""
     threshold: float | None = None
     """The least score that accepts."""
+    ignore_case: bool = False
+    """Whether accept, reject and pattern are found in capitals and small letters alike."""
     pair: bool = False
     """Whether it compares {response_a} with {response_b}."""
     model_name: Text | None = None
