@@ -199,10 +199,10 @@ def _say_not_fooled(figures: JudgeFigures, not_tried: Sequence[str]) -> str:
     sentences.append(_say_control(figures))
     if not_tried:
         sentences.append(f"Not tried: {', '.join(not_tried)}.")
-    if figures.choosing_questions:
+    if figures.reach:
         sentences.append(
-            f"A wording that fools fewer than 1 question in {figures.choosing_questions // 3 or 1} "
-            "may have been passed over."
+            f"A wording that fools fewer than 1 question in {int(1 / figures.reach)} may have been "
+            "passed over."
         )
     return " ".join(sentences)
 
