@@ -14,6 +14,7 @@ VIEW ?= .view-env
 TRACKERS ?= .trackers-env
 INSPECT ?= .inspect-env
 VERIFIERS ?= .verifiers-env
+JUDGES ?= .judges-env
 CLIENTS ?= .clients-env
 DOCS ?= .docs-env
 PEERS ?= .peers
@@ -26,7 +27,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-view test-real docs notebooks test-docs screenshots test-hosts
+.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-judges test-view test-real docs notebooks test-docs screenshots test-hosts
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -46,6 +47,7 @@ help:
 	@echo "make test-trackers  build an environment with all trackers and run the tests on them"
 	@echo "make test-inspect   build an environment with inspect_ai and run the tests on it"
 	@echo "make test-verifiers build an environment with verifiers and run the tests on it"
+	@echo "make test-judges    build environments with libraries of judges and run the tests on them"
 	@echo "make test-view      build an environment with playwright and axe-core, look at nip view"
 	@echo "make test-clients   build an environment with clients of other projects, run the tests on it"
 	@echo "make test-real      add a published model from the package index, and a small whole run with it"
@@ -176,6 +178,14 @@ test-inspect:
 test-verifiers:
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_verifiers.sh $(VERIFIERS)
 	NIP_VERIFIERS_EPISODES=$(EPISODES) $(VERIFIERS)/bin/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/verifiers
+
+# Inspect's scorers, and judges of verifiers, TRL, DSPy and ART: the first asks for a newer openai than
+# the others take, so there are two environments.
+test-judges:
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_inspect.sh $(INSPECT)
+	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_judges.sh $(JUDGES)
+	$(INSPECT)/bin/python -m pytest packages/nip-judges/tests/libraries/with_inspect
+	$(JUDGES)/bin/python -m pytest packages/nip-judges/tests/libraries/with_others
 
 # nip view in a browser, from the system's packages: apt-get install chromium, or NIP_CHROMIUM. What
 # drives it and looks for barriers comes from npm. NIP_SHOTS=DIR takes pictures of every page.

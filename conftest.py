@@ -83,6 +83,7 @@ TIERS = (
     *(f"packages/nip-lm-server/tests/{tier}" for tier in ("engines", "tinker", "clients")),
     *(f"packages/nip-by-hand/tests/{tier}" for tier in ("art", "nat")),
     *(f"packages/nip-bridges/tests/{tier}" for tier in ("inspect", "trackers")),
+    "packages/nip-judges/tests/libraries",
     "packages/nip-view/tests/browser",
     *LONG_TIERS,
 )
