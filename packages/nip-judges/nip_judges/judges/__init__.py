@@ -11,21 +11,25 @@ filling        placeholders; chat_asking: the request; likelihood: P(accept); va
 
 from typing import TYPE_CHECKING
 
-from nip_core.errors import SettingsError
 from nip_core.rollouts.client.completions import ChatCompletions
 from nip_judges.judges.chat_asking import find_judge_endpoint
 from nip_judges.judges.functions import FunctionJudge, make_function
+from nip_judges.judges.grader_files import make_grader
 from nip_judges.judges.prompted import ChatJudge, make_prompted
+from nip_judges.judges.reward_model import make_reward_model
+from nip_judges.judges.variants import VARIANTS, make_variant
 from nip_judges.parts import Judge
 
 if TYPE_CHECKING:
     from nip_judges.judge_file import JudgeFile
 
 __all__ = [
+    "VARIANTS",
     "ChatJudge",
     "FunctionJudge",
     "find_judge_endpoint",
     "make_judge",
+    "make_variant",
 ]
 
 
@@ -38,6 +42,6 @@ def make_judge(file: "JudgeFile", client: ChatCompletions | None) -> Judge:
         return make_prompted(file, client)
     if file.judge.function is not None:
         return make_function(file)
-    raise SettingsError(
-        f"{file.path.name}: judge names no judge; set prompt, function, grader or reward_model"
-    )
+    if file.judge.grader is not None:
+        return make_grader(file, client)
+    return make_reward_model(file)

@@ -1,0 +1,137 @@
+"""Judges that are a reward model: a sequence classifier with one logit.
+
+RewardModelJudge   its score is the logit, which accepts from a threshold on
+make_reward_model  the judge of a file's `reward_model`
+
+The model is loaded at the first answer, from safetensors alone, and without code of its folder. A
+chat template of the tokenizer's lays out question and response; else they stand one after the
+other. A text that is too long for the model is no verdict.
+"""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nip_core.errors import SettingsError
+from nip_core.hashing import digest
+from nip_judges.named_texts import hash_file
+from nip_judges.parts import JudgeAnswer, ShownText
+
+if TYPE_CHECKING:
+    from nip_judges.judge_file import JudgeFile
+
+_HASHED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+_UNBOUNDED = 1 << 24  # tokenizers without a limit of their own give a number above
+
+
+@dataclass(frozen=True)
+class RewardModelJudge:
+    """A classifier with one logit."""
+
+    name: str
+    digest: str
+    address: str
+    threshold: float
+    accept_forms: Sequence[str] = ()
+    is_paid: bool = False
+    scores: bool = True
+    _loaded: list[Any] = field(default_factory=list, compare=False, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
+
+    def compose(self, shown: ShownText) -> str:
+        """Write question and response as text."""
+        return f"{shown.question}\n{shown.response}"
+
+    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+        """Compute the score. Raises SettingsError where the model can't be loaded."""
+        return await asyncio.to_thread(self._score, shown)
+
+    def _score(self, shown: ShownText) -> JudgeAnswer:
+        import torch
+
+        with self._lock:  # one text at a time: the processor's cores are shared anyway
+            if not self._loaded:
+                self._loaded.append(_load(self.address))
+            tokenizer, model = self._loaded[0]
+            tokens = _tokenize(tokenizer, shown)
+            count = int(tokens["input_ids"].shape[1])
+            most = _find_limit(tokenizer, model)
+            if not 0 < count <= most:
+                reason = f"{count} tokens, and the model takes 1 to {most}"
+                return JudgeAnswer("none", "", reason, calls=0)
+            with torch.inference_mode():
+                score = float(model(**tokens).logits[0, 0])
+        if score != score:
+            return JudgeAnswer("none", "", "the model gives no number")
+        verdict = score >= self.threshold
+        return JudgeAnswer("accept" if verdict else "reject", "", score=score, prompt_tokens=count)
+
+
+def make_reward_model(file: "JudgeFile") -> RewardModelJudge:
+    """Make the judge of a file's `reward_model`. Raises SettingsError without a threshold."""
+    name, threshold = file.judge.reward_model, file.judge.threshold
+    assert name is not None
+    if threshold is None:
+        file.refuse(
+            ("judge", "reward_model"),
+            "judge.threshold is missing: the least logit that accepts",
+        )
+    folder = file.find(name)
+    address = str(folder) if folder.is_dir() else name
+    hashes = _hash_folder(folder) if folder.is_dir() else {}
+    return RewardModelJudge(
+        name=Path(name).name,
+        digest=digest(["reward_model", hashes or name, threshold]),
+        address=address,
+        threshold=threshold,
+    )
+
+
+def _hash_folder(folder: Path) -> dict[str, str]:
+    paths = sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
+    return {path.name: hash_file(path) for path in paths if path.is_file()}
+
+
+def _load(address: str) -> tuple[Any, Any]:
+    try:
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    except ImportError:
+        raise SettingsError(
+            "a reward model needs the package transformers with torch; install them"
+        ) from None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(address, trust_remote_code=False)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            address, trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError) as error:
+        words = " ".join(str(error).split())[:300]
+        raise SettingsError(f"reward_model {address}: can't be loaded ({words})") from None
+    if model.config.num_labels != 1:
+        raise SettingsError(
+            f"reward_model {address}: it has {model.config.num_labels} logits and a reward model "
+            "has one; write it as a function (judge.function)"
+        )
+    return tokenizer, model.eval()
+
+
+def _tokenize(tokenizer: Any, shown: ShownText) -> Any:
+    if getattr(tokenizer, "chat_template", None):
+        chat = [
+            {"role": "user", "content": shown.question},
+            {"role": "assistant", "content": shown.response},
+        ]
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+        return tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    return tokenizer(shown.question + shown.response, return_tensors="pt")
+
+
+def _find_limit(tokenizer: Any, model: Any) -> int:
+    limits = [
+        getattr(tokenizer, "model_max_length", None),
+        getattr(model.config, "max_position_embeddings", None),
+    ]
+    return min([int(limit) for limit in limits if limit and limit < _UNBOUNDED] or [_UNBOUNDED])
