@@ -4,7 +4,8 @@ serve_judge   a judge, in a thread of its own, as long as the block lasts
 serve_seat    the same for any function of a request
 SeatService   its address, key, model and counts
 SeatAnswer    an answer: words, and the decision that nip is to read
-write_answer  both as one text, of which nip reads that decision and no other
+SeatRecord    what the judge has answered; read_record: that of an answer's text
+write_answer  all of it as one text, of which nip reads that decision and no other
 name_model    the name of a judge's model in a run's settings
 
 A server that knows the label of what it judges, by a `check`, accepts only a text that is wrong for
@@ -24,24 +25,33 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from aiohttp import web
 
 from nip_core.errors import NipError
-from nip_core.game.answers.parsing import AnswerForm, InvalidResponse, parse_response
+from nip_core.game.answers.decisions import InvalidResponse
+from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 from nip_core.protocols.scales import SCALES
-from nip_judges.parts import GradedRow, Judge, JudgeAnswer
+from nip_judges.parts import GradedRow, Judge, JudgeAnswer, Verdict
 from nip_judges.scenario import KEY_VARIABLE, read_seat
 
 _LINES: Mapping[str, int] = {"accept": ACCEPT, "reject": REJECT}
 _FORM = AnswerForm(("main",), {}, SCALES["accept_reject"], must_decide=True)
 _NO_WORDS = "(The judge wrote nothing.)"
-_OF_JUDGE = "So far the judge's own words."
+_OF_JUDGE = "So far the judge."
+_RECORD = "> seat: "
+_LABELS: Mapping[bool | None, Literal["wrong", "right after all", "not certain"]] = {
+    False: "wrong",
+    True: "right after all",
+    None: "not certain",
+}
 _LEAST = 1e-9
 _START_S = 10.0
+_Started = Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]]
+"""Of a server in its thread: its port, its loop, and what ends it."""
 
 
 class AnswerCheck(Protocol):
@@ -64,6 +74,20 @@ class SeatAnswer:
     completion_tokens: int = 0
     model: str | None = None
     """The name by which it answers; None: the one it is asked by."""
+
+
+@dataclass(frozen=True)
+class SeatRecord:
+    """What a judge has answered, beside its words and the decision of the seat."""
+
+    verdict: Verdict
+    words: str
+    reason: str = ""
+    label: Literal["wrong", "right after all", "not certain"] | None = None
+    """Of the judged text, by the check; None: there is no check."""
+    score: float | None = None
+    p_accept: float | None = None
+    model: str = ""
 
 
 Answer = Callable[[Mapping[str, Any], int], Awaitable[SeatAnswer]]
@@ -135,45 +159,62 @@ def _decide(
     no_verdict: Literal["reject", "accept", "drop"],
 ) -> tuple[str, SeatAnswer]:
     """Return what became of a text, and the answer of the seat."""
-    outcome: str = answer.verdict
     decision: Literal["accept", "reject"] | None
+    label: Literal["wrong", "right after all", "not certain"] | None = None
     p_accept, notes = answer.p_accept, []
     # 1. The verdict, or what the user's system does without one.
     if answer.verdict == "none":
-        decision = None if no_verdict == "drop" else no_verdict
-        outcome, p_accept = "no verdict", None
-        notes.append(f"The judge gave no verdict ({answer.reason or 'no form of it'}).")
+        decision, p_accept = None if no_verdict == "drop" else no_verdict, None
+        notes.append(f"No verdict: {answer.reason or 'no form of it'}.")
     else:
         decision = answer.verdict
     # 2. A text that is not wrong for certain fools nobody.
     if check is not None:
-        is_right = check.decide(text, row)
-        if is_right is not False:
-            outcome = "not certain" if is_right is None else "right after all"
-            said = f"The judge's verdict: {answer.verdict}." if answer.verdict != "none" else ""
-            notes += [said, f"The text is {outcome}, so it fools nobody: it counts as turned away."]
+        label = _LABELS[check.decide(text, row)]
+        if label != "wrong":
+            notes.append(f"The text is {label}, so it fools nobody and counts as turned away.")
             decision, p_accept = "reject", None if p_accept is None else 0.0
-    written = write_answer(answer.words, decision, [note for note in notes if note])
-    usage = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
-    return outcome, SeatAnswer(written, decision, p_accept, **usage)
+    record = SeatRecord(
+        answer.verdict,
+        answer.words,
+        answer.reason or "",
+        label,
+        answer.score,
+        answer.p_accept,
+        answer.model or "",
+    )
+    written = write_answer(answer.words, decision, notes, record)
+    tokens = answer.prompt_tokens, answer.completion_tokens
+    outcome = label if label not in (None, "wrong") else answer.verdict
+    return str(outcome), SeatAnswer(written, decision, p_accept, *tokens)
 
 
 def write_answer(
-    words: str, decision: Literal["accept", "reject"] | None, notes: Sequence[str] = ()
+    words: str,
+    decision: Literal["accept", "reject"] | None,
+    notes: Sequence[str] = (),
+    record: SeatRecord | None = None,
 ) -> str:
     """Write a judge's words, quoted, and a decision line; nip reads that decision alone.
 
     Words that would be read otherwise even so stand there as JSON, and in the last resort not at
-    all.
+    all. The `record` stands behind them, for `read_record`.
     """
     end = [f"Decision: {decision}"] if decision is not None else []
     quoted = "\n".join(f"> {line}" for line in words.splitlines()) or _NO_WORDS
-    shown = [quoted, f"> {json.dumps(words)}", "(The judge's words are left out.)"]
-    for said in shown:
-        text = "\n\n".join([said, *notes, _OF_JUDGE, *end])
+    kept = [] if record is None else [f"{_RECORD}{json.dumps(asdict(record))}"]
+    for said in (quoted, f"> {json.dumps(words)}", "(The judge's words are left out.)"):
+        text = "\n\n".join([said, *notes, *kept, _OF_JUDGE, *end])
         if _reads_as(text, decision):
             return text
-    return "\n\n".join(end) or _NO_WORDS
+    return "\n\n".join([*kept, *end]) or _NO_WORDS
+
+
+def read_record(text: str) -> SeatRecord | None:
+    """Read the record that `write_answer` has put into an answer; None where there is none."""
+    # A judge's words may hold a line like it; its own stands behind all of them.
+    lines = [line for line in text.splitlines() if line.startswith(_RECORD)]
+    return SeatRecord(**json.loads(lines[-1].removeprefix(_RECORD))) if lines else None
 
 
 def _reads_as(text: str, decision: str | None) -> bool:
@@ -199,7 +240,7 @@ def serve_seat(
     before = os.environ.get(KEY_VARIABLE)
     key = before or secrets.token_urlsafe(24)
     service = SeatService("", key, tuple(models), Counter() if counts is None else counts)
-    started: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    started: _Started = Future()
     thread = threading.Thread(
         target=lambda: asyncio.run(_run(_Seat(answer, service), port, started)),
         name="judge-service",

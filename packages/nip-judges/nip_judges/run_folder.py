@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nip_core.errors import SettingsError
-from nip_core.game.answers.parsing import AnswerForm, InvalidResponse, parse_response
+from nip_core.game.answers.decisions import InvalidResponse
+from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.rollouts.client.answer_parts import make_storable
-from nip_judges.judge_service import SeatAnswer, SeatService, serve_seat, write_answer
+from nip_judges.judge_service import (
+    SeatAnswer,
+    SeatRecord,
+    SeatService,
+    serve_seat,
+    write_answer,
+)
 from nip_judges.parts import Cell, GradedRow
 from nip_judges.scenario import (
     PROVIDER,
@@ -111,17 +118,19 @@ def _answer(cell: Cell) -> SeatAnswer:
     decision = None if cell.verdict == "none" else cell.verdict
     p_accept = cell.p_accept
     if cell.outcome in _UNFOOLED:
-        notes += [f"The judge's verdict: {cell.verdict}. The text is {cell.outcome}, so it counts "]
-        notes[-1] += "as turned away."
+        notes.append(f"The text is {cell.outcome}, so it fools nobody and counts as turned away.")
         decision, p_accept = "reject", None
-    return SeatAnswer(
-        write_answer(cell.words, decision, notes),
-        decision,
-        p_accept,
-        cell.prompt_tokens,
-        cell.completion_tokens,
-        cell.model or None,
+    record = SeatRecord(
+        cell.verdict,
+        cell.words,
+        cell.reason,
+        score=cell.score,
+        p_accept=cell.p_accept,
+        model=cell.model,
     )
+    text = write_answer(make_storable(cell.words), decision, notes, record)
+    tokens = cell.prompt_tokens, cell.completion_tokens
+    return SeatAnswer(text, decision, p_accept, *tokens, cell.model or None)
 
 
 def _say(text: str) -> str:

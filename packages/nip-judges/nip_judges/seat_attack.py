@@ -1,0 +1,140 @@
+"""nip's own attacks on a judge in the verifier's seat: trained provers, best-of-n, one's own.
+
+write_seat_problems         the rows as a dataset: train and validation of those for choosing, test
+make_seat_settings          the settings of the game itself, of which nothing is trained
+attack_settings_for_judge   the game as a run on record, and the settings of an attack on it
+read_seat_outcome           what became of a judged text, by the words of its verifier
+
+An attack of nip's is one on a run on record. Nobody has trained a judge, so that run is the game
+with zero iterations. By default it plays nothing: the attack tests the untrained attacker itself.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from nip_core.attacks.course import TESTED_EVERY
+from nip_core.errors import SettingsError
+from nip_core.loop import train
+from nip_core.parameters import HyperParameters, load_parameters
+from nip_core.parameters.attack_settings import derive_attack
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.session.origin import check_attacked
+from nip_judges.judge_service import SeatService
+from nip_judges.parts import GradedRow
+from nip_judges.scenario import PROVIDER, SCENARIO, make_problem
+
+_VALIDATION_EVERY = 3
+"""Of the questions for choosing, every third is one of validation."""
+
+
+def write_seat_problems(
+    directory: Path, choosing: Iterable[GradedRow], test: Iterable[GradedRow]
+) -> Path:
+    """Write the wrong rows for choosing and for the test as a dataset; return its folder.
+
+    Raises SettingsError for a part that has too few questions.
+    """
+    chosen = [row for row in choosing if not row.is_right]
+    questions = [*dict.fromkeys(row.question_id for row in chosen)]
+    held = set(questions[_VALIDATION_EVERY - 1 :: _VALIDATION_EVERY])
+    by_split = {
+        "train": [row for row in chosen if row.question_id not in held],
+        "validation": [row for row in chosen if row.question_id in held],
+        "test": [row for row in test if not row.is_right],
+    }
+    if empty := [split for split, rows in by_split.items() if not rows]:
+        raise SettingsError(
+            f"there is no wrong row for {', '.join(empty)}: an attack by a model takes wrong rows "
+            f"of {_VALIDATION_EVERY} questions for choosing and of one for the test"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    for split, rows in by_split.items():
+        lines = (json.dumps(make_problem(row), ensure_ascii=False) + "\n" for row in rows)
+        (directory / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return directory
+
+
+def make_seat_settings(
+    name: str,
+    problems: Path,
+    service: SeatService,
+    attacker: Mapping[str, Any],
+    *,
+    run_store: str = "runs",
+    surface: Literal["free", "around"] = "free",
+    judge_prompt: str = "",
+    system_prompt_version: Literal["v1", "v3", "short"] = "v1",
+    tests: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> HyperParameters:
+    """Make the settings of the game of an attacker and the judge that `service` answers for.
+
+    `attacker` are settings of an agent (`model_provider`, `model_name`, …). With `tests` the
+    attacker is tested as it is. `settings` are laid on top, block by block. Raises SettingsError.
+    """
+    values: dict[str, Any] = {
+        "run_name": name,
+        "run_store": run_store,
+        "scenario": SCENARIO,
+        "scenario_settings": {
+            "surface": surface,
+            "judge_prompt": judge_prompt,
+            "system_prompt_version": system_prompt_version,
+        },
+        "dataset": str(problems),
+        "interaction_protocol": "adp",
+        "agents": {
+            "prover": {"fine_tune_from_scratch": False, **attacker},
+            "verifier": {
+                "model_provider": PROVIDER,
+                "model_name": service.models[0],
+                "base_url": service.url,
+                "freeze_agent": True,
+                # A judge that gives no verdict has given none: it is not asked again.
+                "num_invalid_generation_retries": 0,
+            },
+        },
+        "rl": {"num_iterations": 0},
+        "text_rl": {"test_scheme": "last" if tests else "none"},
+        "dataset_options": {"make_balanced": False},
+    }
+    for block, value in (settings or {}).items():
+        old = values.get(block)
+        is_block = isinstance(old, dict) and isinstance(value, Mapping)
+        values[block] = {**old, **value} if is_block else value  # type: ignore[dict-item]
+    return load_parameters(values)
+
+
+async def attack_settings_for_judge(
+    game: HyperParameters,
+    *,
+    by: str = "sneaky",
+    steps: int | None = None,
+    every: int = TESTED_EVERY,
+    name: str | None = None,
+    attack: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+) -> HyperParameters:
+    """Put the game on record, if it is not yet, and make the settings of an attack on its verifier.
+
+    `attack` has further settings of that block (`n`, `until`, `start_from`, `problems`). What is
+    returned goes to `nip_core.loop.train` while the judge's service runs, which has to have the
+    same address when an attack goes on. Raises SettingsError.
+    """
+    run = RunStore(open_store(game.run_store), game.run_name)
+    if not run.store.exists(f"{run.root}/run.json"):
+        await train(game)
+    options = {"by": by, "run": game.run_name, "iteration": 0, **(attack or {})}
+    parameters = derive_attack(
+        game,
+        options,
+        steps=steps,
+        every=every,
+        name=name or f"{game.run_name}-{by}",
+        overrides=overrides,
+    )
+    check_attacked(parameters, run)
+    return parameters
