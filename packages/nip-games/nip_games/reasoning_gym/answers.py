@@ -25,10 +25,10 @@ STYLES = (
 class Answered(NamedTuple):
     """A question, and a response to it."""
 
-    drawn: Drawn
+    item: Drawn
     response: str
     is_right: bool
-    stated: str
+    answer: str
     """The answer that the response states."""
 
 
@@ -60,7 +60,7 @@ def _answer_rounds(
         for place, task in enumerate(tasks):
             is_right = (round_ + place + coin) % 2 == 0
             first, second = next(pairs[task])
-            for drawn, other in ((first, second), (second, first)):
-                stated = drawn.answer if is_right else other.answer
-                response = draw.choice(STYLES).format(answer=stated)
-                yield Answered(drawn, response, is_right, stated)
+            for item, other in ((first, second), (second, first)):
+                answer = item.answer if is_right else other.answer
+                response = draw.choice(STYLES).format(answer=answer)
+                yield Answered(item, response, is_right, answer)

@@ -25,11 +25,11 @@ def list_rows(
         raise SettingsError(f"n must be a multiple of 4, 4 at least (got {size})")
     for row in answer_questions(tasks, seed, split, size):
         yield {
-            "question": row.drawn.question,
+            "question": row.item.question,
             "response": row.response,
-            "reference": row.drawn.answer,
+            "reference": row.item.answer,
             "right": row.is_right,
-            "kind": row.drawn.task,
+            "kind": row.item.task,
         }
 
 

@@ -109,7 +109,7 @@ def draw_pairs(task: TaskName, generator: Generator, split: str) -> Iterator[tup
     Where both are shown with their own answers, or both with the other's, right answers and wrong
     ones are the same texts. Raises DatasetError where no new pair is found.
     """
-    waiting: list[Drawn] = []
+    open_items: list[Drawn] = []
     seen_questions: set[str] = set()
     number, tries = 0, 0
     while True:
@@ -125,11 +125,11 @@ def draw_pairs(task: TaskName, generator: Generator, split: str) -> Iterator[tup
         if tenth not in TENTHS[split] or new.question in seen_questions:
             continue
         seen_questions.add(new.question)
-        other = next((old for old in waiting if is_apart(old.answer, new.answer)), None)
+        other = next((old for old in open_items if is_apart(old.answer, new.answer)), None)
         if other is None:
-            waiting.append(new)
+            open_items.append(new)
             continue
-        waiting.remove(other)
+        open_items.remove(other)
         tries = 0
         yield other, new
 
