@@ -26,8 +26,9 @@ def _complete_bundled(incomplete: str) -> list[str]:
 
 def init(
     place: Annotated[
-        Path, typer.Argument(metavar="[DIR|FILE]", help=f"Default: {_NAME}.", show_default=False)
-    ] = Path(_NAME),
+        Path | None,
+        typer.Argument(metavar="[DIR|FILE]", help=f"Default: {_NAME}.", show_default=False),
+    ] = None,
     from_name: Annotated[
         str | None,
         typer.Option(
@@ -41,8 +42,7 @@ def init(
     """Write a short configuration with comments; nothing is asked, nothing is overwritten."""
     # 1. Where to.
     default = f"{_JUDGE}.yaml" if from_name == _JUDGE else _NAME
-    if place == Path(_NAME):
-        place = Path(default)
+    place = place or Path(default)
     is_file = place.suffix in (".yaml", ".yml")
     file = place if is_file else place / default
     if not is_file and place.suffix and not place.is_dir():
@@ -58,7 +58,7 @@ def init(
     text = text.replace("THIS_FILE", str(file)).replace("runs/mine", f"runs/{name}")
     # A template that lies beside the bundled one does not lie beside its copy.
     text = re.sub(rf"(?m)^( +{_TEMPLATE}: )([\w.-]+)", rf"\1{source.parent}/\2", text)
-
+    # 3. Say how it is used.
     _write_new(file, text, place)
     typed = shlex.quote(str(file))
     say(f"wrote {file}, for a run called {name}\n")
