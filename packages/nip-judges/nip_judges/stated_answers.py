@@ -2,6 +2,8 @@
 
 Statement       a final answer as it is stated, and its place
 list_statements all that a response marks as its final answer, in order
+is_hedged       whether the sentence before a place denies or doubts it
+is_taken_back   whether the text behind a final answer may change it
 last_line       the last line that has more than signs
 
 A mark is a box, four hashes, `<answer>`, or "answer:" and "answer is". Markup is left off.
@@ -14,14 +16,21 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _HASHES = re.compile(r"^\s*####[ \t]+(?P<chunk>\S.*)$", re.MULTILINE)
 _TAGGED = re.compile(r"<answer>\s*(?P<chunk>.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
 _SAID = re.compile(
-    r"\banswers?(?:\W{0,4}(?:is|are|was|would be|equals)\b\W{0,3}|[ \t*_`\"')\]]*[:=]+)"
-    r"[ \t*_`]*\n?[ \t*_`]*(?P<chunk>[^\n]+)",
+    r"\b(?:answers?|(?:correct|right)\s+(?:option|choice))"
+    r"(?:\W{0,4}(?:is|are|was|would be|equals)\b\W{0,3}|[ \t*_`\"')\]]*[:=]+)"
+    r"[\s*_`]*(?P<chunk>[^\n]+)",
+    re.IGNORECASE,
+)
+_COURTESY = re.compile(
+    r"\W*(?:i hope|hope (?:this|that)|let me know|thanks?\b|feel free|please let|happy to|"
+    r"you're welcome)",
     re.IGNORECASE,
 )
 _NEGATED = re.compile(
     r"\b(?:not|never|no|wrong|incorrect|false|cannot|if|unless|whether|doubt\w*|unlikely|first|"
     r"previous|another|other|intermediate|partial|someone|some|think|thought|say|says|said|claim\w*|"
-    r"guess\w*|maybe|perhaps|might|could|may)\b|n't\b|\?",
+    r"guess\w*|maybe|perhaps|might|could|may|would|ignore|suppose|assume|example|students?|his|her|"
+    r"their|instead)\b|n't\b|\?",
     re.IGNORECASE,
 )
 
@@ -52,7 +61,7 @@ def list_statements(response: str) -> list[Statement]:
         inner = [s for s in taken if s[0] < match.end() and match.start() < s[1]]
         if not inner:
             found.append(_state(response, match))
-        elif _is_hedged(response, match.start()):
+        elif is_hedged(response, match.start()):
             found = [_hedge(s) if (s.start, s.end) in inner else s for s in found]
     return sorted(found, key=lambda statement: statement.start)
 
@@ -66,7 +75,7 @@ def _list_boxes(response: str) -> list[Statement]:
             end += 1
         if not depth:
             chunk = response[match.end() : end - 1]
-            hedged = _is_hedged(response, match.start())
+            hedged = is_hedged(response, match.start())
             boxes.append(Statement(chunk, match.start(), end, hedged))
     return boxes
 
@@ -76,20 +85,35 @@ def _state(response: str, match: re.Match[str]) -> Statement:
     sentence = re.match(r".*?[.!?](?=[*_`\"')\]]*\s+[A-Z])", chunk)
     chunk = sentence.group() if sentence else chunk
     end = match.start("chunk") + len(chunk)
-    return Statement(chunk, match.start(), end, _is_hedged(response, match.start()))
+    return Statement(chunk, match.start(), end, is_hedged(response, match.start()))
 
 
 def _hedge(statement: Statement) -> Statement:
     return Statement(statement.chunk, statement.start, statement.end, True)
 
 
-def _is_hedged(response: str, start: int) -> bool:
-    """Tell whether the sentence before a mark denies or doubts it."""
-    before = re.split(r"[.!;]\s|\n\s*\n|(?<=[.:])\n", response[:start])[-1]
+def is_hedged(response: str, start: int) -> bool:
+    """Tell whether the sentence before a mark denies, doubts or quotes it."""
+    before = " ".join(re.split(r"[.!;]\s", response[max(0, start - 1000) : start])[-1].split())
     return bool(_NEGATED.search(before[-200:]))
 
 
 def last_line(response: str) -> str:
-    """Take the last line that has more than signs of markup, without its white space."""
-    lines = [line.strip() for line in response.splitlines()]
+    """Take the last line that has more than signs of markup, without its white space.
+
+    A polite line at the end is passed over: "I hope that this helps."
+    """
+    lines = [line.strip() for line in response.splitlines() if not _COURTESY.match(line)]
     return next((line for line in reversed(lines) if re.search(r"\w", line)), "")
+
+
+_RETURNS = re.compile(
+    r"\b(?:wait|actually|correction|however|but|mistake\w*|not|never|wrong|incorrect|false|instead|"
+    r"should|sorry|no|rather|except|unless|if|or|alternatively|error|again|check)\b|n't\b|\?",
+    re.IGNORECASE,
+)
+
+
+def is_taken_back(behind: str) -> bool:
+    """Tell whether the text behind a final answer may change it, by a number or such a word."""
+    return bool(_RETURNS.search(behind) or re.search(r"\d", behind))
