@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _OF_FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
 # What stands in braces after a command of LaTeX, or after its first argument, is an argument.
 _PLACEHOLDER = re.compile(
-    r"(\\[A-Za-z]+|\}|[\^_$])?(?:\{\{\s*([A-Za-z_]\w*)\s*\}\}|\{([A-Za-z_]\w*)\})", re.ASCII
+    r"(\\[A-Za-z]+|(?<=[}^_$]))?(?:\{\{\s*([A-Za-z_]\w*)\s*\}\}|\{([A-Za-z_]\w*)\})", re.ASCII
 )
 
 
@@ -131,11 +131,11 @@ def check_function(folder: Path, address: str) -> None:
 def find_placeholders(prompt: str, filled: set[str]) -> Iterator[str]:
     """Find each name in braces, {name} or {{name}}, once.
 
-    Of arguments of LaTeX commands only those in `filled` count: those are placeholders.
+    Of single letters and arguments of LaTeX only those in `filled` count: those are placeholders.
     """
     seen: set[str] = set()
     for match in _PLACEHOLDER.finditer(prompt):
         before, name = match[1], match[2] or match[3]
-        if name not in seen and (before is None or name in filled):
+        if name not in seen and ((before is None and len(name) > 1) or name in filled):
             seen.add(name)
             yield name

@@ -1,6 +1,5 @@
 """judge.yaml: what it takes, and the line that each fault gets."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -194,11 +193,8 @@ def test_each_fault_is_one_line_with_the_line_of_its_key(text, line):
         load(text)
     said = str(caught.value)
     assert said.startswith("judge.yaml") and "\n" not in said
-    assert (
-        said.removeprefix("judge.yaml, ")
-        .removeprefix("judge.yaml: ")
-        .startswith(line if line.startswith("line") else "")
-    )
+    if line.startswith("line"):
+        assert said.startswith(f"judge.yaml, {line}")
     assert line in said
     assert "sk-proj" not in said and "a:b" not in said
 
@@ -297,4 +293,4 @@ def test_nip_init_writes_it_and_nothing_beside(tmp_path):
     assert [path.name for path in place.iterdir()] == ["judge.yaml"]
     assert f"nip attack --judge {place / 'judge.yaml'} --dry-run" in done.output
     assert "THIS_FILE" not in (place / "judge.yaml").read_text()
-    assert json.dumps("run_name") not in done.output
+    assert "run_name" not in done.output
