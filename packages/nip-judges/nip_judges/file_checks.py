@@ -88,7 +88,8 @@ def _check_model(file: "JudgeFile") -> None:
     except ValueError as error:
         key = str(error).partition(":")[0].partition(".")[2]
         file.refuse(("judge", key), str(error))
-    if agent.provider.address is None and judge.base_url is None:
+    provider = agent.provider
+    if not (provider.address or provider.address_variable or judge.base_url):
         file.refuse(
             ("judge", "model_provider"),
             f"judge.base_url is missing: the address of the {judge.model_provider} server, such as "

@@ -104,8 +104,11 @@ class JudgeFile(Settings):
         raise SettingsError(f"{self.place(*keys)}: {' '.join(message.split())}")
 
     def has(self, *keys: str) -> bool:
-        """Return whether a key stands in the file."""
-        return keys in self._written.lines
+        """Return whether a key is set, in the file or by an override."""
+        block: object = self
+        for key in keys[:-1]:
+            block = getattr(block, key)
+        return isinstance(block, Settings) and keys[-1] in block.model_fields_set
 
     @cached_property
     def prompt_text(self) -> str | None:

@@ -33,6 +33,7 @@ def read_named_text(folder: Path, name: str) -> str:
 
     Raises ValueError with the reason in words.
     """
+    name = str(Path(name).expanduser())
     if (folder / name).exists() or not is_address(name):
         return _read_file(folder, name)
     of_file = _OF_FILE.fullmatch(name)

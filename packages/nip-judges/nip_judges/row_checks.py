@@ -88,6 +88,12 @@ def _stands_in_response(row: GradedRow) -> bool:
     return bool(re.search(rf"(?<![\w.]){re.escape(reference)}(?!\w|[.,]\d)", text))
 
 
+def _is_reference(row: GradedRow) -> bool:
+    """Return whether a response is the reference and nothing else."""
+    reference = " ".join((row.reference or "").split()).casefold()
+    return bool(reference) and " ".join(row.response.split()).casefold() == reference
+
+
 def _count_questions(rows: Sequence[GradedRow]) -> int:
     return len({row.question_id for row in rows})
 
@@ -112,6 +118,12 @@ def list_notes(file: JudgeFile, rows: Sequence[GradedRow], doubled: int) -> tupl
         )
         if left_out:
             notes.append(f"{left_out} questions have rows of one label alone, and are left out")
+    same = [row.id for row in rows if not row.is_right and _is_reference(row)]
+    if same:
+        notes.append(
+            f"{len(same)} wrong rows answer with the reference itself; look at their labels first: "
+            f"rows {', '.join(same[:5])}"
+        )
     if doubled:
         notes.append(f"{doubled} rows stand twice in {file.data.file}, and count once")
     if file.asks_model and file.budget.usd is None and file.budget.calls is None:

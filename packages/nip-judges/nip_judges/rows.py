@@ -110,6 +110,8 @@ def _find_columns(file: JudgeFile, names: Sequence[str], is_log: bool) -> _Colum
     for field, name in {**found, "kind": data.kind}.items():
         if name is not None and name not in names:
             _refuse_column(file, field, name, names)
+    if found["reference"] is None and file.check in ("exact", "number", "option"):
+        file.refuse(("check",), f"check: {file.check} compares with the reference; name its column")
     if found["right"] is not None:
         check_label_name(file, found["right"])
     question, response = found["question"], found["response"]

@@ -38,7 +38,7 @@ def swap_responses(file: JudgeFile, rows: Sequence[GradedRow], column: str) -> l
             if other is not None:
                 made[row.id] = replace(
                     row,
-                    id=f"{row.id}<{other.id}",
+                    id=f"{row.id}-{other.id}",
                     response=other.response,
                     is_right=False,
                     columns={**row.columns, column: other.response},

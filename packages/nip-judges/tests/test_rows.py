@@ -319,7 +319,7 @@ def test_a_label_that_is_missing_is_refused_or_made():
     right = {row.id: row for row in rows.rows if row.is_right}
     assert len(wrong) == 30
     for row in wrong:
-        place, _, other = row.id.partition("<")
+        place, _, other = row.id.partition("-")
         assert row.response == right[other].response == row.columns["output"]
         assert right[other].columns["kind"] == row.columns["kind"]
         assert right[place].question == row.question and right[other].question != row.question
@@ -360,6 +360,15 @@ def test_references_that_stand_in_running_text_are_refused():
         row["output"] += "\n**Answer:** 7"
     write(rows)
     assert read(YAML + "check: exact\n").rows
+
+
+def test_a_wrong_row_that_answers_with_the_reference_is_shown():
+    rows = make_rows(60, 60)
+    rows[3]["output"] = " 103\n"
+    write(rows)
+    assert read().notes[0] == (
+        "1 wrong rows answer with the reference itself; look at their labels first: rows 4"
+    )
 
 
 def test_an_empty_response_that_is_right_leaves_no_text_without_an_answer():
