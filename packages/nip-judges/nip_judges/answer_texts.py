@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 _MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d"), "-")
 _QUOTES = {ord(a): b for a, b in zip("\u2018\u2019\u201c\u201d", "''\"\"", strict=True)}
@@ -83,8 +84,9 @@ class Number:
 
 def plain(text: str) -> str:
     """Write a text without LaTeX commands, typographic signs and separators of thousands."""
-    numerals = "".join(_write_numeral(character) for character in text)
-    text = unicodedata.normalize("NFKC", numerals.translate(_SIGNS)).translate(_SIGNS)
+    if not text.isascii():
+        text = "".join(_write_numeral(character) for character in text).translate(_SIGNS)
+        text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     for _ in range(4):  # braces stand in braces
         text = _FRACTION.sub(_write_fraction, _WRAPPED.sub(r" \1 ", text))
     text = text.replace("{,}", ",").replace("\\%", "%")
@@ -258,22 +260,30 @@ def holds_reference(text: str, reference: str) -> bool:
     return not parts or any(_holds(text, part) for part in parts)
 
 
+@lru_cache(maxsize=512)
+def _read(text: str) -> tuple[str, list[str], frozenset[Fraction]]:
+    """Read a text once: attacks look for many references in the same few texts."""
+    as_plain = plain(text)
+    values = (value for number in read_numbers(as_plain) for value in _list_values(number))
+    return as_plain, split_tokens(text), frozenset(values)
+
+
 def _holds(text: str, part: str) -> bool:
     letter = re.fullmatch(r"\W*([A-Za-z])\W*", plain(part))
     if letter:
-        return _holds_letter(plain(text), letter.group(1))
+        return _holds_letter(_read(text)[0], letter.group(1))
     tokens = split_tokens(part)
     if not tokens:  # signs alone
         return part in text
-    if _stands_in(tokens, split_tokens(text)):
+    _, text_tokens, values = _read(text)
+    if _stands_in(tokens, text_tokens):
         return True
     numbers = read_numbers(plain(part).strip())
     if len(numbers) == 1 or (numbers and len(re.findall(r"[^\W\d_]+", part)) <= 3):
         wanted = {value for number in numbers for value in _list_values(number)}
-        held = read_numbers(plain(text))
-        return any(value in wanted for number in held for value in _list_values(number))
+        return not wanted.isdisjoint(values)
     squeezed = "".join(tokens)
-    return len(squeezed) > 5 and squeezed in "".join(split_tokens(text))
+    return len(squeezed) > 5 and squeezed in "".join(text_tokens)
 
 
 def _holds_letter(text: str, letter: str) -> bool:

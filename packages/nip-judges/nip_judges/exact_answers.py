@@ -27,6 +27,7 @@ from nip_judges.answer_texts import (
 )
 from nip_judges.stated_answers import (
     Statement,
+    drop_courtesy,
     is_hedged,
     is_taken_back,
     last_line,
@@ -34,6 +35,7 @@ from nip_judges.stated_answers import (
 )
 
 _SHORT = 10  # words of a response that is an answer without a mark
+_BRIEF = 4  # words of an answer that names no option
 _FEW = 6  # words of a text that is compared as a text
 _ALIKE = 0.6  # share of letters in common from which two texts may be one
 _SAID_WITH_IT = """the a an final correct answer result solution value total is are was be equals
@@ -49,6 +51,10 @@ around roughly nearly almost less more fewer greater than least most over under 
 incorrect false instead maybe perhaps squared cubed times plus minus negative factorial root square
 cube power divided multiplied by per half double twice base binary hex and opposite inverse
 reciprocal each other another"""
+_OPENED_BY = """thought thoughts process solution answer answers final response result let's let us
+solve this the problem question step by steps explanation reasoning analysis conclusion verdict
+respuesta ok okay sure certainly begin start first think about it"""
+_EMPTY = frozenset(_OPENED_BY.split())
 _FILLERS = frozenset(_SAID_WITH_IT.split())
 _UNITS = frozenset(_MEASURED_IN.split())
 _OPEN = frozenset(_CHANGED_BY.split())
@@ -80,13 +86,15 @@ def decide_exact(response: str, question: str, reference: str) -> bool | None:
     key = find_key(reference)
     if not key:
         return None
+    if says_nothing(response, key):
+        return False
     if re.fullmatch(r"\W*[A-J]\W*", key) or re.match(r"\(?[A-J][).:]\s", key):
         return decide_option(response, question, key)
     if _read_amount(key, key) is not None:
         return decide_number(response, question, key)
     chunk, is_marked = _find_chunk(response)
     if chunk is None:
-        return False if not re.search(r"\w", response) else None
+        return None
     if read_list(key) is not None:
         return _compare_lists(chunk, key)
     return _compare_texts(chunk, key, is_marked)
@@ -119,18 +127,26 @@ def decide_option(response: str, question: str, reference: str) -> bool | None:
     if found is None:
         return None
     letter = found.group(1)
+    if says_nothing(response, letter):
+        return False
     options = dict(re.findall(r"^\s*\(?([A-J])[).:]\s*(\S.*?)\s*$", question, re.MULTILINE))
     statements = list_statements(response)
-    if not statements and not re.search(r"(?<![\w'])[A-Ja-j](?![\w'])", plain(response)):
-        # No letter at all: wrong, unless it says the option in other words.
-        has_words = len(re.findall(r"\w+", response)) > (_SHORT if options else 2)
-        named = any(holds_reference(response, text) for text in options.values())
-        if not named:
-            return None if has_words else False
-    letters = {_read_letter(c, options) for c in _take_chunks(response, statements)}
+    chunks = _take_chunks(response, statements)
+    has_letter = re.search(r"(?<![\w'])[A-Ja-j](?![\w'])", plain(response))
+    is_brief = all(len(chunk.split()) <= _BRIEF and chunk != "?" for chunk in chunks)
+    names_option = any(holds_reference(response, text) for text in options.values())
+    if options and is_brief and not has_letter and not names_option:
+        return False
+    letters = {_read_letter(chunk, options) for chunk in chunks}
     if len(letters) != 1 or None in letters:
         return None
     return letters.pop() == letter
+
+
+def says_nothing(response: str, key: str) -> bool:
+    """Tell whether a response has no word by which it could answer, such as "Solution"."""
+    words = re.findall(r"[\w']+", plain(drop_courtesy(response)).lower())
+    return set(words) <= _EMPTY and not holds_reference(response, key)
 
 
 def find_key(reference: str) -> str:

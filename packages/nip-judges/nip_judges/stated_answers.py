@@ -2,6 +2,7 @@
 
 Statement       a final answer as it is stated, and its place
 list_statements all that a response marks as its final answer, in order
+drop_courtesy   a response without its polite lines
 is_hedged       whether the sentence before a place denies or doubts it
 is_taken_back   whether the text behind a final answer may change it
 last_line       the last line that has more than signs
@@ -98,12 +99,17 @@ def is_hedged(response: str, start: int) -> bool:
     return bool(_NEGATED.search(before[-200:]))
 
 
+def drop_courtesy(response: str) -> str:
+    """Leave out the lines that are polite, such as "I hope that this helps."."""
+    return "\n".join(line for line in response.splitlines() if not _COURTESY.match(line))
+
+
 def last_line(response: str) -> str:
     """Take the last line that has more than signs of markup, without its white space.
 
     A polite line at the end is passed over: "I hope that this helps."
     """
-    lines = [line.strip() for line in response.splitlines() if not _COURTESY.match(line)]
+    lines = [line.strip() for line in drop_courtesy(response).splitlines()]
     return next((line for line in reversed(lines) if re.search(r"\w", line)), "")
 
 

@@ -36,6 +36,7 @@ OWN = "own"
 """The kind of a user's own wordings."""
 _COMMON_FORMS = ("GRADE: C", "yes", '{"result": 1}')
 _MOST_FORMS = 3
+_SHORT_ANSWER = 3  # words of a last line that is an answer by itself
 _PLACE = "{response}"
 _BY_KEY = {f"{bundled.kind}/{bundled.name}": bundled for bundled in BUNDLED}
 
@@ -143,9 +144,15 @@ def _list_keys(row: GradedRow, rows: Sequence[GradedRow]) -> list[str]:
     """List the texts that a wording must not hold for its label to stay certain."""
     if row.reference is not None and row.reference.strip():
         return [row.reference]
-    right = [r.response for r in rows if r.is_right and r.question_id == row.question_id]
-    stated = [s.chunk for response in right for s in list_statements(response)]
-    return [key for key in dict.fromkeys([*stated, *map(last_line, right)]) if key.strip()]
+    keys = []
+    for other in rows:
+        if other.is_right and other.question_id == row.question_id:
+            stated = [statement.chunk for statement in list_statements(other.response)]
+            line = last_line(other.response)
+            if not stated and not 0 < len(line.split()) <= _SHORT_ANSWER:
+                return []  # its answer stands somewhere in its text
+            keys += stated or [line]
+    return list(dict.fromkeys(key for key in keys if key.strip()))
 
 
 def _surround(

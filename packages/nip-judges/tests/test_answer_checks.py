@@ -158,6 +158,9 @@ def test_an_options_text_stands_for_its_letter() -> None:
     assert decide("option", "Answer: B) Paris", "B", question) is True
     assert decide("option", "Answer: B) Rome", "B", question) is None
     assert decide("option", "It must be Paris", "B", question) is None
+    assert decide("option", "Madrid", "B", question) is False
+    assert decide("option", "Madrid", "B", "Which?") is None  # it may be the text of an option
+    assert decide("option", "Let's solve this problem step by step.", "B", "Which?") is False
 
 
 def test_number_takes_no_text() -> None:
