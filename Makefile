@@ -184,8 +184,10 @@ test-verifiers:
 test-judges:
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_inspect.sh $(INSPECT)
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_judges.sh $(JUDGES)
-	$(INSPECT)/bin/python -m pytest packages/nip-judges/tests/libraries/with_inspect
-	$(JUDGES)/bin/python -m pytest packages/nip-judges/tests/libraries/with_others
+	for part in $(INSPECT):with_inspect $(JUDGES):with_others; do \
+		$${part%:*}/bin/python -m pytest packages/nip-judges/tests/libraries/$${part#*:} \
+			packages/nip-judges/tests/libraries/test_openai_graders.py || exit; \
+	done
 
 # nip view in a browser, from the system's packages: apt-get install chromium, or NIP_CHROMIUM. What
 # drives it and looks for barriers comes from npm. NIP_SHOTS=DIR takes pictures of every page.

@@ -3,10 +3,8 @@
 open_judge  the judge of a yaml, with its client
 write_yaml  the yaml of a function
 shown       a text as a judge is asked about it
-count_code  the lines of code of an example
 """
 
-import ast
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,12 +47,3 @@ def shown(
     """A text with its row's columns."""
     columns = {"question": question, "response": response, "reference": "Paris", "right": "true"}
     return ShownText(question, response, "Paris", columns, other)
-
-
-def count_code(path: Path) -> int:
-    """Count the lines of code of an example, without its docstring and empty lines."""
-    text = path.read_text()
-    first = ast.parse(text).body[0]
-    assert isinstance(first, ast.Expr)
-    lines = text.splitlines()[first.end_lineno :]
-    return sum(bool(line.strip()) for line in lines)

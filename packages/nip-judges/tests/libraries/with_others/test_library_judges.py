@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from both_ways import EXAMPLES, count_code, open_judge, shown, write_yaml
+from both_ways import EXAMPLES, open_judge, shown, write_yaml
 from grader_stub import Answer, Stub
 from odd_answers import write_answers
 from verifiers.v1.judge import JudgeResponse
@@ -93,15 +93,18 @@ async def test_a_metric_of_dspy_judges_by_its_score_and_is_asked_anew(
     def answer(chat: str) -> str:
         part = 0.9 if "It is Paris" in chat else 0.1
         fields = {"reasoning": "so", "recall": part, "precision": part}
-        return "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
+        said = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
+        return "I refuse." if "Oslo" in chat else said
 
     stub = grade(answer)
     async with open_judge(write_yaml(folder, "dspy_metric.py:judge", threshold=0.66)) as judge:
         texts = [shown(text) for text in ("It is Paris", "Rome", "Rome")]
         answers = [await judge.ask(text, 1) for text in texts]
+        refused = await judge.ask(shown("Oslo"), 1)
     assert [a.verdict for a in answers] == ["accept", "reject", "reject"]
+    assert refused.verdict == "none"
     assert answers[0].score == pytest.approx(0.9)
-    assert len(stub.chats) == 3
+    assert sum("Oslo" not in chat for chat in stub.chats) == 3
 
 
 async def test_ruler_accepts_the_first_of_two_by_its_scores(
@@ -120,8 +123,3 @@ async def test_ruler_accepts_the_first_of_two_by_its_scores(
         pairs = ("Paris", "Rome"), ("Rome", "Paris"), ("Rome", "Bonn"), ("Paris", "Oslo")
         answers = [await judge.ask(shown(a, other=b), 1) for a, b in pairs]
     assert [a.verdict for a in answers] == ["accept", "reject", "none", "none"]
-
-
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_each_example_has_at_most_eight_lines_of_code(path: Path) -> None:
-    assert count_code(path) <= 8
