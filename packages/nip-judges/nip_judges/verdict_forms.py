@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from nip_core.errors import SettingsError
 from nip_judges.parts import Verdict
 
-LONGEST_SEARCHED = 20_000
+LONGEST_SEARCHED = 10_000
 """A pattern is searched in so many last characters, which bounds its time."""
 NEITHER = "neither accept nor reject"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w)")
@@ -157,9 +157,16 @@ class PatternForm:
     """Of a value that is a number, in the place of accept and reject."""
     ignore_case: bool = False
     compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    takes_all: bool = field(init=False, repr=False, compare=False)
+    """It begins with .* over lines: a match from the first character on is there or none is."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "compiled", check_pattern(self.pattern))
+        compiled = check_pattern(self.pattern)
+        object.__setattr__(self, "compiled", compiled)
+        tree = _parser.parse(self.pattern)
+        begins = len(tree) > 0 and str(tree[0]).startswith("(MAX_REPEAT, (0, MAXREPEAT, [(ANY,")
+        takes_all = begins and bool(compiled.flags & re.DOTALL)
+        object.__setattr__(self, "takes_all", takes_all)
         if self.threshold is None:
             TextForm(self.accept or "", self.reject or "")
 
@@ -194,6 +201,9 @@ class PatternForm:
         )
 
     def _matches(self, text: str) -> Iterator[re.Match[str]]:
+        if self.takes_all:
+            match = self.compiled.match(text)
+            return iter([] if match is None or match[1] is None else [match])
         return (match for match in self.compiled.finditer(text) if match[1] is not None)
 
     def _compare(self, value: str) -> Verdict:

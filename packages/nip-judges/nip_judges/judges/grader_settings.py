@@ -9,7 +9,7 @@ The fields are those of `openai.types.graders` and of `testing_criteria` in
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -32,7 +32,7 @@ class TextPart(_Settings):
     text: str
 
 
-Content = Union[str, TextPart, tuple[str | TextPart, ...]]
+Content = str | TextPart | tuple[str | TextPart, ...]
 
 
 class GraderMessage(_Settings):

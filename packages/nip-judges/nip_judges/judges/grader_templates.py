@@ -46,8 +46,7 @@ def list_items(shown: ShownText, data: Any) -> dict[str, str]:
     """List the values of `item` by name."""
     values = list_values(shown, data)
     own = {getattr(data, name, None) for name in ("question", "response", "reference")}
-    # Our own names are columns of nobody's, unless a row has them.
-    return {n: v for n, v in values.items() if n in shown.columns or n in own or n == "question"}
+    return {name: value for name, value in values.items() if name in shown.columns or name in own}
 
 
 def fill_template(text: str, shown: ShownText, data: Any) -> str:

@@ -9,6 +9,7 @@ other. A text that is too long for the model is no verdict.
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ class RewardModelJudge:
                 return JudgeAnswer("none", "", reason, calls=0)
             with torch.inference_mode():
                 score = float(model(**tokens).logits[0, 0])
-        if score != score:
+        if not math.isfinite(score):
             return JudgeAnswer("none", "", "the model gives no number")
         verdict = score >= self.threshold
         return JudgeAnswer("accept" if verdict else "reject", "", score=score, prompt_tokens=count)
