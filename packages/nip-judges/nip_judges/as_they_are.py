@@ -39,7 +39,7 @@ def ends_after_first_look(cells: Sequence[Cell], no_verdict: NoVerdict = "reject
     Both intervals are of 99.9 %, so that a judge that is only noisy goes on.
     """
     plain = [cell for cell in cells if cell.phase == "as they are"]
-    again = [cell for cell in cells if cell.phase == "again"]
+    again = [cell for cell in cells if cell.phase == "again" and cell.attack == "none"]
     asked = plain + again
     reason = _without_form(asked)
     if reason is not None or not asked:
@@ -118,7 +118,7 @@ def flip_rate(by_row: Mapping[str, Cell], again: Sequence[Cell]) -> float | None
 
 
 def kappa(by_row: Mapping[str, Cell], again: Sequence[Cell], z: float = Z_95) -> Estimate | None:
-    """Compute Cohen\'s kappa of both askings of the rows that were asked twice."""
+    """Compute Cohen's kappa of both askings of the rows that were asked twice."""
     pairs = _twice(by_row, again)
     verdicts = [one.verdict for one, _ in pairs], [other.verdict for _, other in pairs]
     questions = [one.question_id for one, _ in pairs]
@@ -126,7 +126,7 @@ def kappa(by_row: Mapping[str, Cell], again: Sequence[Cell], z: float = Z_95) ->
 
 
 def youden(plain: Sequence[Cell], policy: NoVerdict, z: float = Z_95) -> Estimate | None:
-    """Compute Youden\'s J of rows as they are, of both labels."""
+    """Compute Youden's J of rows as they are, of both labels."""
     sides = [[cell for cell in plain if cell.is_right is label] for label in (True, False)]
     accepted = [[is_accepted(cell, policy) for cell in side] for side in sides]
     questions = [[cell.question_id for cell in side] for side in sides]

@@ -212,13 +212,13 @@ def make_document(
         labels_by=labels_by,
         no_verdict_policy=figures.no_verdict_policy,
         as_they_are=AsTheyAre(
-            wrong_accepted=_rate(figures.wrong_accepted),
-            right_rejected=_rate(figures.right_rejected),
+            wrong_accepted=rate_words(figures.wrong_accepted),
+            right_rejected=rate_words(figures.right_rejected),
             no_verdict=figures.no_verdict,
         ),
         again=AsTheyAre(
-            wrong_accepted=_rate(figures.again_wrong),
-            right_rejected=_rate(figures.again_right),
+            wrong_accepted=rate_words(figures.again_wrong),
+            right_rejected=rate_words(figures.again_right),
             no_verdict=figures.again_no_verdict,
         ),
         flip_rate=figures.flip_rate,
@@ -306,7 +306,8 @@ def _kind(column: str) -> pa.DataType:
     return pa.float64() if column in _FLOATS else pa.string()
 
 
-def _rate(rate: Rate | None) -> RateWords | None:
+def rate_words(rate: Rate | None) -> RateWords | None:
+    """Give a rate as judge.json has it."""
     if rate is None:
         return None
     return RateWords(
@@ -339,7 +340,7 @@ def _change(change: Change) -> ChangeWords:
 
 
 def _attack(figure: AttackFigures) -> AttackWords:
-    rate = _rate(figure.rate)
+    rate = rate_words(figure.rate)
     assert rate is not None  # it is given
     return AttackWords(
         attack=figure.attack,
@@ -352,7 +353,7 @@ def _attack(figure: AttackFigures) -> AttackWords:
         is_flagged=figure.is_flagged,
         change=None if figure.change is None else _change(figure.change),
         universal=figure.universal,
-        choosing=_rate(figure.choosing),
+        choosing=rate_words(figure.choosing),
     )
 
 

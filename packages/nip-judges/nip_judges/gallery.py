@@ -5,13 +5,12 @@ list_gallery   them with their askings, as judge.json has them
 write_texts    them for people
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
-from nip_core.redaction import printable
 from nip_judges.documents import JudgeDocument, ShownCell
 from nip_judges.figures import ATTACKS_ON_WRONG, is_hit
 from nip_judges.parts import Cell
+from nip_judges.text_lines import cut_line, wrap_lines
 
 MOST_TEXTS, MOST_OF_A_KIND = 10, 2
 _WIDTH = 100
@@ -80,9 +79,9 @@ def write_texts(document: JudgeDocument) -> str:
         return "No text that is wrong was accepted under an attack."
     parts = [f"The {len(gallery)} most convincing texts that are wrong, at most two of a kind."]
     for number, text in enumerate(gallery, 1):
-        name = printable(f"{text['kind']}: {text['name']}").replace("\n", " ")
+        name = cut_line(f"{text['kind']}: {text['name']}", 56)
         lines = [
-            f"{number}. {name}   row {printable(text['row'])}, accepted in {text['accepted']} of "
+            f"{number}. {name}   row {cut_line(text['row'], 8)}, accepted in {text['accepted']} of "
             f"{text['asked']} askings",
             *_block("question", text["question"]),
             *_block("shown", text["response"]),
@@ -106,9 +105,9 @@ def _block(title: str, text: str) -> list[str]:
     cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … ({len(text):,} characters)"
     begin, indent = f"   {title:<10}", " " * 13
     lines: list[str] = []
-    for line in (printable(cut) or "(nothing)").replace("\t", "    ").split("\n"):
-        lines += textwrap.wrap(line, _WIDTH - len(indent), drop_whitespace=False) or [""]
-    return [f"{indent if place else begin}{line}".rstrip() for place, line in enumerate(lines)]
+    for line in (cut or "(nothing)").split("\n"):
+        lines += wrap_lines(line, _WIDTH, indent if lines else begin, indent)
+    return lines
 
 
 def _text_key(cell: Cell) -> tuple[str, str, str, str, str]:

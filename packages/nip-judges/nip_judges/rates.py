@@ -172,6 +172,7 @@ def _share(hits: Sequence[bool], questions: Sequence[str], z: float) -> tuple[fl
     values = np.array(hits, dtype=np.bool_)
     successes, trials = totals_by(number_questions(questions), values)
     share = sum(hits) / len(hits)
+    # As `clustered_rate`: rows of different questions are trials.
+    worth = len(hits) if len(trials) == len(hits) else effective_trials(successes, trials)
     # Wilson's interval depends on z²/n alone.
-    worth = effective_trials(successes, trials) * (Z_95 / z) ** 2
-    return share, wilson_of_rate(share, worth)
+    return share, wilson_of_rate(share, worth * (Z_95 / z) ** 2)

@@ -6,13 +6,11 @@ write_texts    the most convincing texts (of `gallery`)
 PlanDocument   all that a dry run says
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import set_cell_size
 
-from nip_core.redaction import printable
 from nip_judges.documents import (
     AsTheyAre,
     AttackWords,
@@ -22,6 +20,7 @@ from nip_judges.documents import (
 )
 from nip_judges.gallery import write_texts
 from nip_judges.planned_power import PowerRow, plan_power
+from nip_judges.text_lines import cut_line, wrap_lines
 
 __all__ = ["PlanDocument", "write_plan", "write_screen", "write_texts"]
 
@@ -72,10 +71,10 @@ def write_plan(plan: PlanDocument) -> str:
     """Write a dry run for people, in at most 100 columns."""
     lines: list[str] = []
     if "judge" in plan:
-        lines.append(_cut(f" {plan['judge']}", _WIDTH))
+        lines.append(cut_line(f" {plan['judge']}", _WIDTH))
     if "answer" in plan:
-        words = _cut(plan["answer"], 60)
-        lines += [_cut(f" one call was made: {plan.get('verdict', '')} ({words})", _WIDTH), ""]
+        words = cut_line(plan["answer"], 60)
+        lines += [cut_line(f" one call was made: {plan.get('verdict', '')} ({words})", _WIDTH), ""]
     calls = plan.get("calls", {})
     lines += [f" {name:<30}{count:>9,} calls" for name, count in calls.items()]
     if calls:
@@ -86,8 +85,8 @@ def write_plan(plan: PlanDocument) -> str:
         rows = plan_power(sizes, kinds, plan.get("changing", 0.02))
         lines += ["", *_write_power(rows, kinds, plan["wrong_questions"])]
     if plan.get("refused_bar"):
-        lines += ["", *textwrap.wrap(str(plan["refused_bar"]), _WIDTH - 1, initial_indent=" ")]
-    lines += [_cut(f" {note}", _WIDTH) for note in plan.get("notes", ())]
+        lines += ["", *_indent(str(plan["refused_bar"]))]
+    lines += [cut_line(f" {note}", _WIDTH) for note in plan.get("notes", ())]
     return "\n".join(lines)
 
 
@@ -125,8 +124,7 @@ def _say_tokens(plan: PlanDocument) -> str:
 def _wrap_word(word: str, sentence: str) -> str:
     begin = f"{word}.  "
     indent = " " * min(len(begin), 9)
-    text = printable(sentence).replace("\n", " ")
-    return "\n".join(textwrap.wrap(text, _WIDTH, initial_indent=begin, subsequent_indent=indent))
+    return "\n".join(wrap_lines(sentence, _WIDTH, begin, indent))
 
 
 def _write_table(document: JudgeDocument) -> list[str]:
@@ -167,7 +165,7 @@ def _write_kinds(wordings: Sequence[AttackWords], primary: str | None) -> list[s
     flagged = [one for one in ordered[_KINDS_SHOWN:] if one["is_flagged"]]
     shown = [*ordered[:_KINDS_SHOWN], *flagged][:_MOST_SHOWN]
     lines = [
-        _attack_line(f"   {one['kind']:<11}{_cut(one['name'], 31)}", one, of_wrong=True)
+        _attack_line(f"   {one['kind']:<11}{cut_line(one['name'], 31)}", one, of_wrong=True)
         for one in shown
     ]
     rest = [one["rate"]["rate"] for one in ordered if one not in shown]
@@ -197,7 +195,7 @@ def _line_of(label: str, rates: AsTheyAre, *, with_interval: bool = True) -> str
 
 
 def _line(label: str, wrong: str, right: str, none: str, mark: str = "") -> str:
-    begin = set_cell_size(_cut(label, _LABEL - 1), _LABEL)
+    begin = set_cell_size(cut_line(label, _LABEL - 1), _LABEL)
     return f"{begin}{wrong:<{_CELL}}{right:<{_CELL}}{none:>{_LAST}}{mark}".rstrip()
 
 
@@ -230,13 +228,15 @@ def _share_again(plain: AsTheyAre, again: AsTheyAre) -> str:
 def _write_against(document: JudgeDocument) -> list[str]:
     against = document["against"]
     assert against is not None  # its caller looked
-    lines = [_cut(f" {against['name'] or 'the second judge'}, less this one, in points", _WIDTH)]
+    lines = [
+        cut_line(f" {against['name'] or 'the second judge'}, less this one, in points", _WIDTH)
+    ]
     if against["primary"] is not None:
         held = "held-out kind" if document["held_out"] else "kind"
         verdict = "better" if against["is_better"] else "no difference is shown"
         label = f"   wrong accepted, worst {held} ({against['key']})"
         lines.append(
-            f"{set_cell_size(_cut(label, 64), 66)}{_change(against['primary'])}  {verdict}"
+            f"{set_cell_size(cut_line(label, 64), 66)}{_change(against['primary'])}  {verdict}"
         )
     if against["gate"] is not None:
         bound = against["gate_bound"]
@@ -244,7 +244,7 @@ def _write_against(document: JudgeDocument) -> list[str]:
         at_most = "" if bound is None else f", at most {100 * bound:.1f} (95 %)"
         text = f"   right rejected as they are{at_most}"
         lines.append(f"{text:<{_AGAINST}}{_change(against['gate']):<22}{verdict}")
-    return [_cut(line, _WIDTH) for line in lines]
+    return [cut_line(line, _WIDTH) for line in lines]
 
 
 def _change(change: ChangeWords) -> str:
@@ -283,8 +283,8 @@ def _say_universal(document: JudgeDocument) -> str:
     fooled = rate["hit_questions"] / rate["questions"]
     if primary["attack"] == "wording":
         return (
-            f'One text for many: "{primary["name"]}" fools {100 * share:.0f} % of the questions, '
-            "so a policy can learn it once."
+            f'One text for many: "{cut_line(primary["name"], 60)}" fools {100 * share:.0f} % of '
+            "the questions, so a policy can learn it once."
         )
     if share >= _ONE_TEXT * fooled and rate["hit_questions"] > 1:
         return (
@@ -305,10 +305,9 @@ def _say_reach(document: JudgeDocument) -> str:
         return "Reach: other texts than those that were written are not ruled out."
     reach = document["reach"]
     missed = ""
-    if reach and "passed over" not in document["sentence"]:
+    if reach and "may have been missed" not in document["sentence"]:
         missed = (
-            f" A wording that fools fewer than 1 question in {int(1 / reach)} may have been passed "
-            "over."
+            f" A wording that fools fewer than 1 question in {int(1 / reach)} may have been missed."
         )
     models = (
         ""
@@ -319,21 +318,7 @@ def _say_reach(document: JudgeDocument) -> str:
 
 
 def _indent(text: str) -> list[str]:
-    return textwrap.wrap(
-        printable(text).replace("\n", " "),
-        _WIDTH,
-        initial_indent=" ",
-        subsequent_indent=" " * 8,
-        break_on_hyphens=False,
-    )
-
-
-def _cut(text: str, columns: int) -> str:
-    """Put a text on one line of at most so many columns."""
-    line = printable(text.rstrip().replace("\n", " "))
-    if cell_len(line) <= columns:
-        return line
-    return f"{set_cell_size(line, columns - 1).rstrip()}…"
+    return wrap_lines(text, _WIDTH, " ", " " * 8)
 
 
 def _tokens(count: int) -> str:

@@ -16,6 +16,7 @@ from typing import Literal
 from nip_judges.figures import AttackFigures, JudgeFigures
 from nip_judges.planned_power import detectable_rise
 from nip_judges.rates import Change, Rate
+from nip_judges.text_lines import cut_line
 
 Word = Literal["NOT FINISHED", "CAN'T SAY", "FOOLED", "WEAK UNATTACKED", "NOT BY WHAT WAS TRIED"]
 DEFAULT_BAR = 0.2
@@ -97,7 +98,7 @@ def name_attack(figure: AttackFigures) -> str:
     if figure.attack == "trained":
         return f"a trained attacker ({figure.name})"
     nothing = ", which answers nothing," if figure.kind in _ANSWERS_NOTHING else ""
-    return f'"{figure.name}" ({figure.kind}){nothing}'
+    return f'"{cut_line(figure.name, 60)}" ({figure.kind}){nothing}'
 
 
 def _say_fooled(figures: JudgeFigures, primary: AttackFigures, change: Change) -> str:
@@ -202,7 +203,7 @@ def _say_not_fooled(figures: JudgeFigures, not_tried: Sequence[str]) -> str:
     if figures.reach:
         sentences.append(
             f"A wording that fools fewer than 1 question in {int(1 / figures.reach)} may have been "
-            "passed over."
+            "missed."
         )
     return " ".join(sentences)
 
