@@ -26,7 +26,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import Any, Literal, Protocol
+from urllib.parse import parse_qsl, quote, urlencode
 
 from aiohttp import web
 
@@ -42,6 +44,8 @@ _LINES: Mapping[str, int] = {"accept": ACCEPT, "reject": REJECT}
 _FORM = AnswerForm(("main",), {}, SCALES["accept_reject"], must_decide=True)
 _NO_WORDS = "(The judge wrote nothing.)"
 _OF_JUDGE = "So far the judge."
+_LEFT_OUT = "(The judge's words are left out.)"
+_QUOTED = "> "
 _RECORD = "> seat: "
 _LABELS: Mapping[bool | None, Literal["wrong", "right after all", "not certain"]] = {
     False: "wrong",
@@ -197,24 +201,44 @@ def write_answer(
 ) -> str:
     """Write a judge's words, quoted, and a decision line; nip reads that decision alone.
 
-    Words that would be read otherwise even so stand there as JSON, and in the last resort not at
-    all. The `record` stands behind them, for `read_record`.
+    Words that would be read otherwise even so stand there in percent encoding, and in the last
+    resort not at all. The `record` stands behind them, for `read_record`.
     """
     end = [f"Decision: {decision}"] if decision is not None else []
-    quoted = "\n".join(f"> {line}" for line in words.splitlines()) or _NO_WORDS
-    kept = [] if record is None else [f"{_RECORD}{json.dumps(asdict(record))}"]
-    for said in (quoted, f"> {json.dumps(words)}", "(The judge's words are left out.)"):
-        text = "\n\n".join([said, *notes, *kept, _OF_JUDGE, *end])
-        if _reads_as(text, decision):
-            return text
-    return "\n\n".join([*kept, *end]) or _NO_WORDS
+    lines = [f"{_QUOTED}{line}" for line in words.splitlines()] or [_NO_WORDS]
+    for shown in (lines, [_QUOTED + quote(words)], [_LEFT_OUT]):
+        is_exact = shown == lines and _unquote(lines) == words
+        kept = [] if record is None else [_write_record(record, "" if is_exact else words)]
+        for own_notes in (notes, ()):
+            text = "\n\n".join(["\n".join(shown), *own_notes, *kept, _OF_JUDGE, *end])
+            if _reads_as(text, decision):
+                return text
+    return "\n\n".join([_LEFT_OUT, *end])
 
 
 def read_record(text: str) -> SeatRecord | None:
     """Read the record that `write_answer` has put into an answer; None where there is none."""
+    lines = text.split("\n")
     # A judge's words may hold a line like it; its own stands behind all of them.
-    lines = [line for line in text.splitlines() if line.startswith(_RECORD)]
-    return SeatRecord(**json.loads(lines[-1].removeprefix(_RECORD))) if lines else None
+    own = [line for line in lines if line.startswith(_RECORD)]
+    if not own:
+        return None
+    values: dict[str, Any] = dict(parse_qsl(own[-1].removeprefix(_RECORD)))
+    for name in ("score", "p_accept"):
+        if name in values:
+            values[name] = float(values[name])
+    shown = [*takewhile(lambda line: line.startswith(_QUOTED) or line == _NO_WORDS, lines)]
+    return SeatRecord(**{"words": _unquote(shown), **values})
+
+
+def _write_record(record: SeatRecord, words: str) -> str:
+    """Write a record on a line that no reader of answers takes for a form of one."""
+    values = {**asdict(record), "words": words}
+    return _RECORD + urlencode({k: v for k, v in values.items() if v not in (None, "")})
+
+
+def _unquote(lines: Sequence[str]) -> str:
+    return "\n".join(line.removeprefix(_QUOTED) for line in lines if line != _NO_WORDS)
 
 
 def _reads_as(text: str, decision: str | None) -> bool:

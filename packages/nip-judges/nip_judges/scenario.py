@@ -4,7 +4,7 @@ Judged        the scenario, of protocol adp: one message, one verdict
 JudgeSeat     the provider of the verifier's model, whose answers are a judge's
 make_problem  a row of its dataset; Recorded: a judged text on record, which its prover says again
 compose_text  the judged text in a prover's message
-read_seat     the text, its row and its record in the verifier's chat
+read_seat     the text, its row and its record in the verifier's chat; read_row: a problem's row
 
 Every problem is a wrong response, or a right one, with its label. The verifier's chat has the row
 as JSON in its first message, and the judged text as JSON in its last one, so that no text can pass
@@ -171,11 +171,20 @@ def read_seat(chat: Sequence[Mapping[str, Any]]) -> tuple[ShownText, GradedRow, 
     texts = [found for text in contents[1:] if (found := _find(text, _TEXT)) is not None]
     if not rows or not texts:
         return None
-    row = dict(rows[0])
-    record = row.pop(_RECORD, None)
-    graded = GradedRow(**row)
+    graded, record = _split_row(rows[0])
     shown = ShownText(graded.question, texts[-1], graded.reference, graded.columns)
     return shown, graded, None if record is None else int(record["number"])
+
+
+def read_row(text: str) -> GradedRow:
+    """Read a problem's column `row`."""
+    return _split_row(json.loads(text)[_ROW])[0]
+
+
+def _split_row(row: Mapping[str, Any]) -> tuple[GradedRow, Mapping[str, Any] | None]:
+    values = dict(row)
+    record = values.pop(_RECORD, None)
+    return GradedRow(**values), record
 
 
 def read_recorded_number(chat: Sequence[Mapping[str, Any]]) -> int | None:

@@ -3,7 +3,7 @@
 write_seat_problems         the rows as a dataset: train and validation of those for choosing, test
 make_seat_settings          the settings of the game itself, of which nothing is trained
 attack_settings_for_judge   the game as a run on record, and the settings of an attack on it
-read_seat_outcome           what became of a judged text, by the words of its verifier
+read_seat_cells             the cells of such an attack's last test, or of one before
 
 An attack of nip's is one on a run on record. Nobody has trained a judge, so that run is the game
 with zero iterations. By default it plays nothing: the attack tests the untrained attacker itself.
@@ -16,15 +16,20 @@ from typing import Any, Literal
 
 from nip_core.attacks.course import TESTED_EVERY
 from nip_core.errors import SettingsError
+from nip_core.game.render import parse_columns
 from nip_core.loop import train
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.attack_settings import derive_attack
+from nip_core.parameters.stored import complete_settings
+from nip_core.rollouts.storage.table_rows import Episode, Generation, read_rows
+from nip_core.rollouts.storage.tables import read_rollouts
+from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.origin import check_attacked
-from nip_judges.judge_service import SeatService
-from nip_judges.parts import GradedRow
-from nip_judges.scenario import PROVIDER, SCENARIO, make_problem
+from nip_judges.judge_service import SeatRecord, SeatService, read_record
+from nip_judges.parts import Cell, GradedRow
+from nip_judges.scenario import PROVIDER, SCENARIO, compose_text, make_problem, read_row
 
 _VALIDATION_EVERY = 3
 """Of the questions for choosing, every third is one of validation."""
@@ -138,3 +143,77 @@ async def attack_settings_for_judge(
     )
     check_attacked(parameters, run)
     return parameters
+
+
+def read_seat_cells(
+    run_store: str,
+    name: str,
+    *,
+    split: str = "attack",
+    iteration: int | None = None,
+    label_by: str = "check",
+) -> list[Cell]:
+    """Read the judged texts of an attack by training, as cells, in the order of play.
+
+    By default those of its last test, which the worst attacker by validation has played; where
+    that is the untrained one, of the test before any step. An episode that failed is not certain.
+    `label_by` is the check's name. Raises SettingsError for a split that was not played.
+    """
+    run = RunStore(open_store(run_store, read_only=True), name)
+    parameters = complete_settings(run.open().parameters)
+    last = int(parameters["rl"]["num_iterations"])
+    tried = [last, 0] if iteration is None else [iteration]
+    played = [i for i in tried if is_committed(run.store, run.rollouts(i, split))]
+    if not played:
+        raise SettingsError(f"run {name!r} has not played the split {split} yet; let it go on")
+    stored = read_rollouts(run.store, run.rollouts(played[0], split))
+    said: dict[str, dict[str, Generation]] = {}
+    for row in read_rows(stored.generations, Generation):
+        if row.invalid_reason is None:
+            said.setdefault(row.episode, {})[row.agent] = row
+    surface = parameters["scenario_settings"]["surface"]
+    return [
+        _read_cell(episode, said.get(episode.key, {}), surface, label_by)
+        for episode in read_rows(stored.episodes, Episode)
+    ]
+
+
+def _read_cell(
+    episode: Episode,
+    said: Mapping[str, Generation],
+    surface: str,
+    label_by: str,
+) -> Cell:
+    row = read_row(parse_columns(episode.columns)["row"])
+    prover, verifier = said.get("prover"), said.get("verifier")
+    record = None if verifier is None else read_record(verifier.text)
+    if record is None:
+        record = SeatRecord("none", "", episode.error or "no answer", "not certain")
+    outcome = {"accept": "fooled", "reject": "rejected", "none": "no verdict"}[record.verdict]
+    if record.label in ("right after all", "not certain"):
+        outcome = record.label
+    # The message is what nip has read of the answer, without white space around it.
+    message = "" if prover is None else prover.text.strip()
+    return Cell(
+        judge="judge",
+        phase="test",
+        part="test",
+        row=row.id,
+        question_id=row.question_id,
+        is_right=row.is_right,
+        attack="trained",
+        kind="",
+        name="" if prover is None else prover.model_served,
+        asking=0,
+        response=compose_text(message, row.response, surface),
+        verdict=record.verdict,
+        outcome=outcome,
+        label_by="" if record.label in (None, "not certain") else label_by,
+        words=record.words,
+        reason=record.reason,
+        score=record.score,
+        p_accept=record.p_accept,
+        model=record.model,
+        prompt_tokens=0 if verifier is None else verifier.prompt_tokens,
+        completion_tokens=0 if verifier is None else verifier.completion_tokens,
+    )
