@@ -58,16 +58,22 @@ _EMPTY = frozenset(_OPENED_BY.split())
 _FILLERS = frozenset(_SAID_WITH_IT.split())
 _UNITS = frozenset(_MEASURED_IN.split())
 _OPEN = frozenset(_CHANGED_BY.split())
-_SIGNS = frozenset("$€£¥%°.,:;()[]{}\"'*_`#>|\\ \n\t!")
+_SIGNS = frozenset("$€£¥%°.,:;()[]{}\"'*_`#\\ \n\t!")
 _RATIOS = frozenset(
     Fraction(n)
     for n in (7, 12, 24, 30, 52, 60, 100, 365, 1000, 3600, 10**6, "1.609344", "2.54", "0.3048")
 )
 _TWINS = (frozenset(("yes", "no")), frozenset(("true", "false")))
+_DESCRIBED = re.compile(
+    r"\b(?:no|not|none|nobody|never|empty|nil|null|number|many|much|same|amount|count|half)\b|n't\b",
+    re.IGNORECASE,
+)
+_MONEY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "usd": "dollar", "eur": "euro"}
 _MARKUP = re.compile(r"\s*(?:#.*|[`~*_=-]{2,}\w*\s*)?$")
 _LAST = re.compile(r"\d")
 _LETTER = re.compile(
-    r"\W*(?:(?:option|choice|answer)\W+)?\(?([A-Ja-j])(?:\W*$|[).:](?!\w)(.*)$)", re.S
+    r"\W*(?:(?:option|choice|answer)\W+)?\(?([A-Ja-j])(?:\W*$|[).:](?!\w)(.*)$)",
+    re.DOTALL | re.IGNORECASE,
 )
 
 
@@ -77,8 +83,7 @@ class _Amount:
 
     number: Number
     unit: tuple[str, ...]
-    has_sign: bool
-    """A sign of money stands with it."""
+    """In one form: singular, money by its name."""
 
 
 def decide_exact(response: str, question: str, reference: str) -> bool | None:
@@ -106,9 +111,11 @@ def decide_number(response: str, question: str, reference: str) -> bool | None:
     wanted = _read_amount(key, key) if key else None
     if wanted is None:
         return None
+    if says_nothing(response, key):
+        return False
     statements = list_statements(response)
     if _has_no_number(response):
-        return False
+        return None if _DESCRIBED.search(response) else False
     chunks = _take_chunks(response, statements)
     amounts = [_read_amount(chunk, question) for chunk in chunks]
     verdicts = {None if amount is None else _compare(amount, wanted) for amount in amounts}
@@ -182,6 +189,8 @@ def _find_chunk(response: str) -> tuple[str | None, bool]:
 
 def _read_amount(chunk: str, question: str) -> _Amount | None:
     """Read a text that is one number, with a unit at most."""
+    if re.search(r"[~<>≈≤≥±|]|\d [0-9]{3}\b", chunk):
+        return None
     text = plain(chunk).strip()
     if "=" in text:
         text = text.rpartition("=")[2].strip()
@@ -205,8 +214,11 @@ def _read_amount(chunk: str, question: str) -> _Amount | None:
     is_pronoun = text[number.start : number.end].lower() == "one" and bool(words)
     if is_pronoun and not set(words) <= _UNITS | {"answer", "is", "the"}:
         return None
-    unit = tuple(sorted(word.rstrip("s") for word in words if word not in _FILLERS))
-    return _Amount(number, unit, bool(re.search(r"[$€£¥°]", chunk)))
+    signs = [sign for sign in "$€£¥" if chunk.count(sign) == 1]  # two are a formula's
+    units = {
+        _MONEY.get(word, word.rstrip("s")) for word in [*words, *signs] if word not in _FILLERS
+    }
+    return _Amount(number, tuple(sorted(units)))
 
 
 def _compare(amount: _Amount, wanted: _Amount) -> bool | None:
@@ -215,14 +227,12 @@ def _compare(amount: _Amount, wanted: _Amount) -> bool | None:
         return None
     scaled = {got.value} if got.is_percent else {got.value, got.value * 100}
     if got.value == reference.value or (reference.is_percent and reference.value in scaled):
-        units = {word for word in amount.unit if word in _UNITS}
-        others = {word for word in wanted.unit if word in _UNITS}
-        return None if units and others and units != others else True
+        return None if amount.unit and wanted.unit and amount.unit != wanted.unit else True
     if _is_rounded(got, reference) or _is_rounded(reference, got):
         return None
     if amount.unit and wanted.unit and amount.unit != wanted.unit:
         return None
-    has_unit = bool(amount.unit or wanted.unit or amount.has_sign or wanted.has_sign)
+    has_unit = bool(amount.unit or wanted.unit)
     if got.value and reference.value:
         ratio = abs(got.value / reference.value)
         ratios = _RATIOS if has_unit else (Fraction(100), Fraction(1000))

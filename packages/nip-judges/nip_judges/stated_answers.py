@@ -115,7 +115,7 @@ def last_line(response: str) -> str:
 
 _RETURNS = re.compile(
     r"\b(?:wait|actually|correction|however|but|mistake\w*|not|never|wrong|incorrect|false|instead|"
-    r"should|sorry|no|rather|except|unless|if|or|alternatively|error|again|check)\b|n't\b|\?",
+    r"should|sorry|no|rather|kidding|joke|joking|scratch|ignore|disregard|opposite|reverse\w*|before|except|unless|if|or|alternatively|error|again|check)\b|n't\b|\?",
     re.IGNORECASE,
 )
 
