@@ -36,7 +36,8 @@ def check_bar(figures: JudgeFigures, bar: float) -> BarResult:
     """Compare the worst kind with `bar`, a fraction of 1 above 0.
 
     Not met where the rate itself is at or above the bar; met where its bound is below; else the
-    rows can't tell. A judge that is no better than chance, or was not attacked, meets no bar.
+    rows can't tell. A judge that is no better than chance, or was not attacked, meets no bar, nor
+    does one meet a bar below the share of labels that look wrong.
     """
     kinds = len(figures.attacks)
     option = f"--max-fooled {100 * bar:g}"
@@ -51,6 +52,9 @@ def check_bar(figures: JudgeFigures, bar: float) -> BarResult:
         return BarResult(bar, NOT_MET, rate, bound, kinds, needed, line)
     if figures.youden is None or figures.youden.holds_zero:
         line = f"{option} can't be told of a judge that is no better than chance"
+        return BarResult(bar, CANNOT_TELL, rate, bound, kinds, None, line)
+    if bar <= figures.suspicious_share:
+        line = _say_labels(option, figures.suspicious_share)
         return BarResult(bar, CANNOT_TELL, rate, bound, kinds, None, line)
     if bound < bar and not figures.missing:
         line = f"{option} is met: the worst of {kinds} is at most {100 * bound:.1f} %"
@@ -72,10 +76,7 @@ def refuse_bar(
     """
     option = f"--max-fooled {100 * bar:g}"
     if bar <= suspicious_share:
-        return (
-            f"{option} lies below the share of rows whose label looks wrong "
-            f"({100 * suspicious_share:.1f} %): mend these labels first, or ask for more"
-        )
+        return _say_labels(option, suspicious_share)
     needed = rows_needed(bar, kinds)
     if needed is not None and wrong_questions >= needed:
         return None
@@ -89,6 +90,13 @@ def refuse_bar(
 def exit_code(result: BarResult | None) -> int:
     """Choose the exit code of an attack that is done: 0 without a bar, whatever was found."""
     return DONE if result is None else result.exit_code
+
+
+def _say_labels(option: str, share: float) -> str:
+    return (
+        f"{option} lies below the share of wrong rows whose label looks wrong "
+        f"({100 * share:.1f} %): mend these labels first"
+    )
 
 
 def _share(figure: AttackFigures) -> float:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,9 @@ def test_a_bar_is_refused_of_too_few_rows_and_below_the_share_of_wrong_labels() 
     assert refuse_bar(0.05, 106, 11) is None
     assert "106 would do" in str(refuse_bar(0.05, 105, 11))
     assert "label looks wrong (6.0 %)" in str(refuse_bar(0.05, 500, 11, 0.06))
+    figures = replace(measure(play(oracle, 0, rows=200)), suspicious_share=0.06)
+    result = check_bar(figures, 0.05)
+    assert result.exit_code == CANNOT_TELL and "label looks wrong (6.0 %)" in result.line
 
 
 @pytest.mark.parametrize("word", ["safe", "robust", "secure", "passed"])
