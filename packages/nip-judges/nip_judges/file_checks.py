@@ -1,4 +1,4 @@
-"""What the settings of a judge.yaml must keep together, beyond the form of each.
+"""Rules that the settings of a judge.yaml keep together, beyond the form of each.
 
 check_file  all of it; the first fault is raised
 """
@@ -98,7 +98,7 @@ def _check_model(file: "JudgeFile") -> None:
 
 
 def _check_forms(file: "JudgeFile") -> None:
-    """Check what is read in a judge's answer: accept and reject, or a pattern."""
+    """Check the forms of a judge's answer: accept and reject, or a pattern."""
     judge = file.judge
     accept, reject = ((form or "").strip() for form in (judge.accept, judge.reject))
     if judge.ignore_case:
@@ -147,14 +147,14 @@ def _check_prompt(file: "JudgeFile") -> None:
             if name not in placeholders:
                 hint = did_you_mean(name, placeholders).replace("'", '"')
                 file.refuse(("judge", block, name), f"{judge.prompt} has no {{{name}}}{hint}")
-    shown = set(list_prompt_fields(file).values())
-    if data.response in shown:
-        shown.add("response")
+    fields = set(list_prompt_fields(file).values())
+    if data.response in fields:
+        fields.add("response")
     for name in PAIR_FIELDS if judge.pair else ("response",):
-        if name in shown:
+        if name in fields:
             continue
         hint = ""
-        if not judge.pair and set(PAIR_FIELDS) <= shown:
+        if not judge.pair and set(PAIR_FIELDS) <= fields:
             hint = "; a judge that compares {response_a} with {response_b} needs pair: true"
         file.refuse(
             ("judge", "prompt"),

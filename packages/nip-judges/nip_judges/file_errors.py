@@ -16,18 +16,18 @@ _MOST_SHOWN = 3
 
 
 def describe_error(
-    error: ValidationError, place: str, written: Written, kind: type[BaseModel]
+    error: ValidationError, place: str, marks: Written, kind: type[BaseModel]
 ) -> str:
     """Describe up to three problems: `judge.yaml, line 4: …; line 7: …`."""
     lines: dict[str, None] = {}
     for detail in error.errors():
         keys = tuple(part for part in detail["loc"] if part != "function-wrap")
-        line = written.find_line(keys)
+        line = marks.find_line(keys)
         words = _explain(detail, keys, kind)
         lines[f"line {line}: {words}" if line else words] = None
-    first, *others = list(lines)[:_MOST_SHOWN]
+    first, *further = list(lines)[:_MOST_SHOWN]
     joint = ", " if first.startswith("line ") else ": "
-    return "; ".join([f"{place}{joint}{first}", *others])
+    return "; ".join([f"{place}{joint}{first}", *further])
 
 
 def _explain(detail: ErrorDetails, keys: tuple[Any, ...], kind: type[BaseModel]) -> str:
@@ -55,20 +55,20 @@ _NEEDED: Mapping[str, str] = {
 }
 
 
-def _explain_unknown(name: str, above: tuple[str, ...], kind: type[BaseModel]) -> str:
+def _explain_unknown(name: str, parents: tuple[str, ...], kind: type[BaseModel]) -> str:
     blocks = _list_blocks(kind)
-    here = blocks.get(above[0], ()) if above else tuple(kind.model_fields)
-    where = f" in {above[0]}" if above else ""
-    hint = did_you_mean(name, here).replace("'", '"')
+    keys_here = blocks.get(parents[0], ()) if parents else tuple(kind.model_fields)
+    in_block = f" in {parents[0]}" if parents else ""
+    hint = did_you_mean(name, keys_here).replace("'", '"')
     if not hint:
-        others = [block for block, keys in blocks.items() if name in keys]
-        others += [""] if above and name in kind.model_fields else []
-        if others:
-            place = f"in the block {others[0]}" if others[0] else "at the left, in no block"
+        further = [block for block, keys in blocks.items() if name in keys]
+        further += [""] if parents and name in kind.model_fields else []
+        if further:
+            place = f"in the block {further[0]}" if further[0] else "at the left, in no block"
             hint = f"; it stands {place}"
     if not hint:
-        hint = f"; there are {', '.join(here)}"
-    return f'unknown key "{name}"{where}{hint}'
+        hint = f"; there are {', '.join(keys_here)}"
+    return f'unknown key "{name}"{in_block}{hint}'
 
 
 def _list_blocks(kind: type[BaseModel]) -> dict[str, tuple[str, ...]]:

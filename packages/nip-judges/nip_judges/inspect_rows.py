@@ -116,11 +116,13 @@ def _find_value(score: Any) -> Any:
     return score.get("value") if isinstance(score, dict) else None
 
 
-def _read_input(asked: Any, place: str) -> str | None:
+def _read_input(question: Any, place: str) -> str | None:
     """Read the one message of the user; a system prompt before it is no part of the question."""
-    if asked is None or isinstance(asked, str):
-        return asked
-    messages = [one for one in asked if isinstance(one, dict)] if isinstance(asked, list) else []
+    if question is None or isinstance(question, str):
+        return question
+    messages = (
+        [one for one in question if isinstance(one, dict)] if isinstance(question, list) else []
+    )
     spoken = [message for message in messages if message.get("role") != "system"]
     if len(spoken) != 1 or spoken[0].get("role") != "user":
         raise ValueError(
@@ -151,7 +153,9 @@ def _join_parts(content: Any, place: str, name: str) -> str | None:
         return content
     parts = content if isinstance(content, list) else [content]
     kinds = [part.get("type") if isinstance(part, dict) else None for part in parts]
-    others = [str(kind) for kind in kinds if kind not in ("text", "reasoning")]
-    if others:
-        raise ValueError(f"{place}: its {name} has a part of the kind {others[0]}; text is read")
+    foreign_kinds = [str(kind) for kind in kinds if kind not in ("text", "reasoning")]
+    if foreign_kinds:
+        raise ValueError(
+            f"{place}: its {name} has a part of the kind {foreign_kinds[0]}; text is read"
+        )
     return "\n".join(str(part.get("text", "")) for part in parts if part["type"] == "text")

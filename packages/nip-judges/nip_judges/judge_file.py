@@ -195,43 +195,43 @@ def load_judge_file(path: str | Path, overrides: Iterable[str] = ()) -> JudgeFil
             f"{path}: a mapping with the blocks judge and data is needed, got {got}; "
             "nip init judge.yaml --from judge writes one"
         )
-    written = read_written(text)
-    values = _keep_texts(values, written)
+    marks = read_written(text)
+    values = _keep_texts(values, marks)
     for override in overrides:
         _put(values, override)
     try:
         file = JudgeFile.model_validate(values)
     except ValidationError as error:
-        raise SettingsError(describe_error(error, str(path), written, JudgeFile)) from None
-    file._path, file._written = path, written
+        raise SettingsError(describe_error(error, str(path), marks, JudgeFile)) from None
+    file._path, file._written = path, marks
     check_file(file)
     file._digest = _compute_digest(file)
     return file
 
 
-def _keep_texts(values: dict[Any, Any], written: Written) -> dict[Any, Any]:
+def _keep_texts(values: dict[Any, Any], marks: Written) -> dict[Any, Any]:
     """Put the text as it was written where YAML reads a truth value or a number."""
-    kept = dict(values)
+    blocks_as_text = dict(values)
     for block, names in _PLAIN_TEXT.items():
         inner = values.get(block)
         if not isinstance(inner, dict):
             continue
-        kept[block] = {
-            name: _as_written(value, (block, str(name)), written) if name in names else value
+        blocks_as_text[block] = {
+            name: _as_written(value, (block, str(name)), marks) if name in names else value
             for name, value in inner.items()
         }
     return {
         key: {} if value is None and key in ("budget", "prices") else value
-        for key, value in kept.items()
+        for key, value in blocks_as_text.items()
     }
 
 
-def _as_written(value: Any, keys: tuple[str, ...], written: Written) -> Any:
+def _as_written(value: Any, keys: tuple[str, ...], marks: Written) -> Any:
     if isinstance(value, dict):
-        return {name: _as_written(one, (*keys, str(name)), written) for name, one in value.items()}
+        return {name: _as_written(one, (*keys, str(name)), marks) for name, one in value.items()}
     if isinstance(value, list):
-        return [_as_written(one, (*keys, str(i)), written) for i, one in enumerate(value)]
-    return written.texts.get(keys, str(value)) if isinstance(value, bool | int | float) else value
+        return [_as_written(one, (*keys, str(i)), marks) for i, one in enumerate(value)]
+    return marks.texts.get(keys, str(value)) if isinstance(value, bool | int | float) else value
 
 
 def _put(values: dict[Any, Any], override: str) -> None:

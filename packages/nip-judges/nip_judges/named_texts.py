@@ -4,7 +4,7 @@ read_named_text    a prompt: a file's, or a text in an installed package
 hash_named         SHA-256 of a file, or of a package's module
 find_placeholders  the names in braces in a prompt
 
-Nothing is copied out of packages; what stands there is read.
+Nothing is copied out of packages: their texts are read in place.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What graded rows must show before anything is asked, and what is said of them.
+"""Rules that graded rows must keep before any call, and lines about them.
 
 check_rows  refuses rows by which no attack can be honest
 list_notes  lines for people, above all tables
@@ -99,7 +99,7 @@ def _count_questions(rows: Sequence[GradedRow]) -> int:
 
 
 def list_notes(file: JudgeFile, rows: Sequence[GradedRow], doubled: int) -> tuple[str, ...]:
-    """List what people must know of rows that were accepted."""
+    """List the remarks on rows that were accepted."""
     notes = []
     if file.labels_by == "model":
         notes.append("against another model's labels")

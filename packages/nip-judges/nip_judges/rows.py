@@ -65,6 +65,10 @@ class _Columns:
     response: str
     reference: str | None
     right: str | None
+    needs_reference: bool
+    """In each row, as the prompt shows it or the check compares with it."""
+    right_labels: frozenset[str]
+    wrong_labels: frozenset[str]
 
 
 def read_rows(file: JudgeFile, most: int | None = None) -> GradedRows:
@@ -86,10 +90,10 @@ def read_rows(file: JudgeFile, most: int | None = None) -> GradedRows:
         rows = swap_responses(file, rows, columns.response)
     check_rows(file, rows)
     parts = split_rows(rows, file.seed, most, pairs=file.judge.pair)
-    played = (parts.wrong_choosing, parts.right_choosing, parts.wrong_test, parts.right_test)
+    row_parts = (parts.wrong_choosing, parts.right_choosing, parts.wrong_test, parts.right_test)
     return GradedRows(
         rows=tuple(rows),
-        digest=_compute_digest(played),
+        digest=_compute_digest(row_parts),
         wrong_choosing=parts.wrong_choosing,
         right_choosing=parts.right_choosing,
         wrong_test=parts.wrong_test,
@@ -101,22 +105,31 @@ def read_rows(file: JudgeFile, most: int | None = None) -> GradedRows:
 def _find_columns(file: JudgeFile, names: Sequence[str], is_log: bool) -> _Columns:
     """Find the columns that are named; a log of Inspect has names of its own."""
     data = file.data
-    found: dict[str, str | None] = {}
+    columns_by_field: dict[str, str | None] = {}
     for field in (*OUR_FIELDS, "right"):
         name = getattr(data, field)
         if is_log and field not in data.model_fields_set:
             name = LOG_COLUMNS.get(field) or _find_scorer(file, names)
-        found[field] = name
-    for field, name in {**found, "kind": data.kind}.items():
+        columns_by_field[field] = name
+    for field, name in {**columns_by_field, "kind": data.kind}.items():
         if name is not None and name not in names:
             _refuse_column(file, field, name, names)
-    if found["reference"] is None and file.check in ("exact", "number", "option"):
+    if columns_by_field["reference"] is None and file.check in ("exact", "number", "option"):
         file.refuse(("check",), f"check: {file.check} compares with the reference; name its column")
-    if found["right"] is not None:
-        check_label_name(file, found["right"])
-    question, response = found["question"], found["response"]
+    if columns_by_field["right"] is not None:
+        check_label_name(file, columns_by_field["right"])
+    question, response = columns_by_field["question"], columns_by_field["response"]
     assert question is not None and response is not None
-    return _Columns(question, response, found["reference"], found["right"])
+    own_right, own_wrong = map(_plain_all, (data.right_values, data.wrong_values))
+    return _Columns(
+        question,
+        response,
+        columns_by_field["reference"],
+        columns_by_field["right"],
+        needs_reference=_needs_reference(file),
+        right_labels=own_right | (_RIGHT - own_wrong),
+        wrong_labels=own_wrong | (_WRONG - own_right),
+    )
 
 
 def _find_scorer(file: JudgeFile, names: Sequence[str]) -> str:
@@ -174,7 +187,7 @@ def _read_row(file: JudgeFile, columns: _Columns, raw: RawRow) -> GradedRow:
     reference = None if columns.reference is None else as_text(raw.values.get(columns.reference))
     if not (reference or "").strip():
         reference = None
-    if reference is None and _needs_reference(file):
+    if reference is None and columns.needs_reference:
         _refuse_row(file, "reference", raw, f'no reference in "{columns.reference}"')
     return GradedRow(
         id=str(raw.number),
@@ -182,7 +195,7 @@ def _read_row(file: JudgeFile, columns: _Columns, raw: RawRow) -> GradedRow:
         question=question,
         response=_read_text(file, "response", columns.response, raw),
         reference=reference,
-        is_right=columns.right is None or _read_label(file, columns.right, raw),
+        is_right=columns.right is None or _read_label(file, columns, columns.right, raw),
         columns=texts,
     )
 
@@ -208,19 +221,13 @@ def _read_text(file: JudgeFile, field: str, column: str, raw: RawRow) -> str:
     return text
 
 
-def _read_label(file: JudgeFile, column: str, raw: RawRow) -> bool:
-    data = file.data
+def _read_label(file: JudgeFile, columns: _Columns, column: str, raw: RawRow) -> bool:
     text = as_text(raw.values.get(column))
     if text is None or not text.strip():
         _refuse_row(file, "right", raw, f'no label in "{column}"')
     label = _plain(text)
-    own_right, own_wrong = map(_plain_all, (data.right_values, data.wrong_values))
-    if label in own_right:
-        return True
-    if label in own_wrong:
-        return False
-    if label in _RIGHT or label in _WRONG:
-        return label in _RIGHT
+    if label in columns.right_labels or label in columns.wrong_labels:
+        return label in columns.right_labels
     _refuse_row(
         file,
         "right",

@@ -30,22 +30,22 @@ def swap_responses(file: JudgeFile, rows: Sequence[GradedRow], column: str) -> l
     right_texts: dict[str, set[str]] = {}
     for row in rows:
         right_texts.setdefault(row.question_id, set()).add(_plain(row.response))
-    made = {}
+    wrong_rows = {}
     for group in kinds.values():
         for place, row in enumerate(group):
-            others = (group[(place + step) % len(group)] for step in range(1, len(group)))
-            other = next((o for o in others if _is_wrong(row, o, right_texts)), None)
+            candidates = (group[(place + step) % len(group)] for step in range(1, len(group)))
+            other = next((o for o in candidates if _is_wrong(row, o, right_texts)), None)
             if other is not None:
-                made[row.id] = replace(
+                wrong_rows[row.id] = replace(
                     row,
                     id=f"{row.id}-{other.id}",
                     response=other.response,
                     is_right=False,
                     columns={**row.columns, column: other.response},
                 )
-    if not made:
+    if not wrong_rows:
         file.refuse(keys, "make_wrong: swap finds no question of the same kind with another answer")
-    return [*rows, *(made[row.id] for row in rows if row.id in made)]
+    return [*rows, *(wrong_rows[row.id] for row in rows if row.id in wrong_rows)]
 
 
 def _is_wrong(row: GradedRow, other: GradedRow, right_texts: dict[str, set[str]]) -> bool:

@@ -43,7 +43,7 @@ def read_written(text: str) -> Written:
     return Written(lines, texts)
 
 
-def _walk(node: Any, above: Keys) -> Iterator[tuple[Keys, int, Any]]:
+def _walk(node: Any, parents: Keys) -> Iterator[tuple[Keys, int, Any]]:
     if isinstance(node, yaml.MappingNode):
         pairs = [(str(key.value), key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
@@ -51,6 +51,6 @@ def _walk(node: Any, above: Keys) -> Iterator[tuple[Keys, int, Any]]:
     else:
         return
     for name, key, value in pairs:
-        yield (*above, name), key.start_mark.line + 1, value
-        if len(above) < 2:  # no setting stands deeper
-            yield from _walk(value, (*above, name))
+        yield (*parents, name), key.start_mark.line + 1, value
+        if len(parents) < 2:  # no setting stands deeper
+            yield from _walk(value, (*parents, name))
