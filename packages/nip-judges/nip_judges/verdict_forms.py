@@ -161,7 +161,7 @@ class PatternForm:
     """It begins with .* over lines: a match from the first character on is there or none is."""
 
     def __post_init__(self) -> None:
-        compiled = check_pattern(self.pattern)
+        compiled = check_pattern(self.pattern, self.ignore_case)
         object.__setattr__(self, "compiled", compiled)
         tree = _parser.parse(self.pattern)
         begins = len(tree) > 0 and str(tree[0]).startswith("(MAX_REPEAT, (0, MAXREPEAT, [(ANY,")
@@ -208,7 +208,7 @@ class PatternForm:
 
     def _compare(self, value: str) -> Verdict:
         # An expression that takes either case says so for its value as well.
-        folds = self.ignore_case or bool(self.compiled.flags & re.IGNORECASE)
+        folds = bool(self.compiled.flags & re.IGNORECASE)
         change: Callable[[str], str] = str.casefold if folds else str
         value = change(value.strip())
         if self.accept is not None and value == change(self.accept.strip()):
@@ -217,14 +217,14 @@ class PatternForm:
         return "reject" if is_reject else "none"
 
 
-def check_pattern(pattern: str) -> re.Pattern[str]:
+def check_pattern(pattern: str, ignore_case: bool = False) -> re.Pattern[str]:
     """Compile an expression with one group whose time stays bounded.
 
     Raises SettingsError for another number of groups, for a repetition without an end within
     another or directly before another, and for one over alternatives.
     """
     try:
-        compiled = re.compile(pattern)
+        compiled = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
         tree = _parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise SettingsError(f"pattern: {pattern!r} is no regular expression ({error})") from None

@@ -167,20 +167,32 @@ def test_the_key_comes_from_the_variable_that_the_file_names(tmp_path: Path) -> 
 def test_a_template_of_a_package_is_filled_as_str_format_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = 'Task {question} by {answer} key {criterion}. Say {{"grade": "C"}} or {{"grade": "I"}}.'
-    (tmp_path / "stranger_templates.py").write_text(f"TEMPLATE = {text!r}\n")
+    text = 'Q {question} A {answer} R {criterion}. {how} {{"grade": "C"}} {{question}}'
+    (tmp_path / "stranger_templates.py").write_text(
+        f"TEMPLATE = {text!r}\nHOW = 'Say {{answer}}'\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     with answering(say("GRADE: C")) as endpoint:
         judge = (
             f"prompt: stranger_templates:TEMPLATE\nmodel_name: m\nbase_url: {endpoint.url}\n"
             "names: {answer: response, criterion: reference}\n"
+            "fill: {how: 'stranger_templates:HOW'}\n"
             "accept: C\nreject: I\npattern: 'GRADE: ([CI])'"
         )
         made, answer = ask(write_file(tmp_path, judge))
-    expected = text.format(question="2 + 2?", answer="4", criterion="4")
+    expected = text.format(question="2 + 2?", answer="4", criterion="4", how="Say {answer}")
     assert endpoint.requests[0]["messages"][0]["content"] == expected
     assert answer.verdict == "accept"
     assert made.digest != ""
+
+
+def test_case_is_ignored_where_the_file_says_so(tmp_path: Path) -> None:
+    with answering(say("grade: c")) as endpoint:
+        file = prompted(tmp_path, endpoint.url, "{{ response }} {x}", "ignore_case: true")
+        assert ask(file)[1].verdict == "accept"
+        pattern = "ignore_case: true\npattern: '(GRADE: \\w)'"
+        assert ask(prompted(tmp_path, endpoint.url, "{response}", pattern))[1].verdict == "accept"
+    assert endpoint.requests[0]["messages"][0]["content"] == "4 {x}"
 
 
 def function(folder: Path, source: str, more: str = "", timeout_s: float = 5) -> JudgeFile:

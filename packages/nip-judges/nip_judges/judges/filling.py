@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from nip_core.errors import SettingsError
 from nip_core.nearest import did_you_mean
-from nip_judges.named_texts import find_placeholders, is_address
+from nip_judges.named_texts import find_placeholders, is_address, read_named_text
 from nip_judges.parts import ShownText
 
 if TYPE_CHECKING:
@@ -126,11 +126,13 @@ def read_prompts(file: "JudgeFile") -> tuple[Prompt | None, Prompt]:
 
 def _make_prompt(file: "JudgeFile", text: str, address: str) -> Prompt:
     judge = file.judge
-    pair = {"response_a", "response_b"} if judge.pair else set()
-    names = find_placeholders(text, {"question", "response", "reference", *judge.names, *pair})
+    data = file.data
+    columns = {name for name in (data.question, data.response, data.reference) if name}
+    names = find_placeholders(text, {*_FIELDS, *judge.names, *judge.fill, *columns})
     is_package = is_address(address) and not file.find(address).is_file()
     module = address.rpartition(":")[0] if is_package else None
     fixed = list_library_texts(module, text)
+    fixed |= {name: _read_fill(file, name, value) for name, value in judge.fill.items()}
     return Prompt(
         text=text,
         place=address,
@@ -145,6 +147,16 @@ def _make_prompt(file: "JudgeFile", text: str, address: str) -> Prompt:
         is_format=is_package and ("{{" in text or "}}" in text),
         clean=_library_cleaner(module),
     )
+
+
+def _read_fill(file: "JudgeFile", name: str, value: str) -> str:
+    """Return a text as it is given, or the one at its address in a package."""
+    if not is_address(value):
+        return value
+    try:
+        return read_named_text(file.path.parent, value)
+    except ValueError as error:
+        file.refuse(("judge", "fill", name), str(error))
 
 
 def _find_release(module: str) -> str:

@@ -107,7 +107,7 @@ def make_prompted(file: "JudgeFile", client: ChatCompletions | None) -> ChatJudg
             f"{place}: {block.prompt} has no {{{response}}}: the judge would never see the "
             "answer; write it, or map its own name in judge.names"
         )
-    ignore_case = bool(getattr(block, "ignore_case", False))
+    ignore_case = block.ignore_case
     form = make_form(block.accept, block.reject, block.pattern, block.threshold, ignore_case)
     seat = make_seat(file, client)
     is_pair = bool(block.pair)
