@@ -125,8 +125,15 @@ def check_function(folder: Path, address: str) -> None:
     if of_file := _OF_FILE.fullmatch(address):
         raise ValueError(f"there is no {of_file[1]}{suggest_file(folder / of_file[1])}")
     module = address.partition(":")[0]
-    if module.partition(".")[0] not in sys.builtin_module_names:
+    if not _has_module(module):
         raise ValueError(f"there is no module {module} here; is its package installed?")
+
+
+def _has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def find_placeholders(prompt: str, filled: set[str]) -> Iterator[str]:
