@@ -450,3 +450,19 @@ def test_seed_and_rows_decide_the_digest():
     others = {read(YAML + "seed: 1\n").digest, read(most=5).digest, first.digest}
     write(make_rows(wrong=31))
     assert len({*others, read().digest}) == 4
+
+
+def test_samples_that_are_packed_with_zstandard_are_read():
+    samples = make_log()
+    name = "log.eval"
+    with zipfile.ZipFile(name, "w") as archive:
+        archive.writestr("header.json", "{}")
+        for one in samples:
+            data = json.dumps(one).encode()
+            packed = pa.compress(data, codec="zstd", asbytes=True)
+            member = f"samples/{one['id']}_epoch_{one['epoch']}.json"
+            archive.writestr(member, packed)
+            info = archive.getinfo(member)  # as its place in the directory at the end says
+            info.compress_type, info.file_size = 93, len(data)
+    rows = read(LOG_YAML.replace("graded.jsonl", name)).rows
+    assert len(rows) == len(samples) and rows[5].response == "reply 2 of 2"
