@@ -13,6 +13,7 @@ A mark is a box, four hashes, `<answer>`, or "answer:" and "answer is". Markup i
 import re
 from dataclasses import dataclass
 
+_LONGEST = 400  # characters in a box
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _HASHES = re.compile(r"^\s*####[ \t]+(?P<chunk>\S.*)$", re.MULTILINE)
 _TAGGED = re.compile(r"<answer>\s*(?P<chunk>.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
@@ -71,7 +72,8 @@ def _list_boxes(response: str) -> list[Statement]:
     boxes = []
     for match in _BOX.finditer(response):
         depth, end = 1, match.end()
-        while end < len(response) and depth:
+        longest = min(len(response), end + _LONGEST)
+        while end < longest and depth:
             depth += {"{": 1, "}": -1}.get(response[end], 0)
             end += 1
         if not depth:
