@@ -44,7 +44,7 @@ def find_judge_endpoint(file: "JudgeFile", environment: Mapping[str, str] = os.e
     An answer may come by any name unless the file has `served_as`: the name is recorded. Raises
     SettingsError where there is no address, or a key is missing.
     """
-    agent, place = find_agent(file), file.path.name
+    agent = find_agent(file)
     provider = agent.provider
     if agent.base_url is not None:
         url = agent.base_url.rstrip("/")
@@ -53,26 +53,27 @@ def find_judge_endpoint(file: "JudgeFile", environment: Mapping[str, str] = os.e
         variable = provider.address_variable
         elsewhere = environment.get(variable) if variable is not None else None
         if not (elsewhere or provider.address):
-            raise SettingsError(
-                f"{place}: model_provider {agent.model_provider} has no address of its own; set "
-                "judge.base_url"
+            file.refuse(
+                ("judge", "model_provider"),
+                f"model_provider {agent.model_provider} has no address of its own; set "
+                "judge.base_url",
             )
         url = (elsewhere or provider.address or "").rstrip("/")
         try:
             check_plain_address(url)
         except ValueError as error:
-            raise SettingsError(
-                f"{place}: {f'environment variable {variable}' if elsewhere else url}: {error}"
-            ) from None
-    named = getattr(file.judge, "key", None)
+            place = f"environment variable {variable}" if elsewhere else agent.model_provider
+            raise SettingsError(f"{place}: {error}") from None
+    named = file.judge.key
     variable = named or provider.key_variable
     key = _NO_KEY if variable is None else read_key(environment, variable)
     if not key and agent.base_url is not None and named is None:
         key = _NO_KEY
     if not key:
-        raise SettingsError(
-            f"{place}: the judge needs its key in the environment variable {variable}, which is "
-            "not set; set it, or name another one in judge.key"
+        file.refuse(
+            ("judge", "key"),
+            f"the judge needs its key in the environment variable {variable}, which is not set; "
+            "set it, or name another one in judge.key",
         )
     names = tuple(agent.served_as) or None
     return Endpoint(url, key, names, joins=provider.is_lm_server)

@@ -44,7 +44,8 @@ class FunctionJudge:
     data: Any = None
     """The block of the judge's file that names the columns of question, response and reference."""
     timeout_s: float = DEFAULT_TIMEOUT_S
-    accept_forms: Sequence[str] = ("accept",)
+    accept_forms: Sequence[str] = ()
+    """The word that its file names. Those of a model that it may ask are not known here."""
     is_paid: bool = False
 
     @property
@@ -122,7 +123,7 @@ def make_function(file: "JudgeFile") -> FunctionJudge:
         forms=forms,
         data=file.data,
         timeout_s=getattr(file, "timeout_s", DEFAULT_TIMEOUT_S),
-        accept_forms=(accept,),
+        accept_forms=() if block.accept is None else (accept,),
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nip_core.errors import SettingsError
 from nip_core.game.answer_rows import read_tokens
 from nip_core.hashing import digest
 from nip_core.rollouts.client.completions import ChatCompletions
@@ -97,16 +96,9 @@ class UnshownTextError(ValueError):
 
 def make_prompted(file: "JudgeFile", client: ChatCompletions | None) -> ChatJudge:
     """Make the judge of a file's `prompt`. Raises SettingsError where it can't be one."""
-    block, place, data = file.judge, file.path.name, file.data
+    block, data = file.judge, file.data
     system, prompt = read_prompts(file)
     prompts = [part for part in (system, prompt) if part is not None]
-    shown_fields = {name for part in prompts for name in part.placeholders.values()}
-    response = "response_a" if block.pair else "response"
-    if not shown_fields & {response, data.response}:
-        raise SettingsError(
-            f"{place}: {block.prompt} has no {{{response}}}: the judge would never see the "
-            "answer; write it, or map its own name in judge.names"
-        )
     ignore_case = block.ignore_case
     form = make_form(block.accept, block.reject, block.pattern, block.threshold, ignore_case)
     seat = make_seat(file, client)
