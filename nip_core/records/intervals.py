@@ -6,6 +6,7 @@ combine_metrics     the same, from both documents
 find_split_columns  the columns by which the scenario of some settings splits problems
 find_claims_on_record  the claims of its messages, and the agents that make them
 find_rate_alone     how often their verifier would be right alone, where the scenario knows it
+find_facets         how their scenario calls difficulty and mutation
 find_help_on_record  the help that the agents of its settings have to keep the form
 
 ``intervals-<split>.json`` has the differences from ``metrics-<split>.json``, in which intervals
@@ -25,7 +26,7 @@ from nip_core.evaluation.split_metrics import Baselines, RateBound, SplitInterva
 from nip_core.parameters.stored import read_settings
 from nip_core.protocols import make_protocol
 from nip_core.run_store.run import RunStore, read_document
-from nip_core.scenarios import find_scenario, make_scenario
+from nip_core.scenarios import Scenario, find_scenario, make_scenario
 
 if TYPE_CHECKING:  # Arrow and NumPy: a run that has its documents is shown without them
     import pyarrow as pa
@@ -80,6 +81,15 @@ def find_rate_alone(parameters: Mapping[str, Any]) -> float | None:
     # Any error of a user's module, or settings of another version: a remark less is shown.
     except Exception:
         return None
+
+
+def find_facets(parameters: Mapping[str, Any]) -> tuple[str, str]:
+    """Return `Scenario.facets` of recorded settings; nip's own where the scenario is not here."""
+    try:
+        difficulty, mutation = find_scenario(str(parameters["scenario"])).facets
+        return str(difficulty), str(mutation)
+    except Exception:  # any error of a user's module
+        return Scenario.facets
 
 
 def find_help_on_record(parameters: Mapping[str, Any]) -> Help:

@@ -157,6 +157,7 @@ class ReportData:
     """By kind of token, and "US dollars": spent, expected, at most, and the budget."""
     expected_by: str = ""  # the source of the expectation, in words; "": not on record
     left_out: str | None = None  # how many problems were too long to be played, in words
+    facets: tuple[str, str] = ("Difficulty", "Mutation")  # as the scenario calls them
 
 
 def build_report(report: ReportData) -> str:

@@ -180,6 +180,9 @@ class Scenario:
     stands for: the report compares the verifier with one that believes the prover."""
     scripts: ClassVar[Mapping[str, Script]] = {}
     """By name, functions that write a prover's messages in an attack (`attack.by: script`)."""
+    facets: ClassVar[tuple[str, str]] = ("Difficulty", "Mutation")
+    """Headings of the columns `difficulty` and `mutation`, by which episodes are filtered and
+    metrics are broken down."""
     template_directory: ClassVar[Path | None] = None
     """Where templates of its own lie, as ``<version>/<protocol>/<agent>.txt``; a template that is
     missing there is nip's."""

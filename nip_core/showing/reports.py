@@ -14,7 +14,7 @@ from nip_core.costs.spent_and_estimated import make_cost_rows, read_costs, read_
 from nip_core.evaluation.baseline_words import left_out_words, remarks
 from nip_core.evaluation.split_metrics import Measures, SplitMetrics
 from nip_core.evaluation.statistics.differences import holm
-from nip_core.records.intervals import find_help_on_record, find_rate_alone
+from nip_core.records.intervals import find_facets, find_help_on_record, find_rate_alone
 from nip_core.records.iterations import IterationRecord, Records
 from nip_core.records.left_out import describe_left_out, read_left_out
 from nip_core.records.status import find_status
@@ -77,6 +77,7 @@ def read_report_data(records: Records, status: str | None = None) -> ReportData:
         left_out=describe_left_out(read_left_out(run) or {}) or None,
         costs=make_cost_rows(read_costs(records)),
         expected_by=read_expected_by(records),
+        facets=find_facets(parameters),
     )
 
 

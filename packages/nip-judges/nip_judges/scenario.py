@@ -73,6 +73,7 @@ class Judged(Scenario):
         Column("solution", "Response", seen_by=(PROVER,)),
         Column("row", "Row", code="json", seen_by=(VERIFIER,)),
     )
+    facets = ("Outcome of the judge", "Kind")
     template_directory: ClassVar[Path] = Path(__file__).parent / "templates"
     words = Words(
         expert="a writer",

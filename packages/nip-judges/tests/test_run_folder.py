@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from viewing import client_of
 
 from nip_core.errors import SettingsError
 from nip_core.rollouts.storage.tables import read_rollouts
@@ -99,6 +100,13 @@ async def test_kind_outcome_and_phase_are_filters(tmp_path):
         ({"label": 0, "decision": "accept"}, 1),
     ):
         assert tables.where(**filters).episodes.num_rows == number
+    browser = client_of(str(tmp_path / "runs"))
+    page = browser.get("/runs/judged/episodes").text
+    assert "Outcome of the judge" in page and "right after all" in page
+    of_kind = browser.get("/runs/judged/episodes?mutation=forged&difficulty=not+certain").text
+    assert "<strong>1</strong> episode" in of_kind
+    report = (tmp_path / "runs" / "judged" / "report.html").read_text()
+    assert "By outcome of the judge" in report and "By kind" in report
 
 
 async def test_the_same_cells_give_the_same_tables(tmp_path):

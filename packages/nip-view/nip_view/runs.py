@@ -19,6 +19,7 @@ from nip_core.records.status import find_status
 from nip_core.report.report import ReportData, page_values
 from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
+from nip_core.scenarios import Scenario
 from nip_core.showing.episodes.notes import RunNotes
 from nip_core.showing.reports import read_report_data
 from nip_core.showing.transcripts import rebuild_game
@@ -171,6 +172,11 @@ class ShownRun:
     def seed(self) -> int:
         """Return the seed of the run, which its intervals are drawn from; 0 without its game."""
         return 0 if self.game is None else self.game.parameters.seed
+
+    @property
+    def facets(self) -> tuple[str, str]:
+        """Return how the scenario calls `difficulty` and `mutation`."""
+        return Scenario.facets if self.game is None else self.game.scenario.facets
 
     @property
     def words(self) -> tuple[str, str]:
