@@ -18,6 +18,10 @@ class Stub:
         self.chats: list[str] = []
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # many ask at once, some on a new connection each
+
+
 @contextmanager
 def grading(answer: Answer) -> Iterator[Stub]:
     """Serve on a free port of loopback until the end."""
@@ -47,7 +51,7 @@ def grading(answer: Answer) -> Iterator[Stub]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     stub = Stub(f"http://127.0.0.1:{server.server_port}/v1")
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
