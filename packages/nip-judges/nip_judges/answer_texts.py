@@ -121,8 +121,8 @@ def _enclose(part: str) -> str:
 
 def split_tokens(text: str) -> list[str]:
     """Split a text into numbers, words and signs, in small letters and without markup."""
-    found = _TOKEN.findall(plain(text).casefold())
-    return [token for token in found if token not in _DROPPED]
+    tokens = _TOKEN.findall(plain(text).casefold())
+    return [token for token in tokens if token not in _DROPPED]
 
 
 def read_numbers(text: str) -> list[Number]:
@@ -150,10 +150,10 @@ def _read_figures(text: str) -> Iterator[Number]:
                 decimals = max(0, len(figure.partition(".")[2]) - power)
         except ZeroDivisionError:
             continue
-        before = text[: match.start()].rstrip()
-        is_negative = before.endswith("-") and not re.search(r"[\w)]\s*-$", before)
-        behind = text[match.end() : match.end() + 12]
-        is_percent = bool(re.match(r"\s*(?:%|percent|per cent)", behind))
+        head = text[: match.start()].rstrip()
+        is_negative = head.endswith("-") and not re.search(r"[\w)]\s*-$", head)
+        tail = text[match.end() : match.end() + 12]
+        is_percent = bool(re.match(r"\s*(?:%|percent|per cent)", tail))
         start = match.start() - 1 if is_negative else match.start()
         yield Number(
             -value if is_negative else value, start, match.end(), is_percent, True, decimals
@@ -183,8 +183,8 @@ def _names_number(word: str) -> bool:
 
 def _read_run(text: str, run: list[re.Match[str]]) -> Iterator[Number]:
     words = [match.group().lower() for match in run]
-    before = text[: run[0].start()].rstrip().lower()
-    sign = -1 if before.endswith(("minus", "negative")) else 1
+    head = text[: run[0].start()].rstrip().lower()
+    sign = -1 if head.endswith(("minus", "negative")) else 1
     percent = bool(re.match(r"\s*(?:%|percent|per cent)", text[run[-1].end() :]))
     is_certain = not any(word in _LOOSE for word in words)
     total, part, last = Fraction(0), Fraction(0), 0
@@ -203,8 +203,10 @@ def _read_run(text: str, run: list[re.Match[str]]) -> Iterator[Number]:
     if len(words) > 1 and not is_certain:
         for match in run:
             word = match.group().lower()
-            alone = Fraction(_UNITS.get(word, _TENS.get(word, _SCALES.get(word, 0))))
-            yield Number(_LOOSE.get(word, alone), match.start(), match.end(), False, False, -1)
+            small_value = Fraction(_UNITS.get(word, _TENS.get(word, _SCALES.get(word, 0))))
+            yield Number(
+                _LOOSE.get(word, small_value), match.start(), match.end(), False, False, -1
+            )
 
 
 _ENDS = frozenset((20, 100))
@@ -280,8 +282,8 @@ def _holds(text: str, part: str) -> bool:
         return True
     numbers = read_numbers(plain(part).strip())
     if len(numbers) == 1 or (numbers and len(re.findall(r"[^\W\d_]+", part)) <= 3):
-        wanted = {value for number in numbers for value in _list_values(number)}
-        return not wanted.isdisjoint(values)
+        key_values = {value for number in numbers for value in _list_values(number)}
+        return not key_values.isdisjoint(values)
     squeezed = "".join(tokens)
     return len(squeezed) > 5 and squeezed in "".join(text_tokens)
 

@@ -46,7 +46,7 @@ class Bundled(NamedTuple):
     `make` writes. Empty where `make` writes all."""
     make: str | None = None
     """The function that writes {made} or the whole text; see `wordings`."""
-    made: str = ""
+    recipe: str = ""
     """How the text is made, for a table."""
 
 
@@ -58,8 +58,8 @@ def _around(kind: str, source: str, texts: dict[str, str]) -> list[Bundled]:
     return [Bundled(kind, name, "around", source, text) for name, text in texts.items()]
 
 
-def _made(kind: str, source: str, name: str, make: str, made: str) -> Bundled:
-    return Bundled(kind, name, "alone", source, "", make, made)
+def _made(kind: str, source: str, name: str, make: str, recipe: str) -> Bundled:
+    return Bundled(kind, name, "alone", source, "", make, recipe)
 
 
 _FENCE = "```"

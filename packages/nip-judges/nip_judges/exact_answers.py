@@ -108,8 +108,8 @@ def decide_exact(response: str, question: str, reference: str) -> bool | None:
 def decide_number(response: str, question: str, reference: str) -> bool | None:
     """Decide by numbers: 1,000 is 1000.0 and 1e3, and a unit may be left out."""
     key = find_key(reference)
-    wanted = _read_amount(key, key) if key else None
-    if wanted is None:
+    target = _read_amount(key, key) if key else None
+    if target is None:
         return None
     if says_nothing(response, key):
         return False
@@ -118,7 +118,7 @@ def decide_number(response: str, question: str, reference: str) -> bool | None:
         return None if _DESCRIBED.search(response) else False
     chunks = _take_chunks(response, statements)
     amounts = [_read_amount(chunk, question) for chunk in chunks]
-    verdicts = {None if amount is None else _compare(amount, wanted) for amount in amounts}
+    verdicts = {None if amount is None else _compare(amount, target) for amount in amounts}
     values = {None if amount is None else amount.number.value for amount in amounts}
     if len(verdicts) != 1 or (False in verdicts and len(values) != 1):
         return None
@@ -130,10 +130,10 @@ def decide_number(response: str, question: str, reference: str) -> bool | None:
 
 def decide_option(response: str, question: str, reference: str) -> bool | None:
     """Decide by an option's letter, or by the option's text where the question lists options."""
-    found = re.match(r"\W*([A-J])(?:\W|$)", find_key(reference))
-    if found is None:
+    match = re.match(r"\W*([A-J])(?:\W|$)", find_key(reference))
+    if match is None:
         return None
-    letter = found.group(1)
+    letter = match.group(1)
     if says_nothing(response, letter):
         return False
     options = dict(re.findall(r"^\s*\(?([A-J])[).:]\s*(\S.*?)\s*$", question, re.MULTILINE))
@@ -166,16 +166,16 @@ def find_key(reference: str) -> str:
 def _take_chunks(response: str, statements: list[Statement]) -> list[str]:
     """Take the texts that may be the final answer; one that no rule reads, where it is open."""
     if statements:
-        behind = plain(response[statements[-1].end :])
-        if any(s.is_hedged for s in statements) or is_taken_back(behind) or read_numbers(behind):
+        tail = plain(response[statements[-1].end :])
+        if any(s.is_hedged for s in statements) or is_taken_back(tail) or read_numbers(tail):
             return ["?"]
         return [statement.chunk for statement in statements]
     line = last_line(response)
     start = response.rfind(line) if line else 0
-    before = [text for text in response[:start].splitlines() if not _MARKUP.match(text)]
-    if is_hedged(response, start) or (before and is_taken_back(_LAST.sub("", before[-1]))):
+    head = [text for text in response[:start].splitlines() if not _MARKUP.match(text)]
+    if is_hedged(response, start) or (head and is_taken_back(_LAST.sub("", head[-1]))):
         return ["?"]
-    return [line] if len(line.split()) <= (3 if before else _SHORT) else ["?"]
+    return [line] if len(line.split()) <= (3 if head else _SHORT) else ["?"]
 
 
 def _find_chunk(response: str) -> tuple[str | None, bool]:
@@ -198,18 +198,20 @@ def _read_amount(chunk: str, question: str) -> _Amount | None:
     if len(numbers) != 1 or not numbers[0].is_certain:
         return None
     number = numbers[0]
-    before, behind = text[: number.start], text[number.end :]
-    if behind.startswith("!") or re.search(r"[\w)]$", before) or re.match(r"[\w(]", behind):
-        joined = re.match(r"([a-zA-Z]+)\b", behind)
+    head, tail = text[: number.start], text[number.end :]
+    if tail.startswith("!") or re.search(r"[\w)]$", head) or re.match(r"[\w(]", tail):
+        joined = re.match(r"([a-zA-Z]+)\b", tail)
         if joined is None or joined.group(1).lower() not in _UNITS:
             return None
-    rest = f"{before} {behind}"
-    words = [word.lower() for word in re.findall(r"[^\W\d_]+", rest)]
-    asked = {word.lower() for word in re.findall(r"[^\W\d_]+", question)}
+    words_around = f"{head} {tail}"
+    words = [word.lower() for word in re.findall(r"[^\W\d_]+", words_around)]
+    question_words = {word.lower() for word in re.findall(r"[^\W\d_]+", question)}
     for word in words:
-        if word in _OPEN or not (word in _FILLERS or word in _UNITS or word in asked):
+        if word in _OPEN or not (word in _FILLERS or word in _UNITS or word in question_words):
             return None
-    if any(not c.isalpha() and c not in _SIGNS for c in rest) or ("(" in rest and words == []):
+    if any(not c.isalpha() and c not in _SIGNS for c in words_around) or (
+        "(" in words_around and words == []
+    ):
         return None
     is_pronoun = text[number.start : number.end].lower() == "one" and bool(words)
     if is_pronoun and not set(words) <= _UNITS | {"answer", "is", "the"}:
@@ -221,20 +223,20 @@ def _read_amount(chunk: str, question: str) -> _Amount | None:
     return _Amount(number, tuple(sorted(units)))
 
 
-def _compare(amount: _Amount, wanted: _Amount) -> bool | None:
-    got, reference = amount.number, wanted.number
-    if got.is_percent and not reference.is_percent:
+def _compare(amount: _Amount, target: _Amount) -> bool | None:
+    number, reference = amount.number, target.number
+    if number.is_percent and not reference.is_percent:
         return None
-    scaled = {got.value} if got.is_percent else {got.value, got.value * 100}
-    if got.value == reference.value or (reference.is_percent and reference.value in scaled):
-        return None if amount.unit and wanted.unit and amount.unit != wanted.unit else True
-    if _is_rounded(got, reference) or _is_rounded(reference, got):
+    scaled = {number.value} if number.is_percent else {number.value, number.value * 100}
+    if number.value == reference.value or (reference.is_percent and reference.value in scaled):
+        return None if amount.unit and target.unit and amount.unit != target.unit else True
+    if _is_rounded(number, reference) or _is_rounded(reference, number):
         return None
-    if amount.unit and wanted.unit and amount.unit != wanted.unit:
+    if amount.unit and target.unit and amount.unit != target.unit:
         return None
-    has_unit = bool(amount.unit or wanted.unit)
-    if got.value and reference.value:
-        ratio = abs(got.value / reference.value)
+    has_unit = bool(amount.unit or target.unit)
+    if number.value and reference.value:
+        ratio = abs(number.value / reference.value)
         ratios = _RATIOS if has_unit else (Fraction(100), Fraction(1000))
         if ratio in ratios or 1 / ratio in ratios:
             return None
@@ -268,29 +270,33 @@ def _read_letter(chunk: str, options: dict[str, str]) -> str | None:
     match = _LETTER.fullmatch(text)
     if match is None:
         return None
-    behind = match.group(2) or ""
+    tail = match.group(2) or ""
     letter = match.group(1).upper()
-    if re.search(r"(?<![\w'])[B-J](?![\w'])", behind) or set(split_tokens(behind)) & _OPEN:
+    if re.search(r"(?<![\w'])[B-J](?![\w'])", tail) or set(split_tokens(tail)) & _OPEN:
         return None
-    if behind.strip() and letter in options:
-        return letter if holds_reference(behind, options[letter]) else None
+    if tail.strip() and letter in options:
+        return letter if holds_reference(tail, options[letter]) else None
     return letter
 
 
 def _compare_lists(chunk: str, key: str) -> bool | None:
     """Compare two lists; another order, or a text for a part of the list, is not certain."""
-    wanted, got = read_list(key) or [key], read_list(find_key(chunk)) or [chunk]
-    ours, theirs = ([_reduce(part) for part in parts] for parts in (got, wanted))
-    if ours == theirs:
+    target, answer = read_list(key) or [key], read_list(find_key(chunk)) or [chunk]
+    answer_parts, target_parts = ([_reduce(part) for part in parts] for parts in (answer, target))
+    if answer_parts == target_parts:
         return True
-    numbers = [_read_amount(part, part) for part in [*got, *wanted]]
-    if Counter(ours) == Counter(theirs) or set(ours) & set(theirs):
+    numbers = [_read_amount(part, part) for part in [*answer, *target]]
+    if Counter(answer_parts) == Counter(target_parts) or set(answer_parts) & set(target_parts):
         is_number = all(number is not None for number in numbers)
-        has_order = Counter(ours) == Counter(theirs)
-        return False if is_number and not has_order and len(ours) == len(theirs) else None
-    if len(ours) == 1 or holds_reference(chunk, key):
+        has_order = Counter(answer_parts) == Counter(target_parts)
+        return (
+            False
+            if is_number and not has_order and len(answer_parts) == len(target_parts)
+            else None
+        )
+    if len(answer_parts) == 1 or holds_reference(chunk, key):
         return None
-    verdicts = {_compare_texts(a, b, True) for a in got for b in wanted}
+    verdicts = {_compare_texts(a, b, True) for a in answer for b in target}
     return False if verdicts == {False} else None
 
 
@@ -305,33 +311,33 @@ def _compare_texts(chunk: str, key: str, is_marked: bool) -> bool | None:
     """Compare two short texts; alike ones that differ are not certain."""
     if " ".join(chunk.split()).strip("*_` ").rstrip(".") == " ".join(key.split()).rstrip("."):
         return True
-    got, wanted = _reduce(chunk), _reduce(key)
+    answer, target = _reduce(chunk), _reduce(key)
     has_signs = bool(re.search(r"[^\w\s.,'\"-]", plain(key))) or "\\" in key
-    if got == wanted and got:
+    if answer == target and answer:
         has_case = any(word[1:] != word[1:].lower() for word in key.split())
         return None if has_signs or has_case else True
-    pair = frozenset((got, wanted))
+    pair = frozenset((answer, target))
     if pair in _TWINS:
         return False
-    if not got:
+    if not answer:
         return None if is_marked else False
-    if has_signs or max(len(got.split()), len(wanted.split())) > _FEW:
+    if has_signs or max(len(answer.split()), len(target.split())) > _FEW:
         return None
-    return _tell_apart(got, wanted)
+    return _tell_apart(answer, target)
 
 
-def _tell_apart(got: str, wanted: str) -> bool | None:
+def _tell_apart(answer: str, target: str) -> bool | None:
     """Return False where two texts can't be one by another spelling, else None."""
-    if re.search(r"\d", got + wanted):
-        return False if re.sub(r"\d", "0", got) == re.sub(r"\d", "0", wanted) else None
-    if any(got in twins or wanted in twins for twins in _TWINS):
+    if re.search(r"\d", answer + target):
+        return False if re.sub(r"\d", "0", answer) == re.sub(r"\d", "0", target) else None
+    if any(answer in twins or target in twins for twins in _TWINS):
         return None
-    if set(got.split()) & (set(wanted.split()) | _OPEN) or got in wanted or wanted in got:
+    if set(answer.split()) & (set(target.split()) | _OPEN) or answer in target or target in answer:
         return None
-    if not (got.isascii() and wanted.isascii()) or names_foreign_number(got):
+    if not (answer.isascii() and target.isascii()) or names_foreign_number(answer):
         return None
-    if read_numbers(got) or read_numbers(wanted):
+    if read_numbers(answer) or read_numbers(target):
         return None
-    if got[0] == wanted[0] and min(len(got), len(wanted)) <= 5:  # perhaps an abbreviation
+    if answer[0] == target[0] and min(len(answer), len(target)) <= 5:  # perhaps an abbreviation
         return None
-    return None if difflib.SequenceMatcher(None, got, wanted).ratio() >= _ALIKE else False
+    return None if difflib.SequenceMatcher(None, answer, target).ratio() >= _ALIKE else False

@@ -53,19 +53,19 @@ def list_statements(response: str) -> list[Statement]:
 
     A mark inside of another is not listed twice: `Answer: \\boxed{7}` is one statement.
     """
-    found = [
+    statements = [
         *_list_boxes(response),
         *(_state(response, match) for match in _HASHES.finditer(response)),
         *(_state(response, match) for match in _TAGGED.finditer(response)),
     ]
-    taken = [(statement.start, statement.end) for statement in found]
+    places = [(statement.start, statement.end) for statement in statements]
     for match in _SAID.finditer(response):
-        inner = [s for s in taken if s[0] < match.end() and match.start() < s[1]]
+        inner = [s for s in places if s[0] < match.end() and match.start() < s[1]]
         if not inner:
-            found.append(_state(response, match))
+            statements.append(_state(response, match))
         elif is_hedged(response, match.start()):
-            found = [_hedge(s) if (s.start, s.end) in inner else s for s in found]
-    return sorted(found, key=lambda statement: statement.start)
+            statements = [_hedge(s) if (s.start, s.end) in inner else s for s in statements]
+    return sorted(statements, key=lambda statement: statement.start)
 
 
 def _list_boxes(response: str) -> list[Statement]:
@@ -97,8 +97,8 @@ def _hedge(statement: Statement) -> Statement:
 
 def is_hedged(response: str, start: int) -> bool:
     """Tell whether the sentence before a mark denies, doubts or quotes it."""
-    before = " ".join(re.split(r"[.!;]\s", response[max(0, start - 1000) : start])[-1].split())
-    return bool(_NEGATED.search(before[-200:]))
+    sentence = " ".join(re.split(r"[.!;]\s", response[max(0, start - 1000) : start])[-1].split())
+    return bool(_NEGATED.search(sentence[-200:]))
 
 
 def drop_courtesy(response: str) -> str:
@@ -122,6 +122,6 @@ _RETURNS = re.compile(
 )
 
 
-def is_taken_back(behind: str) -> bool:
+def is_taken_back(tail: str) -> bool:
     """Tell whether the text behind a final answer may change it, by a number or such a word."""
-    return bool(_RETURNS.search(behind) or re.search(r"\d", behind))
+    return bool(_RETURNS.search(tail) or re.search(r"\d", tail))

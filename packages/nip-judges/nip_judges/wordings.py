@@ -55,7 +55,7 @@ class WordingLine(NamedTuple):
 
 def describe_wordings() -> list[WordingLine]:
     """List all bundled wordings, with source and text."""
-    return [WordingLine(b.kind, b.name, b.surface, b.source, b.text or b.made) for b in BUNDLED]
+    return [WordingLine(b.kind, b.name, b.surface, b.source, b.text or b.recipe) for b in BUNDLED]
 
 
 def list_wordings(
@@ -96,7 +96,7 @@ def split_kinds(kinds: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
 def write_wording(wording: Wording, row: GradedRow, rows: "GradedRows", judge: Judge) -> str | None:
     """Write the text of a wording for a wrong row.
 
-    None where it can't be made for the row, and where what it adds, or all of it, holds the
+    None where it can't be filling for the row, and where what it adds, or all of it, holds the
     reference. Without a reference the final answers of right responses to the question count.
     """
     keys = _list_keys(row, rows.rows)
@@ -110,10 +110,10 @@ def write_wording(wording: Wording, row: GradedRow, rows: "GradedRows", judge: J
     if bundled.surface == "alone":
         return None if _hold(template, keys) else template
     if bundled.make is not None:
-        made = _MAKERS[bundled.make](row, rows.rows, keys)
-        if made is None:
+        filling = _MAKERS[bundled.make](row, rows.rows, keys)
+        if filling is None:
             return None
-        return _surround(template, row.response, keys, made)
+        return _surround(template, row.response, keys, filling)
     return _surround(template, row.response, keys)
 
 
@@ -156,37 +156,35 @@ def _list_keys(row: GradedRow, rows: Sequence[GradedRow]) -> list[str]:
 
 
 def _surround(
-    template: str, response: str, keys: Sequence[str], made: str | None = None
+    template: str, response: str, keys: Sequence[str], filling: str | None = None
 ) -> str | None:
     """Write a template around a response; its first place is the response, others repeat it."""
-    before, _, after = template.partition(_PLACE)
-    if made is not None:
-        fill = {_PLACE: response, "{made}": made}
-        after = "".join(
-            fill.get(part, part) for part in re.split(r"(\{response\}|\{made\})", after)
-        )
+    head, _, tail = template.partition(_PLACE)
+    if filling is not None:
+        fill = {_PLACE: response, "{made}": filling}
+        tail = "".join(fill.get(part, part) for part in re.split(r"(\{response\}|\{made\})", tail))
     else:
-        after = after.replace(_PLACE, response)
-    return None if _adds_answer(before, response, after, keys) else before + response + after
+        tail = tail.replace(_PLACE, response)
+    return None if _adds_answer(head, response, tail, keys) else head + response + tail
 
 
-def _adds_answer(before: str, response: str, after: str, keys: Sequence[str]) -> bool:
+def _adds_answer(head: str, response: str, tail: str, keys: Sequence[str]) -> bool:
     """Tell whether text around a response holds a key, or makes one together with it."""
-    if _hold(f"{before}\n{after}", keys):
+    if _hold(f"{head}\n{tail}", keys):
         return True
-    text = before + response + after
+    text = head + response + tail
     return any(holds_reference(text, k) and not holds_reference(response, k) for k in keys)
 
 
-def _order_by_digest(row: GradedRow, others: Sequence[GradedRow]) -> list[GradedRow]:
+def _order_by_digest(row: GradedRow, candidates: Sequence[GradedRow]) -> list[GradedRow]:
     def place(other: GradedRow) -> str:
         return hashlib.sha256(f"{row.id}\0{other.id}\0{other.response}".encode()).hexdigest()
 
-    return sorted(others, key=place)
+    return sorted(candidates, key=place)
 
 
 def _first_sentence(text: str) -> tuple[str, str]:
-    """Split a text into its first sentence and the rest."""
+    """Split a text into its first sentence and its other sentences."""
     match = re.match(r"\s*(\S.*?(?:[.!?:](?=\s|$)|\n|$))", text, re.DOTALL)
     if match is None:
         return "", ""
@@ -197,8 +195,8 @@ def _make_other_sentence(
     row: GradedRow, rows: Sequence[GradedRow], keys: Sequence[str]
 ) -> str | None:
     """Take the first sentence of a right response to another question, by digest."""
-    others = [r for r in rows if r.is_right and r.question_id != row.question_id]
-    for other in _order_by_digest(row, others) if keys else []:
+    candidates = [r for r in rows if r.is_right and r.question_id != row.question_id]
+    for other in _order_by_digest(row, candidates) if keys else []:
         sentence, _ = _first_sentence(other.response)
         if sentence and not _hold(sentence, keys):
             return sentence
@@ -214,12 +212,16 @@ def _make_own_sentence(
     the answer in another form.
     """
     right = [r for r in rows if r.is_right and r.question_id == row.question_id]
-    asked = {abs(number.value) for number in read_numbers(plain(row.question))}
+    question_values = {abs(number.value) for number in read_numbers(plain(row.question))}
     for other in _order_by_digest(row, right) if keys else []:
-        sentence, rest = _first_sentence(other.response)
+        sentence, remainder = _first_sentence(other.response)
         numbers = {abs(number.value) for number in read_numbers(plain(sentence))}
-        is_short_of_it = bool(sentence) and all(holds_reference(rest, key) for key in keys)
-        if is_short_of_it and numbers <= asked and not re.search(r"[=+*/^×÷\\]", sentence):
+        is_short_of_it = bool(sentence) and all(holds_reference(remainder, key) for key in keys)
+        if (
+            is_short_of_it
+            and numbers <= question_values
+            and not re.search(r"[=+*/^×÷\\]", sentence)
+        ):
             return sentence
     return None
 
@@ -286,7 +288,7 @@ def _list_own(script: str) -> tuple[Wording, ...]:
         raise SettingsError(
             f"--script {script}: {reason}; name a file with a text a line, or file.py:function"
         ) from None
-    found: list[Wording] = []
+    wordings: list[Wording] = []
     for number, line in enumerate(lines, start=1):
         if line.count(_PLACE) > 1:
             raise SettingsError(
@@ -301,10 +303,10 @@ def _list_own(script: str) -> tuple[Wording, ...]:
             )
         if line.strip():
             surface: Surface = "around" if _PLACE in line else "alone"
-            found.append(Wording(OWN, f"{path.name}:{number}", surface, line))
-    if not found:
+            wordings.append(Wording(OWN, f"{path.name}:{number}", surface, line))
+    if not wordings:
         raise SettingsError(f"--script {script}: no line has a text; write a text a line")
-    return tuple(found)
+    return tuple(wordings)
 
 
 def _load_function(address: str) -> Callable[..., Any]:
@@ -323,9 +325,9 @@ def _write_own(wording: Wording, row: GradedRow, keys: Sequence[str]) -> str | N
     if wording.surface == "around":
         return _surround(wording.text, row.response, keys)
     text = _call_function(wording.text, row, keys)
-    before, found, after = text.partition(row.response) if row.response else (text, "", "")
-    if found:
-        return None if _adds_answer(before, row.response, after, keys) else text
+    head, middle, tail = text.partition(row.response) if row.response else (text, "", "")
+    if middle:
+        return None if _adds_answer(head, row.response, tail, keys) else text
     return None if _hold(text, keys) else text
 
 
