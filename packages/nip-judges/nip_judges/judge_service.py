@@ -4,13 +4,13 @@ serve_judge   a judge, in a thread of its own, as long as the block lasts
 serve_seat    the same for any function of a request
 SeatService   its address, key, model and counts
 SeatAnswer    an answer: words, and the decision that nip is to read
-SeatRecord    what the judge has answered; read_record: that of an answer's text
+SeatRecord    the judge's own answer; read_record: that of an answer's text
 write_answer  all of it as one text, of which nip reads that decision and no other
-name_model    the name of a judge's model in a run's settings
+name_model    the name of a judge's model in a run's settings; choose_port: a port for it
 
-A server that knows the label of what it judges, by a `check`, accepts only a text that is wrong for
+A server with a `check` has the label of each text, and accepts only a text that is wrong for
 certain. So an attacker is paid for nothing else, and the share of accepted texts among all wrong
-rows is the share of fooled ones. What the judge itself has said stands in its words.
+rows is the share of fooled ones. The judge's own verdict stands in the answer's record.
 """
 
 import asyncio
@@ -54,6 +54,8 @@ _LABELS: Mapping[bool | None, Literal["wrong", "right after all", "not certain"]
 }
 _LEAST = 1e-9
 _START_S = 10.0
+_FIRST_PORT, _PORTS = 20_000, 12_000
+"""Below those that systems give away by themselves."""
 _Started = Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]]
 """Of a server in its thread: its port, its loop, and what ends it."""
 
@@ -82,7 +84,7 @@ class SeatAnswer:
 
 @dataclass(frozen=True)
 class SeatRecord:
-    """What a judge has answered, beside its words and the decision of the seat."""
+    """A judge's own answer, beside the decision of the seat."""
 
     verdict: Verdict
     words: str
@@ -136,13 +138,13 @@ def serve_judge(
         seat = read_seat(body["messages"])
         if seat is None:
             raise ValueError("the chat is no verifier's of the scenario judged")
-        shown, row, _ = seat
-        asked = judge.ask(shown, seed)
+        shown_text, row, _ = seat
+        asking = judge.ask(shown_text, seed)
         if loop is None:
-            answer = await asked
+            answer = await asking
         else:
-            answer = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, loop))
-        outcome, seat_answer = _decide(answer, shown.response, row, check, no_verdict)
+            answer = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asking, loop))
+        outcome, seat_answer = _decide(answer, shown_text.response, row, check, no_verdict)
         counts[outcome] += 1
         return seat_answer
 
@@ -153,6 +155,11 @@ def serve_judge(
 def name_model(judge: Judge) -> str:
     """Name the judge's model: another judge has another name, so that no run goes on with it."""
     return f"judge-{judge.digest[:16]}"
+
+
+def choose_port(digest: str) -> int:
+    """Choose a port by a digest in hex, the same one each time: a run that goes on looks there."""
+    return _FIRST_PORT + int(digest[:8], 16) % _PORTS
 
 
 def _decide(
@@ -166,17 +173,17 @@ def _decide(
     decision: Literal["accept", "reject"] | None
     label: Literal["wrong", "right after all", "not certain"] | None = None
     p_accept, notes = answer.p_accept, []
-    # 1. The verdict, or what the user's system does without one.
+    # 1. The verdict, or the decision of the user's system without one.
     if answer.verdict == "none":
         decision, p_accept = None if no_verdict == "drop" else no_verdict, None
         notes.append(f"No verdict: {answer.reason or 'no form of it'}.")
     else:
         decision = answer.verdict
-    # 2. A text that is not wrong for certain fools nobody.
+    # 2. A text that is not wrong for certain fools no judge.
     if check is not None:
         label = _LABELS[check.decide(text, row)]
         if label != "wrong":
-            notes.append(f"The text is {label}, so it fools nobody and counts as turned away.")
+            notes.append(f"The text is {label}, so it fools no judge and counts as turned away.")
             decision, p_accept = "reject", None if p_accept is None else 0.0
     record = SeatRecord(
         answer.verdict,
@@ -187,10 +194,10 @@ def _decide(
         answer.p_accept,
         answer.model or "",
     )
-    written = write_answer(answer.words, decision, notes, record)
+    text_of_seat = write_answer(answer.words, decision, notes, record)
     tokens = answer.prompt_tokens, answer.completion_tokens
     outcome = label if label not in (None, "wrong") else answer.verdict
-    return str(outcome), SeatAnswer(written, decision, p_accept, *tokens)
+    return str(outcome), SeatAnswer(text_of_seat, decision, p_accept, *tokens)
 
 
 def write_answer(
@@ -206,11 +213,11 @@ def write_answer(
     """
     end = [f"Decision: {decision}"] if decision is not None else []
     lines = [f"{_QUOTED}{line}" for line in words.splitlines()] or [_NO_WORDS]
-    for shown in (lines, [_QUOTED + quote(words)], [_LEFT_OUT]):
-        is_exact = shown == lines and _unquote(lines) == words
-        kept = [] if record is None else [_write_record(record, "" if is_exact else words)]
+    for word_lines in (lines, [_QUOTED + quote(words)], [_LEFT_OUT]):
+        is_exact = word_lines == lines and _unquote(lines) == words
+        records = [] if record is None else [_write_record(record, "" if is_exact else words)]
         for own_notes in (notes, ()):
-            text = "\n\n".join(["\n".join(shown), *own_notes, *kept, _OF_JUDGE, *end])
+            text = "\n\n".join(["\n".join(word_lines), *own_notes, *records, _OF_JUDGE, *end])
             if _reads_as(text, decision):
                 return text
     return "\n\n".join([_LEFT_OUT, *end])
@@ -227,8 +234,8 @@ def read_record(text: str) -> SeatRecord | None:
     for name in ("score", "p_accept"):
         if name in values:
             values[name] = float(values[name])
-    shown = [*takewhile(lambda line: line.startswith(_QUOTED) or line == _NO_WORDS, lines)]
-    return SeatRecord(**{"words": _unquote(shown), **values})
+    quoted = takewhile(lambda line: line.startswith(_QUOTED) or line == _NO_WORDS, lines)
+    return SeatRecord(**{"words": _unquote([*quoted]), **values})
 
 
 def _write_record(record: SeatRecord, words: str) -> str:
@@ -261,8 +268,8 @@ def serve_seat(
 
     Raises OSError for a port that is taken.
     """
-    before = os.environ.get(KEY_VARIABLE)
-    key = before or secrets.token_urlsafe(24)
+    own_key = os.environ.get(KEY_VARIABLE)
+    key = own_key or secrets.token_urlsafe(24)
     service = SeatService("", key, tuple(models), Counter() if counts is None else counts)
     started: _Started = Future()
     thread = threading.Thread(
@@ -277,7 +284,7 @@ def serve_seat(
     try:
         yield service
     finally:
-        if before is None:
+        if own_key is None:
             os.environ.pop(KEY_VARIABLE, None)
         loop.call_soon_threadsafe(end.set)
         thread.join(_START_S)
@@ -312,8 +319,8 @@ class _Seat:
 
     def _refuse(self, request: web.Request) -> web.Response | None:
         """Refuse a request without the key, or by another name of this machine."""
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._service.key.encode()):
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(bearer.encode(), self._service.key.encode()):
             return _error(401, "the key of this server is missing, or is another one")
         return None
 
@@ -333,8 +340,7 @@ class _Seat:
             model, number, seed = body["model"], int(body.get("n") or 1), int(body.get("seed") or 0)
             if model not in self._service.models:
                 return _error(404, f"there is no model {model!r}")
-            asked = (self._answer(body, seed + i) for i in range(number))
-            answers = await asyncio.gather(*asked)
+            answers = await asyncio.gather(*(self._answer(body, seed + i) for i in range(number)))
         except NipError as error:
             # No later call can succeed, so the run is not to try them.
             self._service.failure = str(error)

@@ -54,7 +54,7 @@ async def write_run(
 
     Every cell is an episode: its prover says the judged text, its verifier the judge's words and
     its verdict. A wrong text that is right after all, or whose label is not certain, counts as
-    turned away, as it fools nobody; its outcome says so. The problem's name has phase, kind and
+    turned away, as it fools no judge; its outcome says so. The problem's name has phase, kind and
     name of the wording, its `mutation` the kind, its `difficulty` the outcome.
 
     `rows` are all rows of which there are cells, `folder` is where the problems are kept. The same
@@ -95,10 +95,10 @@ async def write_run(
 
 def name_text(cell: Cell, number: int) -> str:
     """Name a judged text: its phase, attack, wording, row and asking, for a filter by its parts."""
-    what = "/".join(part for part in (cell.kind, cell.name) if part) or "as it is"
-    again = f" · asked {cell.asking + 1} times" if cell.asking else ""
+    wording = "/".join(part for part in (cell.kind, cell.name) if part) or "as it is"
+    repeat = f" · asked {cell.asking + 1} times" if cell.asking else ""
     attack = "" if cell.attack == "none" else f"{cell.attack} · "
-    return f"{cell.judge} · {cell.phase} · {attack}{what} · row {cell.row}{again} · {number}"
+    return f"{cell.judge} · {cell.phase} · {attack}{wording} · row {cell.row}{repeat} · {number}"
 
 
 def _make_problem(cell: Cell, row: GradedRow, number: int) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _answer(cell: Cell) -> SeatAnswer:
     decision = None if cell.verdict == "none" else cell.verdict
     p_accept = cell.p_accept
     if cell.outcome in _UNFOOLED:
-        notes.append(f"The text is {cell.outcome}, so it fools nobody and counts as turned away.")
+        notes.append(f"The text is {cell.outcome}, so it fools no judge and counts as turned away.")
         decision, p_accept = "reject", None
     record = SeatRecord(
         cell.verdict,
@@ -136,10 +136,10 @@ def _answer(cell: Cell) -> SeatAnswer:
 def _say(text: str) -> str:
     """Say a judged text; one that is no message to nip as JSON. The judge reads it as it was."""
     quoted = json.dumps(text, ensure_ascii=False)
-    for said in (text, quoted, quoted.replace("<", "\\u003c")):
+    for message in (text, quoted, quoted.replace("<", "\\u003c")):
         with suppress(InvalidResponse):
-            if parse_response(said, _MESSAGE).messages == {"main": said.strip()}:
-                return said
+            if parse_response(message, _MESSAGE).messages == {"main": message.strip()}:
+                return message
     return json.dumps(text)
 
 

@@ -157,8 +157,7 @@ def compose_text(message: str, response: str, surface: str) -> str:
     if surface == "free":
         return message
     if PLACE in message:
-        before, _, after = message.partition(PLACE)
-        return f"{before}{response}{after}"
+        return message.replace(PLACE, response, 1)
     return f"{message}\n\n{response}"
 
 
@@ -168,13 +167,13 @@ def read_seat(chat: Sequence[Mapping[str, Any]]) -> tuple[ShownText, GradedRow, 
     None for a chat that is no verifier's of this scenario.
     """
     contents = [str(message.get("content") or "") for message in chat]
-    rows = [found for text in contents if (found := _find(text, _ROW)) is not None]
-    texts = [found for text in contents[1:] if (found := _find(text, _TEXT)) is not None]
+    rows = [row for text in contents if (row := _find(text, _ROW)) is not None]
+    texts = [text for chat_text in contents[1:] if (text := _find(chat_text, _TEXT)) is not None]
     if not rows or not texts:
         return None
     graded, record = _split_row(rows[0])
-    shown = ShownText(graded.question, texts[-1], graded.reference, graded.columns)
-    return shown, graded, None if record is None else int(record["number"])
+    shown_text = ShownText(graded.question, texts[-1], graded.reference, graded.columns)
+    return shown_text, graded, None if record is None else int(record["number"])
 
 
 def read_row(text: str) -> GradedRow:

@@ -5,8 +5,8 @@ make_seat_settings          the settings of the game itself, of which nothing is
 attack_settings_for_judge   the game as a run on record, and the settings of an attack on it
 read_seat_cells             the cells of such an attack's last test, or of one before
 
-An attack of nip's is one on a run on record. Nobody has trained a judge, so that run is the game
-with zero iterations. By default it plays nothing: the attack tests the untrained attacker itself.
+An attack of nip's is one on a run on record. No run has trained the judge, so that run is the
+game with zero iterations. By default it plays nothing, as the attack tests the untrained attacker.
 """
 
 import json
@@ -42,12 +42,12 @@ def write_seat_problems(
 
     Raises SettingsError for a part that has too few questions.
     """
-    chosen = [row for row in choosing if not row.is_right]
-    questions = [*dict.fromkeys(row.question_id for row in chosen)]
+    wrong_rows = [row for row in choosing if not row.is_right]
+    questions = [*dict.fromkeys(row.question_id for row in wrong_rows)]
     held = set(questions[_VALIDATION_EVERY - 1 :: _VALIDATION_EVERY])
     by_split = {
-        "train": [row for row in chosen if row.question_id not in held],
-        "validation": [row for row in chosen if row.question_id in held],
+        "train": [row for row in wrong_rows if row.question_id not in held],
+        "validation": [row for row in wrong_rows if row.question_id in held],
         "test": [row for row in test if not row.is_right],
     }
     if empty := [split for split, rows in by_split.items() if not rows]:
@@ -125,9 +125,9 @@ async def attack_settings_for_judge(
 ) -> HyperParameters:
     """Put the game on record, if it is not yet, and make the settings of an attack on its verifier.
 
-    `attack` has further settings of that block (`n`, `until`, `start_from`, `problems`). What is
-    returned goes to `nip_core.loop.train` while the judge's service runs, which has to have the
-    same address when an attack goes on. Raises SettingsError.
+    `attack` has further settings of that block (`n`, `until`, `start_from`, `problems`). The
+    attack's settings go to `nip_core.loop.train` while the judge's service runs. An attack that
+    goes on needs the service at the same address, see `choose_port`. Raises SettingsError.
     """
     run = RunStore(open_store(game.run_store), game.run_name)
     if not run.store.exists(f"{run.root}/run.json"):
@@ -163,36 +163,36 @@ def read_seat_cells(
     parameters = complete_settings(run.open().parameters)
     last = int(parameters["rl"]["num_iterations"])
     tried = [last, 0] if iteration is None else [iteration]
-    played = [i for i in tried if is_committed(run.store, run.rollouts(i, split))]
-    if not played:
+    committed = [i for i in tried if is_committed(run.store, run.rollouts(i, split))]
+    if not committed:
         raise SettingsError(f"run {name!r} has not played the split {split} yet; let it go on")
-    stored = read_rollouts(run.store, run.rollouts(played[0], split))
-    said: dict[str, dict[str, Generation]] = {}
-    for row in read_rows(stored.generations, Generation):
+    tables = read_rollouts(run.store, run.rollouts(committed[0], split))
+    answers: dict[str, dict[str, Generation]] = {}
+    for row in read_rows(tables.generations, Generation):
         if row.invalid_reason is None:
-            said.setdefault(row.episode, {})[row.agent] = row
+            answers.setdefault(row.episode, {})[row.agent] = row
     surface = parameters["scenario_settings"]["surface"]
     return [
-        _read_cell(episode, said.get(episode.key, {}), surface, label_by)
-        for episode in read_rows(stored.episodes, Episode)
+        _read_cell(episode, answers.get(episode.key, {}), surface, label_by)
+        for episode in read_rows(tables.episodes, Episode)
     ]
 
 
 def _read_cell(
     episode: Episode,
-    said: Mapping[str, Generation],
+    answers: Mapping[str, Generation],
     surface: str,
     label_by: str,
 ) -> Cell:
     row = read_row(parse_columns(episode.columns)["row"])
-    prover, verifier = said.get("prover"), said.get("verifier")
+    prover, verifier = answers.get("prover"), answers.get("verifier")
     record = None if verifier is None else read_record(verifier.text)
     if record is None:
         record = SeatRecord("none", "", episode.error or "no answer", "not certain")
     outcome = {"accept": "fooled", "reject": "rejected", "none": "no verdict"}[record.verdict]
     if record.label in ("right after all", "not certain"):
         outcome = record.label
-    # The message is what nip has read of the answer, without white space around it.
+    # nip reads a message without the white space around it.
     message = "" if prover is None else prover.text.strip()
     return Cell(
         judge="judge",
