@@ -96,7 +96,7 @@ def split_kinds(kinds: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
 def write_wording(wording: Wording, row: GradedRow, rows: "GradedRows", judge: Judge) -> str | None:
     """Write the text of a wording for a wrong row.
 
-    None where it can't be filling for the row, and where what it adds, or all of it, holds the
+    None where it can't be made for the row, and where its addition, or all of it, holds the
     reference. Without a reference the final answers of right responses to the question count.
     """
     keys = _list_keys(row, rows.rows)
