@@ -64,7 +64,9 @@ async def test_model_graded_qa_and_its_template_ask_the_same_and_say_the_same(
     async with open_judge(folder / "inspect.yaml", model) as judge:
         ours = await asyncio.gather(*(judge.ask(text, 1) for text in texts))
     asked, stub.chats[:] = set(stub.chats), []
-    async with open_judge(write_yaml(folder, "inspect_scorer.py:judge")) as judge:
+    forms = {"accept": "GRADE: C", "reject": "GRADE: I"}
+    async with open_judge(write_yaml(folder, "inspect_scorer.py:judge", **forms)) as judge:
+        assert [*judge.accept_forms] == ["GRADE: C"]
         theirs = await asyncio.gather(*(judge.ask(text, 1) for text in texts))
     assert asked == {*stub.chats}
     assert len(asked) == len(texts)
