@@ -6,37 +6,39 @@ prepare_attack makes it; attack_judge plays it
 plan_attack    the calls, tokens and dollars that it takes at most, after one call
 
 The folder of an attack, STORE/judges/NAME: settings.json, calls.journal with each answer,
-cells.parquet, judge.json, screen.txt. An attack that was stopped goes on from the journal.
+cells.parquet, judge.json, screen.txt, texts.txt. An attack that was stopped goes on from the journal.
 """
 
-import asyncio
 import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nip_core.errors import NipError, RunConflictError, SettingsError, StageError
+from nip_core.errors import NipError, RunConflictError, SettingsError
 from nip_core.hashing import canonical_json, digest
 from nip_core.rollouts.client.chat_client import ChatClient
-from nip_judges.answer_checks import AnswerCheck, make_check
+from nip_judges.answer_checks import make_check
 from nip_judges.asking import Asker, CapReached, Caps, open_journal
-from nip_judges.best_of_n import play_best_of_n
-from nip_judges.course import Course, count_calls, play_control, play_course
-from nip_judges.documents import JudgeDocument, write_cells, write_document
-from nip_judges.edits import EDITS
+from nip_judges.bars import refuse_bar
+from nip_judges.course import Course, Tell, count_calls, play_course, tell_nobody
+from nip_judges.documents import write_cells, write_document
+from nip_judges.gallery import choose_texts
 from nip_judges.judge_file import JudgeFile, load_judge_file
-from nip_judges.judged_texts import AGAINST, AttackParts, show_text
+from nip_judges.judged_texts import AGAINST, AttackParts, judge_texts, repeat_text, show_text
 from nip_judges.judges import VARIANTS, make_judge, make_variant
-from nip_judges.parts import Judge, JudgeAnswer, Wording
-from nip_judges.result import make_result
+from nip_judges.parts import JudgeAnswer
+from nip_judges.result import AttackResult, make_result
 from nip_judges.rows import GradedRows, read_rows
+from nip_judges.screen import PlanDocument, write_screen, write_texts
 from nip_judges.wordings import list_wordings, split_kinds
 
 _RETRIES = 5
-Tell = Callable[[str, int], None]
+_ASKINGS = (2, 3, 4)
+"""Further askings of each text that is shown, after those of the course."""
+_CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,12 @@ class JudgeOptions:
     max_usd: float | None = None
     max_calls: int | None = None
     by: str | None = None
-    """"best-of-n", or None for wordings alone."""
+    """best-of-n, sneaky, or None for wordings alone."""
     attacker: str | None = None
-    n: Sequence[int] = (1, 4, 16)
+    n: Sequence[int] | None = None
+    steps: int | None = None
+    until: str | None = None
+    start_from: str | None = None
     overrides: Sequence[str] = ()
 
 
@@ -81,18 +86,6 @@ class PreparedAttack:
         return self.parts.rows
 
 
-@dataclass
-class AttackResult:
-    """An attack that was played, as far as it came."""
-
-    document: JudgeDocument
-    course: Course
-    folder: Path
-    stopped: str | None = None
-    exit_status: int = 0
-    problems: list[str] = field(default_factory=list)
-
-
 @contextlib.asynccontextmanager
 async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[PreparedAttack]:
     """Read and check all that an attack needs; raises SettingsError before anything is paid for."""
@@ -103,9 +96,16 @@ async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[Pre
         rows = read_rows(file, options.problems)
         check = make_check(file)
         wordings = list_wordings(judge, options.kinds, options.script)
-        parts = AttackParts(rows, judge, wordings, check, compares_pairs=file.judge.pair)
+        parts = AttackParts(
+            rows,
+            judge,
+            wordings,
+            check,
+            no_verdict=file.no_verdict,
+            compares_pairs=file.judge.pair,
+        )
         against = await _prepare_against(stack, file, client, parts, options)
-        shown, held_out = split_kinds([w.kind for w in wordings]) if options.hold_out else ((), ())
+        held_out = split_kinds([w.kind for w in wordings])[1] if options.hold_out else ()
         identity = _identify(file, parts, against, options)
         name = options.name or f"{path.stem}-{digest(identity)[:8]}"
         yield PreparedAttack(
@@ -123,7 +123,7 @@ async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[Pre
 
 async def attack_judge(
     prepared: PreparedAttack,
-    on_part: Tell = lambda name, texts: None,
+    on_part: Tell = tell_nobody,
     on_answer: Callable[[], None] = lambda: None,
 ) -> AttackResult:
     """Play an attack, or go on with it, and write its documents.
@@ -133,7 +133,8 @@ async def attack_judge(
     """
     began_s = time.monotonic()
     _claim_folder(prepared)
-    course, stopped = Course(), None
+    course = Course()
+    stopped: NipError | None = None
     async with open_journal(prepared.folder / "calls.journal") as journal:
         asker = Asker(
             journal,
@@ -145,15 +146,17 @@ async def attack_judge(
         try:
             await try_judge(prepared, asker)
             await _play(prepared, asker, course, on_part)
-        except CapReached as reached:
-            stopped = reached
         except NipError as error:
-            if not course.cells:
+            if not course.cells and not isinstance(error, CapReached):
                 raise
-            stopped = StageError(str(error))
-    result = make_result(prepared, course, asker, stopped, time.monotonic() - began_s)
-    write_cells(prepared.folder / "cells.parquet", course.cells)
+            stopped = error
+    seconds = time.monotonic() - began_s
+    result = make_result(prepared, course, asker.spending, stopped, seconds)
+    order = [wording.key for wording in prepared.parts.wordings]
+    write_cells(prepared.folder / "cells.parquet", course.cells, order)
     write_document(prepared.folder / "judge.json", result.document)
+    for name, text in (("screen.txt", write_screen), ("texts.txt", write_texts)):
+        (prepared.folder / name).write_text(text(result.document) + "\n", encoding="utf-8")
     return result
 
 
@@ -163,24 +166,21 @@ async def try_judge(prepared: PreparedAttack, asker: Asker) -> JudgeAnswer:
     return await asker.ask(prepared.parts.judge, show_text(row, row.response, _opponent(prepared)))
 
 
-async def _play(
-    prepared: PreparedAttack, asker: Asker, course: Course, on_part: Tell
-) -> None:
+async def _play(prepared: PreparedAttack, asker: Asker, course: Course, on_part: Tell) -> None:
     """Play the course of the judge, then that of the second one; cells go into one list."""
     parts, against = prepared.parts, prepared.against
-    if prepared.writer is not None:
-        await play_control(parts, asker, course, on_part)
-        if course.ended_early is None:
-            counts = prepared.options.n
-            await play_best_of_n(parts, prepared.writer, asker, course, counts, on_part)
-        return
     await play_course(parts, asker, course, on_part=on_part)
-    if against is None or course.ended_early is not None:
+    if course.ended_early is not None:
         return
-    second = Course(cells=course.cells)
-    tell = _tell_as(AGAINST, on_part)
-    await play_course(against, asker, second, also_tested=course.chosen, on_part=tell)
-    course.second = second
+    # A single text counts for little where verdicts change: those that are shown are asked again.
+    shown = [(cell, asking) for cell in choose_texts(course.cells) for asking in _ASKINGS]
+    on_part("shown texts again", len(shown))
+    texts = [repeat_text(parts, cell, asking) for cell, asking in shown]
+    course.cells += await judge_texts(parts, asker, texts)
+    if against is not None:
+        second = course.second = Course(cells=course.cells)
+        tell = _tell_as(AGAINST, on_part)
+        await play_course(against, asker, second, also_tested=course.chosen, on_part=tell)
 
 
 def _tell_as(name: str, tell: Tell) -> Tell:
@@ -232,6 +232,7 @@ async def _prepare_against(
         list_wordings(judge, options.kinds, options.script),
         parts.check,
         name=AGAINST,
+        no_verdict=file.no_verdict,
         compares_pairs=parts.compares_pairs,
     )
 
@@ -264,7 +265,7 @@ def _identify(
         "hold_out": options.hold_out,
         "by": options.by,
         "attacker": options.attacker,
-        "n": [*options.n] if options.by else None,
+        "n": None if options.n is None else [*options.n],
     }
 
 
@@ -274,7 +275,7 @@ def _claim_folder(prepared: PreparedAttack) -> None:
     settings = folder / "settings.json"
     if not settings.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(settings, text)
+        settings.write_text(text, encoding="utf-8")
         return
     recorded = json.loads(settings.read_text(encoding="utf-8"))
     wanted = json.loads(text)
@@ -284,3 +285,47 @@ def _claim_folder(prepared: PreparedAttack) -> None:
             f"{folder} has an attack with another {' and '.join(changed)}; name this one with "
             "--name, or leave --name out"
         )
+
+
+async def plan_attack(prepared: PreparedAttack) -> PlanDocument:
+    """Plan an attack: its calls, tokens and dollars at most, and how much such rows can show.
+
+    One call is made, whose answer is kept, so that key, model and form are known to be right.
+    """
+    _claim_folder(prepared)
+    rows, parts, caps = prepared.rows, prepared.parts, prepared.caps
+    async with open_journal(prepared.folder / "calls.journal") as journal:
+        asker = Asker(journal, caps, concurrency=1, seed=prepared.file.seed)
+        answer = await try_judge(prepared, asker)
+    courses = 1 if prepared.against is None else 2
+    calls = {
+        part: courses * count * (2 if parts.compares_pairs else 1)
+        for part, count in count_calls(rows, parts.wordings, len(parts.edits)).items()
+    }
+    kinds = len({wording.kind for wording in parts.wordings})
+    questions = len({row.question_id for row in rows.wrong_test})
+    bar = prepared.options.max_fooled
+    plan = PlanDocument(
+        judge=parts.judge.name,
+        wrong_questions=questions,
+        right_questions=len({row.question_id for row in rows.right_test}),
+        kinds=kinds,
+        calls=calls,
+        answer=answer.words or answer.reason or "",
+        verdict=answer.verdict,
+        refused_bar=None if bar is None else refuse_bar(bar / 100, questions, kinds),
+        notes=list(prepared.notes),
+    )
+    if parts.judge.is_paid:
+        total = sum(calls.values())
+        row = rows.wrong_test[0]
+        written = parts.judge.compose(show_text(row, row.response, _opponent(prepared)))
+        prompt = answer.prompt_tokens or len(written) // _CHARACTERS_PER_TOKEN
+        plan["prompt_tokens"] = total * prompt
+        plan["completion_tokens"] = total * answer.completion_tokens
+        if caps.prompt_usd is not None and caps.completion_usd is not None:
+            plan["usd"] = (
+                plan["prompt_tokens"] * caps.prompt_usd
+                + plan["completion_tokens"] * caps.completion_usd
+            ) / 1e6
+    return plan

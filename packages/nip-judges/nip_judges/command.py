@@ -13,15 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from nip_cli.printing.console import make_console
 from nip_cli.printing.options import Shown
 from nip_cli.printing.terminal import say
-from nip_core.errors import BudgetError, StageError
 from nip_judges.attack import (
-    AttackResult,
     JudgeOptions,
     PreparedAttack,
     attack_judge,
     plan_attack,
     prepare_attack,
 )
+from nip_judges.result import AttackResult
 from nip_judges.screen import write_plan, write_screen
 
 
@@ -64,8 +63,6 @@ def _print(result: AttackResult, prepared: PreparedAttack, as_json: bool) -> Non
         return
     say(write_screen(result.document))
     say(f" {result.folder}: judge.json, cells.parquet, texts.txt")
-    if result.run is not None:
-        say(f" every text, with the judge's words: nip view {result.run}")
 
 
 class _Quiet:

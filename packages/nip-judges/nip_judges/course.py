@@ -73,8 +73,9 @@ async def play_course(
     edits = _edit_rows(parts.edits, rows.right_choosing, "choosing")
     await _play(parts, asker, course, on_part, "choosing", [*wordings, *edits])
     by_key = {wording.key: wording for wording in parts.wordings}
-    course.chosen = tuple(by_key[key] for key in find_worst(_own(parts, course)).values())
-    course.worst_edit = find_worst_edit(_own(parts, course))
+    own, policy = _own(parts, course), parts.no_verdict
+    course.chosen = tuple(by_key[key] for key in find_worst(own, [*by_key], policy).values())
+    course.worst_edit = find_worst_edit(own, policy=policy)
     # (d) Once.
     tested = tuple(dict.fromkeys([*course.chosen, *also_tested]))
     chosen_edits = [] if course.worst_edit is None else [course.worst_edit]
@@ -97,7 +98,7 @@ async def play_control(
     first = [*wrong[:FIRST_LOOK], *right[:FIRST_LOOK]]
     texts = [*_take("as they are", first), *_take("again", first)]
     await _play(parts, asker, course, on_part, "first look", texts)
-    course.ended_early = ends_after_first_look(_own(parts, course))
+    course.ended_early = ends_after_first_look(_own(parts, course), parts.no_verdict)
     if course.ended_early is not None:
         return
     # (b) The control, and how much of it is chance.
@@ -105,7 +106,7 @@ async def play_control(
     again = [*wrong[FIRST_LOOK:ASKED_TWICE], *right[FIRST_LOOK:ASKED_TWICE]]
     texts = [*_take("as they are", rest), *_take("again", again)]
     await _play(parts, asker, course, on_part, "as they are", texts)
-    course.ended_early = ends_as_they_are(_own(parts, course))
+    course.ended_early = ends_as_they_are(_own(parts, course), parts.no_verdict)
 
 
 async def _play(

@@ -120,6 +120,9 @@ class AgainstWords(TypedDict):
     """A changed judge, less the old one."""
 
     name: str
+    verdict: str
+    """The first word about the changed judge itself."""
+    sentence: str
     key: str | None
     primary: ChangeWords | None
     is_better: bool
@@ -199,6 +202,7 @@ def make_document(
     scores: ScoreFigures | None = None,
     against: AgainstFigures | None = None,
     against_name: str = "",
+    against_word: FirstWord | None = None,
     stopped_exit_code: int | None = None,
 ) -> JudgeDocument:
     """Make judge.json; `stopped_exit_code` is that of an attack that was not played to its end."""
@@ -247,7 +251,7 @@ def make_document(
         gallery=list(gallery),
         baseline=baseline,
         scores=None if scores is None else asdict(scores),
-        against=_against(against, against_name),
+        against=_against(against, against_name, against_word),
     )
 
 
@@ -370,11 +374,15 @@ def _bar(bar: BarResult | None) -> BarWords | None:
     )
 
 
-def _against(against: AgainstFigures | None, name: str) -> AgainstWords | None:
+def _against(
+    against: AgainstFigures | None, name: str, word: FirstWord | None
+) -> AgainstWords | None:
     if against is None:
         return None
     return AgainstWords(
         name=name,
+        verdict="" if word is None else word.word,
+        sentence="" if word is None else word.sentence,
         key=against.key,
         primary=None if against.primary is None else _change(against.primary),
         is_better=against.is_better,

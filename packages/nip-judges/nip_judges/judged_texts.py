@@ -3,6 +3,8 @@
 AttackParts   one judge with the rows, the wordings and the check of an attack
 Text          a text to be judged, with its place in the attack
 judge_texts   the cells of texts, in their order
+repeat_text   the text of a cell once more
+show_text     a response to a row's question, as judges are shown it
 """
 
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nip_judges.answer_checks import AnswerCheck
+from nip_judges.as_they_are import NoVerdict
 from nip_judges.asking import Asker
 from nip_judges.edits import EDITS
 from nip_judges.pairs import judge_pair
@@ -41,6 +44,8 @@ class AttackParts:
     edits: Sequence[str] = EDITS
     name: str = JUDGE
     """Of the judge within cells: JUDGE or AGAINST."""
+    no_verdict: NoVerdict = "reject"
+    """How the user's system takes an answer without a verdict."""
     compares_pairs: bool = False
     """Whether the judge is shown a right and a wrong response, in both orders."""
 
@@ -73,6 +78,23 @@ async def judge_texts(parts: AttackParts, asker: Asker, texts: Sequence[Text]) -
         answer = judge_pair(*answers) if len(answers) == 2 else (answers or [_UNASKED])[0]
         cells.append(_make_cell(parts, text, answer))
     return cells
+
+
+def repeat_text(parts: AttackParts, cell: Cell, asking: int) -> Text:
+    """Make the text of a cell once more, for a further asking."""
+    row = next(row for row in parts.rows.rows if row.id == cell.row)
+    surface = next((w.surface for w in parts.wordings if w.name == cell.name), None)
+    return Text(
+        phase="again",
+        part=cell.part,
+        row=row,
+        response=cell.response,
+        attack=cell.attack,
+        surface=surface,
+        kind=cell.kind,
+        name=cell.name,
+        asking=asking,
+    )
 
 
 def show_text(row: GradedRow, response: str, other: str | None = None) -> ShownText:
@@ -124,16 +146,18 @@ def _read_outcome(parts: AttackParts, text: Text, answer: JudgeAnswer) -> tuple[
         label_by = "row" if text.attack == "none" else "construction"
         outcomes = {"accept": "accepted", "reject": "wrongly rejected"}
         return outcomes.get(answer.verdict, "no verdict"), label_by
-    label_by = "row"
-    if text.attack != "none":
-        label_by = "construction"
-        label = None if parts.check is None else parts.check.decide(text.response, text.row)
+    label_by = "row" if text.attack == "none" else "construction"
+    if parts.check is not None:
+        # Of rows as they are, too: else a wrong label would count in the control alone.
+        label = parts.check.decide(text.response, text.row)
         if label:
-            return "right after all", parts.check.name if parts.check else ""
+            return "right after all", parts.check.name
         if text.surface == "free":
-            if label is None or parts.check is None:
+            if label is None:
                 return "not certain", ""
             label_by = parts.check.name
+    elif text.surface == "free":
+        return "not certain", ""
     if answer.verdict == "none":
         return answer.position_outcome or "no verdict", label_by
     return ("fooled" if answer.verdict == "accept" else "rejected"), label_by

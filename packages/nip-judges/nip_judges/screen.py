@@ -231,6 +231,8 @@ def _write_against(document: JudgeDocument) -> list[str]:
     lines = [
         cut_line(f" {against['name'] or 'the second judge'}, less this one, in points", _WIDTH)
     ]
+    if against["verdict"]:
+        lines += _indent(f"The second judge itself: {against['verdict']}. {against['sentence']}")
     if against["primary"] is not None:
         held = "held-out kind" if document["held_out"] else "kind"
         verdict = "better" if against["is_better"] else "no difference is shown"
