@@ -170,6 +170,7 @@ def _settings(
                 "concurrency": _CONCURRENCY,
                 "episodes_per_shard": _EPISODES_PER_SHARD,
                 "failure_threshold": 1.0,
+                "record_p_accept": True,
             },
         }
     )

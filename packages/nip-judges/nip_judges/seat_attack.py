@@ -105,6 +105,7 @@ def make_seat_settings(
         "rl": {"num_iterations": 0},
         "text_rl": {"test_scheme": "last" if tests else "none"},
         "dataset_options": {"make_balanced": False},
+        "rollouts": {"record_p_accept": True},
     }
     for block, value in (settings or {}).items():
         old = values.get(block)

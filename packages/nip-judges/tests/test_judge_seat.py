@@ -144,6 +144,18 @@ def test_a_text_that_is_not_wrong_for_certain_fools_nobody():
     assert service.counts == {"accept": 1, "right after all": 1, "not certain": 1}
 
 
+def test_a_judge_that_can_never_answer_is_asked_no_more():
+    def fail(text):
+        raise SettingsError("the judge's key is refused")
+
+    judge = FunctionJudge(fail)
+    with serve_judge(judge) as service:
+        for _ in range(2):
+            with pytest.raises(HTTPError, match="403"):
+                ask(service, chat_of("3"))
+    assert service.failure == "the judge's key is refused" and len(judge.shown) == 1
+
+
 @pytest.mark.parametrize("decision", ["accept", "reject", None])
 @pytest.mark.parametrize(
     "words",

@@ -85,6 +85,7 @@ async def test_cells_become_a_run_that_nip_verifies_filters_and_shows(tmp_path):
         record = read_record(answer["text"])
         assert record is not None and answer["model_served"] == "gpt-6-luna-2026"
         assert (record.verdict, record.words) == (judged.verdict, judged.words)
+        assert answer["p_accept"] == (None if judged.p_accept is None else pytest.approx(0.9))
         row = json.loads(json.loads(episodes[str(i)]["columns"])["row"])["judged_row"]
         assert row["recorded_text"]["text"] == judged.response
 
