@@ -105,7 +105,7 @@ def _make_problem(cell: Cell, row: GradedRow, number: int) -> dict[str, Any]:
     return make_problem(
         replace(row, question_id=cell.question_id, is_right=cell.is_right),
         id=name_text(cell, number),
-        recorded=Recorded(number, cell.response),
+        recorded=Recorded(number, cell.response, cell.label_by),
         difficulty=cell.outcome,
         mutation=cell.kind or cell.phase,
     )

@@ -60,6 +60,8 @@ class Recorded:
     number: int
     """Among those of its run, from 0."""
     text: str
+    label_by: str = ""
+    """Why its label is certain; "" where it is not."""
 
 
 class Judged(Scenario):

@@ -87,7 +87,8 @@ async def test_cells_become_a_run_that_nip_verifies_filters_and_shows(tmp_path):
         assert (record.verdict, record.words) == (judged.verdict, judged.words)
         assert answer["p_accept"] == (None if judged.p_accept is None else pytest.approx(0.9))
         row = json.loads(json.loads(episodes[str(i)]["columns"])["row"])["judged_row"]
-        assert row["recorded_text"]["text"] == judged.response
+        kept = row["recorded_text"]
+        assert (kept["text"], kept["label_by"]) == (judged.response, judged.label_by)
 
 
 async def test_kind_outcome_and_phase_are_filters(tmp_path):
