@@ -117,8 +117,7 @@ class Asker:
             # Checked when a call has its place: all calls of a part of the course wait at once.
             if self._failed is not None:  # no later call can succeed either
                 raise self._failed
-            if judge.is_paid:
-                self._check_caps()
+            self._check_caps()
             self._begun += 1
             try:
                 answer = await judge.ask(shown, derive_seed(self._seed, key))

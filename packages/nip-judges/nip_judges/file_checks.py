@@ -57,7 +57,8 @@ def _check_kind(file: "JudgeFile") -> None:
         )
     if kinds[0] != "prompt":
         for name in _OF_PROMPTS:
-            if file.has("judge", name):
+            is_argument = name == "names" and kinds[0] == "function"
+            if file.has("judge", name) and not is_argument:
                 file.refuse(
                     ("judge", name),
                     f"judge.{name} is of a prompt, not of a {kinds[0]}; leave it out",
