@@ -18,6 +18,7 @@ from nip_games.reasoning_gym.__main__ import main
 from nip_games.reasoning_gym.answers import STYLES, answer_questions
 from nip_games.reasoning_gym.rows import list_rows
 from nip_games.reasoning_gym.tasks import TASKS, draw_pairs, is_apart, make_generators
+from nip_judges.exact_answers import decide_exact
 
 SPLITS = ("train", "validation", "test")
 ROWS = 1012 if THOROUGH else 440
@@ -101,14 +102,16 @@ def test_right_answers_are_calculated_and_the_library_scores_right_and_wrong_so(
     generators = make_generators(TASKS, 0)
     rows = [*answer_questions(tuple(TASKS), 0, "test", ROWS)]
     for row in rows:
-        drawn = row.drawn
-        assert calculate(drawn.task, drawn.question) == drawn.answer, drawn
-        score = generators[drawn.task].score_answer
-        entry = generators[drawn.task][drawn.number]
-        assert score(drawn.answer, entry) == 1
-        assert (score(row.stated, entry) == 1) == row.is_right, row
-        assert row.response in [style.format(answer=row.stated) for style in STYLES]
-    counts = Counter((row.drawn.task, row.is_right) for row in rows)
+        item = row.item
+        assert calculate(item.task, item.question) == item.answer, item
+        score = generators[item.task].score_answer
+        entry = generators[item.task][item.number]
+        assert score(item.answer, entry) == 1
+        assert (score(row.answer, entry) == 1) == row.is_right, row
+        assert row.response in [style.format(answer=row.answer) for style in STYLES]
+        verdict = decide_exact(row.response, item.question, item.answer)
+        assert verdict is row.is_right or (verdict is None and not row.is_right), row
+    counts = Counter((row.item.task, row.is_right) for row in rows)
     assert {*counts.values()} == {ROWS // len(TASKS) // 2}
 
 
@@ -192,7 +195,7 @@ def test_pairs_have_answers_apart_and_end_where_no_question_is_new():
     ):
         for pair in draw_pairs("gcd", Digits(), "train"):
             found.append(pair)
-    questions = [drawn.question for pair in found for drawn in pair]
+    questions = [item.question for pair in found for item in pair]
     assert 8 < len(questions) == len({*questions}) < 40
     assert all(is_apart(first.answer, second.answer) for first, second in found)
 
@@ -210,6 +213,22 @@ def test_pairs_have_answers_apart_and_end_where_no_question_is_new():
 )
 def test_answers_that_a_reader_could_take_for_each_other_make_no_pair(first, second, apart):
     assert is_apart(first, second) is apart
+
+
+def test_answers_of_ones_own_are_labelled_by_the_exact_rule_or_the_row_named(tmp_path):
+    path = tmp_path / "own.jsonl"
+    texts = [("2 + 2?", "It is even. The answer is 4.", "4"), ("3 + 3?", "Answer: 7", "6"),
+             ("4 + 4?", "Perhaps 8, perhaps 9", "8")]  # fmt: skip
+    rows = [
+        {"question": q, "solution": s, "reference": r, "split": "train"} for q, s, r in texts[:2]
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [p.y for p in problems(path=str(path))] == [1, 0]
+    question, solution, reference = texts[2]
+    row = {"question": question, "solution": solution, "reference": reference, "split": "train"}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DatasetError, match=r"line 1.*give the row a y"):
+        problems(path=str(path))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ Size = Annotated[int, Field(ge=4, le=1_000_000, multiple_of=4)]
 
 
 class ReasoningGymSettings(ScenarioSettings):
-    """Which questions are drawn."""
+    """Which questions are item."""
 
     tasks: Annotated[tuple[TaskName, ...], Field(min_length=1)] = tuple(TASKS)
     """Names of the library's tasks, in turn."""
@@ -69,10 +69,27 @@ class ReasoningGym(Scenario):
         size = getattr(settings, f"{split}_size")
         for row in answer_questions(settings.tasks, settings.seed, split, size):
             yield {
-                "question": row.drawn.question,
+                "question": row.item.question,
                 "solution": row.response,
-                "reference": row.drawn.answer,
+                "reference": row.item.answer,
                 "y": int(row.is_right),
-                "difficulty": row.drawn.task,
+                "difficulty": row.item.task,
                 "mutation": None if row.is_right else "another question's answer",
             }
+
+    def label(self, row: Row) -> int:
+        """Compare the stated answer with the reference, by the rule `exact` of judges.
+
+        Where that rule is not certain, a row's own `y` counts. Raises ValueError where it has none.
+        """
+        from nip_judges.exact_answers import decide_exact
+
+        is_right = decide_exact(row["solution"], row["question"], row["reference"])
+        if is_right is not None:
+            return int(is_right)
+        if row.get("y") is None:
+            raise ValueError(
+                f"{row['solution']!r:.80} states no answer that is certainly right or wrong beside "
+                f"the reference {row['reference']!r:.40}; give the row a y"
+            )
+        return int(row["y"])

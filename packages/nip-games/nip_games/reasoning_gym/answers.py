@@ -16,9 +16,9 @@ from nip_games.reasoning_gym.tasks import Drawn, TaskName, draw_pairs, make_gene
 STYLES = (
     "{answer}",
     "Answer: {answer}",
-    "The answer is {answer}.",
-    "I went through it step by step. The answer is {answer}.",
-    "Working it out with care leads to this result. The answer is {answer}.",
+    "The answer: {answer}.",
+    "I went through it step by step. Answer: {answer}",
+    "Working it out with care leads to this result.\nThe answer: {answer}.",
 )
 
 
