@@ -30,7 +30,11 @@ LONGEST_SEARCHED = 10_000
 NEITHER = "neither accept nor reject"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w)")
 _AFTER_VERDICT = " \t\r\n.!*_`'\")]}>"
-_parser: Any = importlib.import_module("re._parser")  # the standard library's own, untyped
+_MOST_REPEATS = 50
+_SAMPLE = [*map(chr, range(256)), "\u200b", "\u2028", "é", "д", "字", "٣"]
+# The standard library's own parts, untyped.
+_parser: Any = importlib.import_module("re._parser")
+_compiler: Any = importlib.import_module("re._compiler")
 
 
 class Reading(NamedTuple):
@@ -241,22 +245,29 @@ def check_pattern(pattern: str, ignore_case: bool = False) -> re.Pattern[str]:
 
 
 def _find_explosion(items: Any, is_repeated: bool = False) -> str | None:
-    before = False
+    before: Any = None  # the part that is repeated directly before
     for operator, argument in items:
         name = str(operator)
-        repeats = "REPEAT" in name and argument[1] > 50
+        repeats = "REPEAT" in name and argument[1] > _MOST_REPEATS
         if repeats and is_repeated:
             return "a repetition within a repetition"
-        if repeats and before:
-            return "two repetitions side by side"
+        if repeats and before is not None and _take_the_same(before, argument[2]):
+            return "two repetitions side by side that take the same"
         if name == "BRANCH" and is_repeated:
             return "a repetition of alternatives"
         for inner in _list_inner(argument):
             if (reason := _find_explosion(inner, is_repeated or repeats)) is not None:
                 return reason
         if not name.startswith(("ASSERT", "AT")):  # these take no character
-            before = repeats
+            before = argument[2] if repeats else None
     return None
+
+
+def _take_the_same(first: Any, second: Any) -> bool:
+    """Say whether two parts both match some character; of others it is taken for granted."""
+    one, other = _compiler.compile(first), _compiler.compile(second)
+    takes = [{sign for sign in _SAMPLE if part.fullmatch(sign)} for part in (one, other)]
+    return not all(takes) or bool(takes[0] & takes[1])
 
 
 def _list_inner(argument: Any) -> Iterator[Any]:

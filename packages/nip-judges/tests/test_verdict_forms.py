@@ -117,6 +117,13 @@ def test_a_pattern_that_may_take_for_ever_is_refused(pattern: str) -> None:
         check_pattern(pattern)
 
 
+@pytest.mark.parametrize(
+    "pattern", [r"SCORE:\s*\d+ of (\d+)", r"^\W*(yes|no)\b", r"\[\[(A|B)\]\]", r"(?s)\A.*?: *(\w+)"]
+)
+def test_an_ordinary_pattern_is_taken(pattern: str) -> None:
+    assert check_pattern(pattern).groups == 1
+
+
 def test_the_time_of_a_pattern_is_bounded_on_long_words() -> None:
     spacing = r"[\s\u200b\u200c\u200d]*"
     inspect_like = rf"(?is).*(?<!\w)GRADE(?!\w){spacing}:{spacing}(\w*)"
