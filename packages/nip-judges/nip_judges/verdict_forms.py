@@ -31,6 +31,7 @@ NEITHER = "neither accept nor reject"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w)")
 _AFTER_VERDICT = " \t\r\n.!*_`'\")]}>"
 _MOST_REPEATS = 50
+_MANY_DOTS = re.compile(r"MAXREPEAT, \[\(ANY,.*MAXREPEAT, \[\(ANY,", re.DOTALL)
 _SAMPLE = [*map(chr, range(256)), "\u200b", "\u2028", "é", "д", "字", "٣"]
 # The standard library's own parts, untyped.
 _parser: Any = importlib.import_module("re._parser")
@@ -237,7 +238,10 @@ def check_pattern(pattern: str, ignore_case: bool = False) -> re.Pattern[str]:
             f"pattern: {pattern!r} needs one group, the verdict (got {compiled.groups}); write "
             "(?:...) for the others"
         )
-    if (reason := _find_explosion(tree)) is not None:
+    reason = _find_explosion(tree)
+    if reason is None and _MANY_DOTS.search(str(tree)):
+        reason = "two repetitions of a dot"
+    if reason is not None:
         raise SettingsError(
             f"pattern: {pattern!r} has {reason}, which may take for ever; write it without"
         )
