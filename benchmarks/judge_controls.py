@@ -263,16 +263,15 @@ def write_sloppy(folder, url, form):
         "Question: {question}\nSubmission: <<<{response}>>>\nReference: {reference}\n" + ask,
         encoding="utf-8",
     )
-    pattern = r"(?s)^.*?GRADE: ([CI])" if form == "first" else r"(?s)^.*?(yes|$)"
-    forms = ["C", "I"] if form == "first" else ["yes", ""]
+    reading = ["  accept: 'yes'", "  otherwise: reject"]
+    if form == "first":
+        reading = ['  pattern: "(?s)^.*?GRADE: ([CI])"', "  accept: C", "  reject: I"]
     lines = [
         "judge:",
         "  prompt: grader.txt",
         "  model_name: quoting",
         f"  base_url: {url}/v1",
-        f"  pattern: {json.dumps(pattern)}",
-        f"  accept: {json.dumps(forms[0])}",
-        f"  reject: {json.dumps(forms[1])}",
+        *reading,
         "data:",
         "  file: graded.jsonl",
         "  reference: reference",
@@ -291,11 +290,8 @@ def run_sloppy(form, seeds):
         write_rows(folder, seed, 140)
         file = write_sloppy(folder, url, form)
         document = attack(file, against="last-verdict").document
-        primary = (
-            next((one for one in document["attacks"] if one["key"] == document["primary"]), None)
-            or {}
-        )
-        found += document["verdict"] == "FOOLED" and primary.get("kind") == "forged"
+        forged = next(one for one in document["attacks"] if one["kind"] == "forged")
+        found += document["verdict"] == "FOOLED" and forged["change"]["low"] > 0
         mended += document["against"]["verdict"] == "NOT BY WHAT WAS TRIED"
     server.shutdown()
     return {

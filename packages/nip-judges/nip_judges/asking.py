@@ -87,32 +87,39 @@ class Asker:
         for record in journal.replay():
             answer = JudgeAnswer(**record["answer"])
             self._answers[record["key"]] = answer
-            self.spending.count(answer)
+            if record["counts"]:
+                self.spending.count(answer)
 
-    async def ask(self, judge: Judge, shown: ShownText, asking: int = 0) -> JudgeAnswer:
-        """Judge a text, or give its answer on record. Raises CapReached, or as the judge does."""
+    async def ask(
+        self, judge: Judge, shown: ShownText, asking: int = 0, *, counts: bool = True
+    ) -> JudgeAnswer:
+        """Judge a text, or give its answer on record. Raises CapReached, or as the judge does.
+
+        Without `counts` it is no judge's answer but a text that a model writes.
+        """
         key = derive_key(judge.digest, asdict(shown), asking)
         if (answer := self._answers.get(key)) is not None:
             return answer
         # Two parts of the course may want one text at once.
         if (task := self._tasks.get(key)) is None:
-            task = asyncio.create_task(self._ask(judge, shown, key))
+            task = asyncio.create_task(self._ask(judge, shown, key, counts))
             self._tasks[key] = task
         return await task
 
     async def ask_all(
-        self, judge: Judge, texts: Sequence[tuple[ShownText, int]]
+        self, judge: Judge, texts: Sequence[tuple[ShownText, int]], *, counts: bool = True
     ) -> list[JudgeAnswer]:
         """Judge texts at once, each with the number of its asking.
 
         Raises the first error, when all calls in flight have ended.
         """
         results = await asyncio.gather(
-            *(self.ask(judge, shown, asking) for shown, asking in texts), return_exceptions=True
+            *(self.ask(judge, shown, asking, counts=counts) for shown, asking in texts),
+            return_exceptions=True,
         )
         return _raise_first(results)
 
-    async def _ask(self, judge: Judge, shown: ShownText, key: str) -> JudgeAnswer:
+    async def _ask(self, judge: Judge, shown: ShownText, key: str, counts: bool) -> JudgeAnswer:
         async with self._places:
             # Checked when a call has its place: all calls of a part of the course wait at once.
             if self._failed is not None:  # no later call can succeed either
@@ -121,14 +128,15 @@ class Asker:
             self._begun += 1
             try:
                 answer = await judge.ask(shown, derive_seed(self._seed, key))
-                await self._journal.append({"key": key, "answer": asdict(answer)})
+                await self._journal.append({"key": key, "counts": counts, "answer": asdict(answer)})
             except NipError as error:
                 self._failed = error
                 raise
             finally:
                 self._begun -= 1
             self._answers[key] = answer
-            self.spending.count(answer)
+            if counts:
+                self.spending.count(answer)
         self.asked += 1
         self._on_answer()
         return answer

@@ -6,11 +6,12 @@ prepare_attack makes it; attack_judge plays it
 plan_attack    the calls, tokens and dollars that it takes at most, after one call
 
 The folder of an attack, STORE/judges/NAME: settings.json, calls.journal with each answer,
-cells.parquet, judge.json, screen.txt, texts.txt. An attack that was stopped goes on from the journal.
+cells.parquet, judge.json, screen.txt, texts.txt. An attack that was stopped goes on from there.
 """
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,22 +21,35 @@ from typing import Any
 from nip_core.errors import NipError, RunConflictError, SettingsError
 from nip_core.hashing import canonical_json, digest
 from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.run_store.run import RUN_NAME
 from nip_judges.answer_checks import make_check
 from nip_judges.asking import Asker, CapReached, Caps, open_journal
 from nip_judges.bars import refuse_bar
-from nip_judges.course import Course, Tell, count_calls, play_course, tell_nobody
+from nip_judges.best_of_n import play_best_of_n
+from nip_judges.course import (
+    Course,
+    Tell,
+    count_calls,
+    play_control,
+    play_course,
+    tell_nobody,
+)
 from nip_judges.documents import write_cells, write_document
 from nip_judges.gallery import choose_texts
 from nip_judges.judge_file import JudgeFile, load_judge_file
 from nip_judges.judged_texts import AGAINST, AttackParts, judge_texts, repeat_text, show_text
 from nip_judges.judges import VARIANTS, make_judge, make_variant
+from nip_judges.model_attacks import find_attacker, open_writer, play_trained
 from nip_judges.parts import JudgeAnswer
 from nip_judges.result import AttackResult, make_result
 from nip_judges.rows import GradedRows, read_rows
+from nip_judges.run_folder import write_run
 from nip_judges.screen import PlanDocument, write_screen, write_texts
 from nip_judges.wordings import list_wordings, split_kinds
 
 _RETRIES = 5
+BEST_OF_N, TRAINED = "best-of-n", "sneaky"
+USUAL_N = (1, 4, 16)
 _ASKINGS = (2, 3, 4)
 """Further askings of each text that is shown, after those of the course."""
 _CHARACTERS_PER_TOKEN = 4
@@ -90,6 +104,7 @@ class PreparedAttack:
 async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[PreparedAttack]:
     """Read and check all that an attack needs; raises SettingsError before anything is paid for."""
     file = load_judge_file(path, options.overrides)
+    _check_options(file, options)
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(_make_client(file))
         judge = make_judge(file, client)
@@ -107,7 +122,9 @@ async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[Pre
         against = await _prepare_against(stack, file, client, parts, options)
         held_out = split_kinds([w.kind for w in wordings])[1] if options.hold_out else ()
         identity = _identify(file, parts, against, options)
-        name = options.name or f"{path.stem}-{digest(identity)[:8]}"
+        name = options.name or _name_attack(path, identity)
+        if not RUN_NAME.fullmatch(name):
+            raise SettingsError(f"--name {name!r}: letters, digits, dots, dashes and underscores")
         yield PreparedAttack(
             file=file,
             options=options,
@@ -169,6 +186,9 @@ async def try_judge(prepared: PreparedAttack, asker: Asker) -> JudgeAnswer:
 async def _play(prepared: PreparedAttack, asker: Asker, course: Course, on_part: Tell) -> None:
     """Play the course of the judge, then that of the second one; cells go into one list."""
     parts, against = prepared.parts, prepared.against
+    if prepared.options.by is not None:
+        await _play_model(prepared, asker, course, on_part)
+        return
     await play_course(parts, asker, course, on_part=on_part)
     if course.ended_early is not None:
         return
@@ -183,6 +203,34 @@ async def _play(prepared: PreparedAttack, asker: Asker, course: Course, on_part:
         await play_course(against, asker, second, also_tested=course.chosen, on_part=tell)
 
 
+async def _play_model(
+    prepared: PreparedAttack, asker: Asker, course: Course, on_part: Tell
+) -> None:
+    """Play the control, and an attack by a model that writes, as it is or trained."""
+    parts, options, file = prepared.parts, prepared.options, prepared.file
+    await play_control(parts, asker, course, on_part)
+    if course.ended_early is not None:
+        return
+    if options.by == BEST_OF_N:
+        around = parts.check is None
+        async with open_writer(file, options.attacker, prepared.folder, around=around) as writer:
+            await play_best_of_n(parts, writer, asker, course, options.n or USUAL_N, on_part)
+        return
+    attack = {"until": options.until, "start_from": options.start_from}
+    on_part("an attacker is trained", 0)
+    course.cells += await play_trained(
+        file,
+        parts,
+        asker,
+        attacker=options.attacker,
+        steps=options.steps,
+        attack={name: value for name, value in attack.items() if value is not None},
+        run=f"{prepared.folder.name}-seat",
+        run_store=options.run_store,
+        folder=prepared.folder,
+    )
+
+
 def _tell_as(name: str, tell: Tell) -> Tell:
     return lambda part, texts: tell(f"{name}: {part}", texts)
 
@@ -191,6 +239,33 @@ def _opponent(prepared: PreparedAttack) -> str | None:
     if not prepared.parts.compares_pairs:
         return None
     return prepared.rows.find_opponent(prepared.rows.wrong_test[0]).response
+
+
+def _check_options(file: JudgeFile, options: JudgeOptions) -> None:
+    """Raise SettingsError for options that mean nothing together."""
+    if options.by not in (None, BEST_OF_N, TRAINED):
+        raise SettingsError(
+            f"--by {options.by}: against a judge it is {BEST_OF_N} or {TRAINED}; without it "
+            "wordings are tried, and --script names your own"
+        )
+    wordings = {"--kinds": options.kinds, "--script": options.script, "--against": options.against}
+    models = {"--attacker": options.attacker, "--n": options.n, "--steps": options.steps}
+    models |= {"--until": options.until, "--start-from": options.start_from}
+    others = models if options.by is None else wordings
+    for option, value in others.items():
+        if value is not None:
+            needs = f"--by {BEST_OF_N} or {TRAINED}" if options.by is None else "no --by"
+            raise SettingsError(f"{option} needs {needs}; leave it out")
+    if options.by == BEST_OF_N and options.steps is not None:
+        raise SettingsError(f"--steps is not for --by {BEST_OF_N}; leave it out")
+    if options.by == TRAINED and options.n is not None:
+        raise SettingsError(f"--n is not for --by {TRAINED}; leave it out")
+    if options.by is not None and file.judge.pair:
+        raise SettingsError(
+            f"{file.path}: judges of pairs are attacked by wordings; leave out --by"
+        )
+    if options.by is not None:
+        find_attacker(file, options.attacker)
 
 
 def _make_client(file: JudgeFile) -> contextlib.AbstractAsyncContextManager[ChatClient | None]:
@@ -235,6 +310,12 @@ async def _prepare_against(
         no_verdict=file.no_verdict,
         compares_pairs=parts.compares_pairs,
     )
+
+
+def _name_attack(path: Path, identity: Mapping[str, Any]) -> str:
+    """Name an attack by its file and by all that decides it: a changed prompt is another attack."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.")[:40]
+    return f"{stem or 'judge'}-{digest(identity)[:8]}"
 
 
 def _find_caps(file: JudgeFile, options: JudgeOptions) -> Caps:
@@ -329,3 +410,16 @@ async def plan_attack(prepared: PreparedAttack) -> PlanDocument:
                 + plan["completion_tokens"] * caps.completion_usd
             ) / 1e6
     return plan
+
+
+async def publish_run(prepared: PreparedAttack, result: AttackResult) -> str | None:
+    """Write all judged texts as a run for `nip view`, `nip show` and exports, and name it.
+
+    None for an attack that was not played to its end.
+    """
+    if result.stopped is not None or not result.cells:
+        return None
+    name = prepared.folder.name
+    store = prepared.options.run_store
+    await write_run(name, prepared.folder, result.cells, prepared.rows.rows, run_store=store)
+    return name

@@ -15,10 +15,10 @@ from nip_cli.printing.options import Shown
 from nip_cli.printing.terminal import say
 from nip_judges.attack import (
     JudgeOptions,
-    PreparedAttack,
     attack_judge,
     plan_attack,
     prepare_attack,
+    publish_run,
 )
 from nip_judges.result import AttackResult
 from nip_judges.screen import write_plan, write_screen
@@ -51,13 +51,16 @@ async def _run(
             say(f"nip: {note}", file=sys.stderr)
         with _show_progress(shown) as progress:
             result = await attack_judge(prepared, progress.begin, progress.advance)
-    _print(result, prepared, as_json)
+        _print(result, as_json)
+        run = await publish_run(prepared, result)
+    if run is not None and not as_json:
+        say(f" every text with the judge's words: nip view, run {run}")
     if result.stopped is not None:
         raise result.stopped
     return result.exit_status
 
 
-def _print(result: AttackResult, prepared: PreparedAttack, as_json: bool) -> None:
+def _print(result: AttackResult, as_json: bool) -> None:
     if as_json:
         say(json.dumps(result.document, indent=2, ensure_ascii=False))
         return

@@ -6,16 +6,18 @@ check_file  all of it; the first fault is raised
 import re
 from typing import TYPE_CHECKING
 
+from nip_core.errors import SettingsError
 from nip_core.nearest import did_you_mean
 from nip_core.parameters.services.dialects import check_dialect
 from nip_judges.judge_settings import CHECKS, KINDS_OF_JUDGE, OUR_FIELDS, PAIR_FIELDS
 from nip_judges.named_texts import check_function, find_placeholders, suggest_file
+from nip_judges.verdict_forms import check_pattern
 
 if TYPE_CHECKING:
     from nip_judges.judge_file import JudgeFile
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".eval")
-_OF_PROMPTS = ("names", "fill", "as_written", "system", "pattern")
+_OF_PROMPTS = ("names", "fill", "as_written", "system", "pattern", "otherwise")
 _OF_MODELS = (
     "model_name",
     "model_provider",
@@ -116,6 +118,14 @@ def _check_forms(file: "JudgeFile") -> None:
                 ("judge", "pattern"),
                 f"judge.pattern has {groups} groups and needs one, such as 'GRADE: ([CI])'",
             )
+        try:
+            check_pattern(judge.pattern, judge.ignore_case)
+        except SettingsError as error:
+            file.refuse(("judge", "pattern"), f"judge.{error}")
+    if judge.otherwise is not None:
+        for name in ("reject", "pattern", "threshold"):
+            if getattr(judge, name) is not None:
+                file.refuse(("judge", "otherwise"), f"otherwise stands for {name}; leave one out")
     if judge.prompt is None:
         return
     if judge.threshold is not None:
@@ -129,7 +139,7 @@ def _check_forms(file: "JudgeFile") -> None:
                 file.refuse(("judge", name), f"a score decides by threshold; leave {name} out")
         return
     for name, verb in (("accept", "accepts"), ("reject", "rejects")):
-        if getattr(judge, name) is None:
+        if getattr(judge, name) is None and not (name == "reject" and judge.otherwise):
             file.refuse(
                 ("judge",),
                 f"judge.{name} is missing: the words by which the judge {verb}, such as "

@@ -27,6 +27,7 @@ from nip_judges.judge_settings import (
     BudgetSettings,
     DataSettings,
     JudgeSettings,
+    ModelSettings,
     PriceSettings,
     Settings,
     SurfaceList,
@@ -36,7 +37,7 @@ from nip_judges.yaml_lines import Written, read_written
 
 MOST_DATA_BYTES = 1 << 30
 _MODEL_GRADERS = frozenset({"label_model", "score_model"})
-_ASKING = (
+ASKING = (
     "model_provider",
     "base_url",
     "api_dialect",
@@ -46,7 +47,7 @@ _ASKING = (
     "served_as",
     "max_tokens_per_message",
 )
-_NOT_IN_DIGEST = {"budget", "prices", "concurrency"}
+_NOT_IN_DIGEST = {"attacker", "budget", "prices", "concurrency"}
 """They decide no answer: an attack that goes on may have others."""
 _PLAIN_TEXT = {
     "judge": {"accept", "reject", "model_name", "fill"},
@@ -65,6 +66,8 @@ class JudgeFile(Settings):
     address. None: nothing does, and no text is written freely."""
     labels_by: Literal["people", "program", "model"] | None = None
     no_verdict: Literal["reject", "accept", "drop"] = "reject"
+    attacker: ModelSettings | None = None
+    """A model that writes attacking texts, for --by."""
     attacker_sees: Literal["prompt", "nothing"] = "prompt"
     surface: SurfaceList | None = None
     budget: BudgetSettings = BudgetSettings()
@@ -147,7 +150,7 @@ class JudgeFile(Settings):
         if not self.asks_model:
             return None
         model_name = self.judge.model_name or str((self.grader_json or {}).get("model", ""))
-        settings = {name: getattr(self.judge, name) for name in _ASKING}
+        settings = {name: getattr(self.judge, name) for name in ASKING}
         try:
             return PureTextAgentParameters(
                 model_name=model_name, freeze_agent=True, chat_format="alternating", **settings

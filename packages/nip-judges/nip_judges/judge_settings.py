@@ -1,5 +1,6 @@
 """The settings of a judge.yaml, block by block, each checked by itself.
 
+ModelSettings   a model and how it is asked; `attacker`
 JudgeSettings   `judge`: who judges, and how its answer is read
 DataSettings    `data`: the graded rows, and which column is what
 BudgetSettings  `budget`; PriceSettings: `prices`
@@ -35,7 +36,24 @@ class Settings(BaseModel):
     )
 
 
-class JudgeSettings(Settings):
+class ModelSettings(Settings):
+    """A model and how it is asked; each setting means the same as an agent's."""
+
+    model_name: Text | None = None
+    model_provider: Text = "OpenAI"
+    base_url: Address = None
+    api_dialect: ApiDialect = "auto"
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    served_as: tuple[Text, ...] = ()
+    max_tokens_per_message: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of an answer. None: the provider's limit; of an attacker's text 225."""
+    key: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")] | None = None
+    """The name of the environment variable with the key. None: the provider's."""
+
+
+class JudgeSettings(ModelSettings):
     """Who judges: exactly one of prompt, function, grader and reward_model."""
 
     prompt: Text | None = None
@@ -58,6 +76,8 @@ class JudgeSettings(Settings):
     """The form by which the judge accepts; of a pair, by which A wins."""
     reject: Text | None = None
     """The form by which the judge rejects; of a pair, by which B wins."""
+    otherwise: Literal["reject"] | None = None
+    """Set where every answer without `accept` rejects, in the place of `reject`."""
     pattern: Text | None = None
     """A regular expression whose one group is compared with accept and reject, or is a score."""
     threshold: float | None = None
@@ -66,18 +86,6 @@ class JudgeSettings(Settings):
     """Whether accept, reject and pattern are found in capitals and small letters alike."""
     pair: bool = False
     """Whether it compares {response_a} with {response_b}."""
-    model_name: Text | None = None
-    model_provider: Text = "OpenAI"
-    base_url: Address = None
-    api_dialect: ApiDialect = "auto"
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    reasoning_effort: ReasoningEffort | None = None
-    served_as: tuple[Text, ...] = ()
-    max_tokens_per_message: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens of an answer. None: the provider's limit."""
-    key: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")] | None = None
-    """The name of the environment variable with the key. None: the provider's."""
 
 
 class DataSettings(Settings):

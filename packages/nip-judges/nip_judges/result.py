@@ -91,9 +91,7 @@ def make_result(
         not_tried=not_tried,
         held_out=prepared.held_out,
         notes=prepared.notes,
-        gallery=list_gallery(
-            course.cells, {row.question_id: row.question for row in parts.rows.rows}
-        ),
+        gallery=list_gallery(course.cells, questions),
         baseline=_measure_baseline(parts),
         scores=measure_scores([cell for cell in course.cells if cell.judge == JUDGE]),
         against=_compare(prepared, course),
@@ -130,10 +128,10 @@ def _measure_baseline(parts: AttackParts) -> AsTheyAre | None:
 
 
 def _list_not_tried(prepared: "PreparedAttack") -> list[str]:
-    options = prepared.options
+    by = prepared.options.by
     tried = {wording.kind for wording in prepared.parts.wordings}
-    kinds = [kind for kind in KINDS if kind not in tried] if options.by is None else ["wordings"]
-    models = [] if options.by is not None else ["texts that a model writes"]
+    kinds = [kind for kind in KINDS if kind not in tried] if by is None else ["wordings"]
+    models = [] if by is not None else ["texts that a model writes"]
     return [*kinds, *models]
 
 

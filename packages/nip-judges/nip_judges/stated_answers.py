@@ -19,7 +19,9 @@ _HASHES = re.compile(r"^\s*####[ \t]+(?P<chunk>\S.*)$", re.MULTILINE)
 _TAGGED = re.compile(r"<answer>\s*(?P<chunk>.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
 _SAID = re.compile(
     r"\b(?:answers?|(?:correct|right)\s+(?:option|choice))"
-    r"(?:\W{0,4}(?:is|are|was|would be|equals)\b\W{0,3}|[ \t*_`\"')\]]*[:=]+)"
+    # A sign or a leading point belongs to the answer.
+    r"(?:\W{0,4}(?:is|are|was|would be|equals)\b[^\w.+\-\u2010-\u2015\u2212]{0,3}"
+    r"|[ \t*_`\"')\]]*[:=]+)"
     r"[\s*_`]*(?P<chunk>[^\n]+)",
     re.IGNORECASE,
 )

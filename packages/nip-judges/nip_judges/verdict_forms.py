@@ -3,6 +3,7 @@
 Reading      a verdict, its place in the words, and why there is none
 VerdictForm  reads words
 TextForm     two texts, of which the last one counts
+LoneForm     a text that accepts; every other answer rejects
 PatternForm  a regular expression with one group, of which the last match counts
 NumberForm   a number with a threshold
 LabelForm    one of some labels, as JSON or alone
@@ -121,6 +122,28 @@ class TextForm:
 
     def _fold(self, text: str) -> str:
         return _fold(text) if self.ignore_case else text
+
+
+@dataclass(frozen=True)
+class LoneForm:
+    """A text that accepts wherever it stands; every other answer rejects."""
+
+    accept: str
+    ignore_case: bool = False
+    tails: tuple[str, str] | None = None
+
+    @property
+    def accept_forms(self) -> tuple[str, ...]:
+        return (self.accept,)
+
+    def read(self, words: str) -> Reading:
+        if not words.strip():
+            return Reading("none", NEITHER)
+        text, accept = (_fold(part) if self.ignore_case else part for part in (words, self.accept))
+        start = text.rfind(accept)
+        if start < 0:
+            return Reading("reject")
+        return Reading("accept", start=start, end=start + len(accept))
 
 
 def _fold(text: str) -> str:
@@ -408,8 +431,11 @@ def make_form(
     pattern: str | None = None,
     threshold: float | None = None,
     ignore_case: bool = False,
+    otherwise: str | None = None,
 ) -> VerdictForm:
     """Make the form that a judge's settings describe. Raises SettingsError where they don't."""
+    if otherwise is not None and accept is not None:
+        return LoneForm(accept, ignore_case)
     if pattern is not None:
         return PatternForm(pattern, accept, reject, threshold, ignore_case)
     if threshold is not None:

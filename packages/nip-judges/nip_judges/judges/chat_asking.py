@@ -1,6 +1,6 @@
 """Asking a judge's model: an endpoint, a request, and an answer without a verdict.
 
-find_judge_endpoint  the address and the key of a judge's file
+find_judge_endpoint  the address and the key of a judge's file; find_endpoint: of a block of it
 ModelSeat            a model at an endpoint, with its settings; `say` gives its answer or a reason
 Said                 the answer, or why it is none
 find_agent           the settings of the model
@@ -39,12 +39,22 @@ Chat = Sequence[Mapping[str, str]]
 
 
 def find_judge_endpoint(file: "JudgeFile", environment: Mapping[str, str] = os.environ) -> Endpoint:
-    """Find where a judge's model is asked.
+    """Find where a judge's model is asked; raises as `find_endpoint` does."""
+    return find_endpoint(file, "judge", find_agent(file), file.judge.key, environment)
 
-    An answer may come by any name unless the file has `served_as`: the name is recorded. Raises
+
+def find_endpoint(
+    file: "JudgeFile",
+    block: str,
+    agent: PureTextAgentParameters,
+    named_key: str | None,
+    environment: Mapping[str, str] = os.environ,
+) -> Endpoint:
+    """Find where the model of a block of a judge's file is asked.
+
+    An answer may come by any name unless the block has `served_as`: the name is recorded. Raises
     SettingsError where there is no address, or a key is missing.
     """
-    agent = find_agent(file)
     provider = agent.provider
     if agent.base_url is not None:
         url = agent.base_url.rstrip("/")
@@ -54,9 +64,9 @@ def find_judge_endpoint(file: "JudgeFile", environment: Mapping[str, str] = os.e
         elsewhere = environment.get(variable) if variable is not None else None
         if not (elsewhere or provider.address):
             file.refuse(
-                ("judge", "model_provider"),
+                (block, "model_provider"),
                 f"model_provider {agent.model_provider} has no address of its own; set "
-                "judge.base_url",
+                f"{block}.base_url",
             )
         url = (elsewhere or provider.address or "").rstrip("/")
         try:
@@ -64,16 +74,15 @@ def find_judge_endpoint(file: "JudgeFile", environment: Mapping[str, str] = os.e
         except ValueError as error:
             place = f"environment variable {variable}" if elsewhere else agent.model_provider
             raise SettingsError(f"{place}: {error}") from None
-    named = file.judge.key
-    variable = named or provider.key_variable
+    variable = named_key or provider.key_variable
     key = _NO_KEY if variable is None else read_key(environment, variable)
-    if not key and agent.base_url is not None and named is None:
+    if not key and agent.base_url is not None and named_key is None:
         key = _NO_KEY
     if not key:
         file.refuse(
-            ("judge", "key"),
-            f"the judge needs its key in the environment variable {variable}, which is not set; "
-            "set it, or name another one in judge.key",
+            (block, "key"),
+            f"the {block} needs its key in the environment variable {variable}, which is not set; "
+            f"set it, or name another one in {block}.key",
         )
     names = tuple(agent.served_as) or None
     return Endpoint(url, key, names, joins=provider.is_lm_server)

@@ -100,7 +100,9 @@ def make_prompted(file: "JudgeFile", client: ChatCompletions | None) -> ChatJudg
     system, prompt = read_prompts(file)
     prompts = [part for part in (system, prompt) if part is not None]
     ignore_case = block.ignore_case
-    form = make_form(block.accept, block.reject, block.pattern, block.threshold, ignore_case)
+    form = make_form(
+        block.accept, block.reject, block.pattern, block.threshold, ignore_case, block.otherwise
+    )
     seat = make_seat(file, client)
     is_pair = bool(block.pair)
 
@@ -114,6 +116,8 @@ def make_prompted(file: "JudgeFile", client: ChatCompletions | None) -> ChatJudg
         return chat
 
     forms = [block.accept, block.reject, block.pattern, block.threshold, ignore_case, is_pair]
+    if block.otherwise is not None:
+        forms.append(block.otherwise)
     columns = [data.question, data.response, data.reference]
     parts = [part.digest for part in prompts]
     return ChatJudge(
