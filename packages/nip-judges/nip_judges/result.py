@@ -16,6 +16,7 @@ from nip_judges.bars import BarResult, check_bar
 from nip_judges.course import Course
 from nip_judges.documents import AsTheyAre, Cost, JudgeDocument, make_document, rate_words
 from nip_judges.figures import measure
+from nip_judges.form_hints import hint_at_form
 from nip_judges.gallery import list_gallery
 from nip_judges.judged_texts import AGAINST, JUDGE, AttackParts
 from nip_judges.parts import Cell, GradedRow
@@ -90,7 +91,7 @@ def make_result(
         models=sorted({cell.model for cell in course.cells if cell.model}),
         not_tried=not_tried,
         held_out=prepared.held_out,
-        notes=prepared.notes,
+        notes=[*prepared.notes, *(hint_at_form(course.cells) if course.ended_early else [])],
         gallery=list_gallery(course.cells, questions),
         baseline=_measure_baseline(parts),
         scores=measure_scores([cell for cell in course.cells if cell.judge == JUDGE]),
