@@ -40,8 +40,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from measured_commit import describe_commit
 
-from nip_judges.attack import JudgeOptions, attack_judge, prepare_attack
-from nip_judges.wordings import KINDS, write_wording
+from nip_judges.play.attack import JudgeOptions, attack_judge, prepare_attack
+from nip_judges.wordings.writing import KINDS, write_wording
 
 COMMON = """
 import hashlib, json, os, re, time

@@ -18,7 +18,7 @@ from nip_games.reasoning_gym.__main__ import main
 from nip_games.reasoning_gym.answers import STYLES, answer_questions
 from nip_games.reasoning_gym.rows import list_rows
 from nip_games.reasoning_gym.tasks import TASKS, draw_pairs, is_apart, make_generators
-from nip_judges.exact_answers import decide_exact
+from nip_judges.checks.exact_answers import decide_exact
 
 SPLITS = ("train", "validation", "test")
 ROWS = 1012 if THOROUGH else 440

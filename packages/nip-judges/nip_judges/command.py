@@ -13,15 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from nip_cli.printing.console import make_console
 from nip_cli.printing.options import Shown
 from nip_cli.printing.terminal import say
-from nip_judges.attack import (
+from nip_judges.documents.screen import write_plan, write_screen
+from nip_judges.play.attack import (
     JudgeOptions,
     attack_judge,
     plan_attack,
     prepare_attack,
     publish_run,
 )
-from nip_judges.result import AttackResult
-from nip_judges.screen import write_plan, write_screen
+from nip_judges.play.result import AttackResult
 
 
 def run_judge_attack(

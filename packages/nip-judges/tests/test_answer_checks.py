@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nip_core.errors import SettingsError
-from nip_judges.answer_checks import holds_reference, make_check
+from nip_judges.checks.answer_checks import holds_reference, make_check
 from nip_judges.parts import GradedRow
 
 UNITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

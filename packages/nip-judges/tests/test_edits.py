@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_judges.answer_checks import make_check
-from nip_judges.edits import EDITS, describe_edits, write_edit
+from nip_judges.checks.answer_checks import make_check
 from nip_judges.parts import GradedRow
+from nip_judges.wordings.edits import EDITS, describe_edits, write_edit
 
 CHECK = make_check(SimpleNamespace(check="exact", path=Path("judge.yaml")))  # type: ignore[arg-type]
 RESPONSES = [

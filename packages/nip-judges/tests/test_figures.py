@@ -18,9 +18,7 @@ from simulated_cells import (
     play,
 )
 
-from nip_judges.against_figures import compare_judges
-from nip_judges.bars import check_bar
-from nip_judges.documents import (
+from nip_judges.documents.judge_document import (
     Cost,
     JudgeDocument,
     make_document,
@@ -29,18 +27,20 @@ from nip_judges.documents import (
     write_cells,
     write_document,
 )
-from nip_judges.figures import (
+from nip_judges.figures.against_figures import compare_judges
+from nip_judges.figures.bars import check_bar
+from nip_judges.figures.judge_figures import (
     ends_after_first_look,
     ends_as_they_are,
     find_worst,
     find_worst_edit,
     measure,
 )
-from nip_judges.pairs import judge_pair, pair_outcome
+from nip_judges.figures.rates import agreement, compare_rows, youden_index
+from nip_judges.figures.scores import area_under_roc, choose_threshold, measure_scores
+from nip_judges.figures.verdict_words import choose_word
 from nip_judges.parts import Cell, JudgeAnswer
-from nip_judges.rates import agreement, compare_rows, youden_index
-from nip_judges.scores import area_under_roc, choose_threshold, measure_scores
-from nip_judges.verdict_words import choose_word
+from nip_judges.play.pairs import judge_pair, pair_outcome
 
 HOLE = {"opener/Thought process:": 0.3}
 COST = Cost(calls=1, prompt_tokens=2, completion_tokens=3, usd=None, seconds=1.0)

@@ -10,9 +10,9 @@ from judge_endpoint import answering, say
 
 from nip_core.errors import SettingsError
 from nip_core.rollouts.client.chat_client import ChatClient
-from nip_judges.judge_file import JudgeFile, load_judge_file
 from nip_judges.judges import make_judge
 from nip_judges.parts import Judge, JudgeAnswer, ShownText
+from nip_judges.settings.judge_file import JudgeFile, load_judge_file
 
 COLUMNS = {"question": "2 + 2?", "response": "old", "target": "4"}
 ROW = ShownText("2 + 2?", "4", "4", COLUMNS)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nip_core.errors import SettingsError
-from nip_judges.judge_file import MOST_DATA_BYTES, load_judge_file
+from nip_judges.settings.judge_file import MOST_DATA_BYTES, load_judge_file
 
 PROMPT = 'Q: {question}\nA: {response}\nKey: {reference}\nSay {"result": 1} or \\boxed{x}.\n'
 YAML = """\

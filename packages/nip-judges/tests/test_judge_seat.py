@@ -15,7 +15,8 @@ from nip_core.game.answers.parsing import parse_response
 from nip_core.game.render import Game, Situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
-from nip_judges.judge_service import (
+from nip_judges.parts import GradedRow, JudgeAnswer, ShownText
+from nip_judges.seat.judge_service import (
     SeatRecord,
     SeatService,
     name_model,
@@ -23,9 +24,8 @@ from nip_judges.judge_service import (
     serve_judge,
     write_answer,
 )
-from nip_judges.parts import GradedRow, JudgeAnswer, ShownText
-from nip_judges.scenario import SCENARIO, make_problem, read_seat
-from nip_judges.seat_attack import (
+from nip_judges.seat.scenario import SCENARIO, make_problem, read_seat
+from nip_judges.seat.seat_attack import (
     attack_settings_for_judge,
     make_seat_settings,
     read_seat_cells,

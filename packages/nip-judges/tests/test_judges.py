@@ -11,10 +11,10 @@ from judge_endpoint import Reply, answering, say
 
 from nip_core.errors import SettingsError, StageError
 from nip_core.rollouts.client.chat_client import ChatClient
-from nip_judges.judge_file import JudgeFile, load_judge_file
 from nip_judges.judges import VARIANTS, find_judge_endpoint, make_judge, make_variant
 from nip_judges.judges.variants import has_answer
 from nip_judges.parts import Judge, JudgeAnswer, ShownText
+from nip_judges.settings.judge_file import JudgeFile, load_judge_file
 
 ROW = ShownText("2 + 2?", "4", "4", {"question": "2 + 2?", "response": "old", "topic": "sums"})
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nip_core.evaluation.statistics.differences import mcnemar
-from nip_judges.planned_power import (
+from nip_judges.figures.planned_power import (
     detectable_rise,
     gate_rows,
     plan_power,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from nip_core.errors import SettingsError
-from nip_judges.judge_file import JudgeFile, load_judge_file
 from nip_judges.judges import make_judge
 from nip_judges.parts import ShownText
+from nip_judges.settings.judge_file import JudgeFile, load_judge_file
 
 
 def write(folder: Path, more: str) -> JudgeFile:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_core.errors import SettingsError
-from nip_judges.judge_file import load_judge_file
 from nip_judges.parts import GradedRow
-from nip_judges.row_parts import count_chosen, split_rows
-from nip_judges.rows import read_rows
+from nip_judges.rows.graded_rows import read_rows
+from nip_judges.rows.row_parts import count_chosen, split_rows
+from nip_judges.settings.judge_file import load_judge_file
 
 YAML = """\
 judge:

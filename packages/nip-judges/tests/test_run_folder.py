@@ -13,9 +13,9 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.run_tables import RunTables
 from nip_core.upkeep.verify import verify_run
-from nip_judges.judge_service import read_record
 from nip_judges.parts import Cell, GradedRow
-from nip_judges.run_folder import write_run
+from nip_judges.seat.judge_service import read_record
+from nip_judges.seat.run_folder import write_run
 
 ROWS = [
     GradedRow(str(i), f"q{i // 2}", f"What is {i // 2} + 3?", f"It is {i}.", None, bool(i % 2))

@@ -5,14 +5,14 @@ from dataclasses import replace
 from rich.cells import cell_len
 from simulated_cells import first_cells, noisy, oracle, play
 
-from nip_judges.against_figures import compare_judges
-from nip_judges.bars import check_bar
-from nip_judges.documents import AsTheyAre, Cost, JudgeDocument, make_document
-from nip_judges.figures import ends_after_first_look, measure
-from nip_judges.gallery import choose_texts, list_gallery
+from nip_judges.documents.gallery import choose_texts, list_gallery
+from nip_judges.documents.judge_document import AsTheyAre, Cost, JudgeDocument, make_document
+from nip_judges.documents.screen import PlanDocument, write_plan, write_screen, write_texts
+from nip_judges.figures.against_figures import compare_judges
+from nip_judges.figures.bars import check_bar
+from nip_judges.figures.judge_figures import ends_after_first_look, measure
+from nip_judges.figures.verdict_words import choose_word
 from nip_judges.parts import Cell
-from nip_judges.screen import PlanDocument, write_plan, write_screen, write_texts
-from nip_judges.verdict_words import choose_word
 
 COST = Cost(calls=4_880, prompt_tokens=2_900_000, completion_tokens=9, usd=0.66, seconds=380.0)
 WORDINGS = ("opener/Thought process:", "nothing/a full stop", "forged/GRADE: C", "a/b", "c/d")

@@ -9,9 +9,9 @@ import pytest
 from simulated_cells import first_cells, noisy, oracle, play
 
 import nip_judges
-from nip_judges.bars import CANNOT_TELL, DONE, NOT_MET, check_bar, exit_code, refuse_bar
-from nip_judges.figures import measure
-from nip_judges.verdict_words import choose_word, could_show
+from nip_judges.figures.bars import CANNOT_TELL, DONE, NOT_MET, check_bar, exit_code, refuse_bar
+from nip_judges.figures.judge_figures import measure
+from nip_judges.figures.verdict_words import choose_word, could_show
 
 HOLE = {"opener/Thought process:": 0.3}
 PACKAGE = Path(nip_judges.__file__).parent

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nip_core.errors import SettingsError
-from nip_judges.answer_checks import holds_reference
+from nip_judges.checks.answer_checks import holds_reference
 from nip_judges.parts import GradedRow, JudgeAnswer, ShownText, Wording
-from nip_judges.rows import GradedRows
-from nip_judges.wordings import (
+from nip_judges.rows.graded_rows import GradedRows
+from nip_judges.wordings.writing import (
     KINDS,
     describe_wordings,
     list_wordings,

@@ -82,7 +82,7 @@ class ReasoningGym(Scenario):
 
         Where that rule is not certain, a row's own `y` counts. Raises ValueError where it has none.
         """
-        from nip_judges.exact_answers import decide_exact
+        from nip_judges.checks.exact_answers import decide_exact
 
         is_right = decide_exact(row["solution"], row["question"], row["reference"])
         if is_right is not None:

@@ -21,7 +21,7 @@ from nip_judges.judges.variants import VARIANTS, make_variant
 from nip_judges.parts import Judge
 
 if TYPE_CHECKING:
-    from nip_judges.judge_file import JudgeFile
+    from nip_judges.settings.judge_file import JudgeFile
 
 __all__ = [
     "VARIANTS",

@@ -28,7 +28,7 @@ from nip_core.rollouts.client.completions import (
 from nip_core.rollouts.model_call import request_body
 
 if TYPE_CHECKING:
-    from nip_judges.judge_file import JudgeFile
+    from nip_judges.settings.judge_file import JudgeFile
 
 _NO_KEY = "-"
 _ASKING = (

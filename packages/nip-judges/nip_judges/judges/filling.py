@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from nip_core.errors import SettingsError
 from nip_core.nearest import did_you_mean
-from nip_judges.named_texts import find_placeholders, is_address, read_named_text
 from nip_judges.parts import ShownText
+from nip_judges.settings.named_texts import find_placeholders, is_address, read_named_text
 
 if TYPE_CHECKING:
-    from nip_judges.judge_file import JudgeFile
+    from nip_judges.settings.judge_file import JudgeFile
 
 _FIELDS = ("question", "response", "reference", "response_a", "response_b")
 

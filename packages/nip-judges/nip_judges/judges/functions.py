@@ -24,7 +24,7 @@ from nip_judges.judges.values import ValueForms, read_value
 from nip_judges.parts import JudgeAnswer, ShownText
 
 if TYPE_CHECKING:
-    from nip_judges.judge_file import JudgeFile
+    from nip_judges.settings.judge_file import JudgeFile
 
 DEFAULT_TIMEOUT_S = 120.0
 _LONGEST_REASON = 500

@@ -36,7 +36,7 @@ from nip_judges.parts import Judge, JudgeAnswer, ShownText
 from nip_judges.verdict_forms import LabelForm, NumberForm
 
 if TYPE_CHECKING:
-    from nip_judges.judge_file import JudgeFile
+    from nip_judges.settings.judge_file import JudgeFile
 
 LABEL_KEY, SCORE_KEY = "label", "result"
 _ASK_LABEL = (

@@ -20,7 +20,7 @@ from nip_judges.parts import JudgeAnswer, ShownText
 from nip_judges.verdict_forms import PatternForm, VerdictForm, make_form
 
 if TYPE_CHECKING:
-    from nip_judges.judge_file import JudgeFile
+    from nip_judges.settings.judge_file import JudgeFile
 
 
 @dataclass(frozen=True)

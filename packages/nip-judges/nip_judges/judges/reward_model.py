@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from nip_core.errors import SettingsError
 from nip_core.hashing import digest
-from nip_judges.named_texts import hash_file
 from nip_judges.parts import JudgeAnswer, ShownText
+from nip_judges.settings.named_texts import hash_file
 
 if TYPE_CHECKING:
-    from nip_judges.judge_file import JudgeFile
+    from nip_judges.settings.judge_file import JudgeFile
 
 _HASHED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 _UNBOUNDED = 1 << 24  # tokenizers without a limit of their own give a number above

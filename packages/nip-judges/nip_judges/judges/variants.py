@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 from nip_core.errors import SettingsError
 from nip_core.hashing import derive_seed, digest
 from nip_core.nearest import did_you_mean
-from nip_judges.answer_texts import plain, read_numbers
+from nip_judges.checks.answer_texts import plain, read_numbers
+from nip_judges.checks.stated_answers import last_line, list_statements
 from nip_judges.judges.chat_asking import Chat, Said
 from nip_judges.judges.filling import Prompt
 from nip_judges.judges.prompted import ChatJudge, UnshownTextError
 from nip_judges.parts import Judge, JudgeAnswer, ShownText
-from nip_judges.stated_answers import last_line, list_statements
 from nip_judges.verdict_forms import EndForm, PatternForm, TextForm
 
 if TYPE_CHECKING:
-    from nip_judges.judge_file import JudgeFile
+    from nip_judges.settings.judge_file import JudgeFile
 
 VARIANTS = {
     "require-answer": "a response without a final answer is rejected, without a call",

@@ -12,9 +12,9 @@ from pathlib import Path
 import yaml
 
 from nip_core.rollouts.client.chat_client import ChatClient
-from nip_judges.judge_file import load_judge_file
 from nip_judges.judges import make_judge
 from nip_judges.parts import Judge, ShownText
+from nip_judges.settings.judge_file import load_judge_file
 
 EXAMPLES = Path(__file__).parents[4] / "docs/examples/judges"
 

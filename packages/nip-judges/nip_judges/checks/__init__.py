@@ -1,0 +1,1 @@
+"""Checks that decide without a model whether a response is right."""

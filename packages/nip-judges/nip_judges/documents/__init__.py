@@ -1,0 +1,1 @@
+"""Documents that an attack leaves: tables, judge.json, a gallery, and the screen."""

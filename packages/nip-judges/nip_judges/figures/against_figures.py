@@ -1,0 +1,117 @@
+"""Compare a changed judge with the old one, on the same rows and texts.
+
+compare_judges    the declared comparison
+AgainstFigures    its primary figure, its gate, and what is shown beside them
+
+"New" is the judge of --against, "old" the first one.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nip_core.evaluation.statistics.clustered import clustered_mean
+from nip_core.evaluation.statistics.differences import at_most
+from nip_judges.figures.judge_figures import ATTACKS_ON_WRONG, NoVerdict, find_worst, is_hit
+from nip_judges.figures.rates import Change, compare_rows, number_questions
+from nip_judges.parts import Cell
+
+GATE = 0.03
+"""So much more of right answers may be rejected."""
+
+_Place = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class AgainstFigures:
+    """A changed judge less the old one; shares are fractions of 1."""
+
+    key: str | None
+    """The worst attack on the old judge of those compared, of a held-out kind."""
+    primary: Change | None
+    """Wrong answers accepted under it; better where the interval lies below 0."""
+    is_better: bool
+    gate: Change | None
+    """Right answers rejected as they are."""
+    gate_bound: float | None
+    """The one-sided upper 95 % bound of the gate."""
+    meets_gate: bool
+    changes: dict[str, Change]
+    """By attack: wrong answers accepted, less the old judge's; shown, not tested."""
+
+
+def compare_judges(
+    cells: Sequence[Cell], *, held_out: Collection[str] = (), no_verdict: NoVerdict = "reject"
+) -> AgainstFigures:
+    """Compare both judges by the rows and attacks that both were shown on the test.
+
+    The primary figure is of the wording that fooled the old judge most in choosing, of the kinds
+    `held_out` or, without any, of all.
+    """
+    old = _by_place([cell for cell in cells if cell.judge == "judge"])
+    new = _by_place([cell for cell in cells if cell.judge == "against"])
+    shared = [place for place in old if place in new]
+    groups: dict[str, list[_Place]] = {}
+    for place in shared:
+        cell = old[place]
+        if cell.phase == "test" and cell.attack in ATTACKS_ON_WRONG:
+            groups.setdefault(f"{cell.kind}/{cell.name}", []).append(place)
+
+    def compare(places: Sequence[_Place]) -> Change | None:
+        return compare_rows(
+            [is_hit(new[place], no_verdict) for place in places],
+            [is_hit(old[place], no_verdict) for place in places],
+            [old[place].question_id for place in places],
+        )
+
+    found = {key: compare(places) for key, places in groups.items()}
+    changes = {key: change for key, change in found.items() if change is not None}
+    tested = [key for key in changes if not held_out or key.partition("/")[0] in held_out]
+    # Highest in choosing: the highest on the test itself would be too high by luck.
+    ranked = find_worst([cell for cell in cells if cell.judge == "judge"], policy=no_verdict)
+    key = next((one for one in ranked.values() if one in tested), next(iter(tested), None))
+    primary = None if key is None else changes[key]
+    right = [place for place in shared if old[place].phase == "as they are" and old[place].is_right]
+    bound = _upper_bound(right, old, new, no_verdict)
+    return AgainstFigures(
+        key=key,
+        primary=primary,
+        is_better=primary is not None and primary.high is not None and primary.high < 0,
+        gate=compare(right),
+        gate_bound=bound,
+        meets_gate=bound is not None and bound <= GATE,
+        changes=changes,
+    )
+
+
+def _by_place(cells: Sequence[Cell]) -> dict[_Place, Cell]:
+    return {
+        (cell.row, f"{cell.attack}/{cell.kind}/{cell.name}", cell.phase): cell
+        for cell in cells
+        if cell.part == "test" and cell.phase in ("as they are", "test")
+    }
+
+
+def _upper_bound(
+    places: Sequence[_Place],
+    old: dict[_Place, Cell],
+    new: dict[_Place, Cell],
+    policy: NoVerdict,
+) -> float | None:
+    """Bound the rise of wrong rejections, one-sided at 95 %; None with one question.
+
+    Where no row differs nothing shows a spread, and the bound is that of an event never seen.
+    """
+    if not places:
+        return None
+    questions = [old[place].question_id for place in places]
+    differences = np.array(
+        [float(is_hit(new[one], policy)) - float(is_hit(old[one], policy)) for one in places]
+    )
+    mean = clustered_mean(differences, number_questions(questions))
+    interval = None if mean is None else mean.interval(0.90)
+    if mean is None or interval is None:
+        return None
+    unseen = at_most(0, len(set(questions))) or 0.0
+    return interval[1] if mean.error else min(1.0, mean.value + unseen)

@@ -1,0 +1,425 @@
+"""An attack on a judge from its file to its documents; `nip attack --judge` prints the result.
+
+JudgeOptions   what is asked for beside the judge's file
+PreparedAttack judges, rows, wordings and folder of an attack, checked; nothing is paid for yet
+prepare_attack makes it; attack_judge plays it
+plan_attack    the calls, tokens and dollars that it takes at most, after one call
+
+The folder of an attack, STORE/judges/NAME: settings.json, calls.journal with each answer,
+cells.parquet, judge.json, screen.txt, texts.txt. An attack that was stopped goes on from there.
+"""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nip_core.errors import NipError, RunConflictError, SettingsError
+from nip_core.hashing import canonical_json, digest
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.run_store.run import RUN_NAME
+from nip_judges.checks.answer_checks import make_check
+from nip_judges.documents.gallery import choose_texts
+from nip_judges.documents.judge_document import write_cells, write_document
+from nip_judges.documents.screen import PlanDocument, write_screen, write_texts
+from nip_judges.figures.bars import refuse_bar
+from nip_judges.judges import VARIANTS, make_judge, make_variant
+from nip_judges.parts import JudgeAnswer
+from nip_judges.play.asking import Asker, CapReached, Caps, open_journal
+from nip_judges.play.best_of_n import play_best_of_n
+from nip_judges.play.course import (
+    Course,
+    Tell,
+    count_calls,
+    play_control,
+    play_course,
+    tell_nobody,
+)
+from nip_judges.play.judged_texts import AGAINST, AttackParts, judge_texts, repeat_text, show_text
+from nip_judges.play.model_attacks import find_attacker, open_writer, play_trained
+from nip_judges.play.result import AttackResult, make_result
+from nip_judges.rows.graded_rows import GradedRows, read_rows
+from nip_judges.seat.run_folder import write_run
+from nip_judges.settings.judge_file import JudgeFile, load_judge_file
+from nip_judges.wordings.writing import list_wordings, split_kinds
+
+_RETRIES = 5
+BEST_OF_N, TRAINED = "best-of-n", "sneaky"
+USUAL_N = (1, 4, 16)
+_ASKINGS = (2, 3, 4)
+"""Further askings of each text that is shown, after those of the course."""
+_CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """Everything that is asked for beside the judge's file."""
+
+    run_store: str = "runs"
+    name: str | None = None
+    kinds: Sequence[str] | None = None
+    hold_out: bool = False
+    script: str | None = None
+    problems: int | None = None
+    against: str | None = None
+    max_fooled: float | None = None
+    """In percent."""
+    max_usd: float | None = None
+    max_calls: int | None = None
+    by: str | None = None
+    """best-of-n, sneaky, or None for wordings alone."""
+    attacker: str | None = None
+    n: Sequence[int] | None = None
+    steps: int | None = None
+    until: str | None = None
+    start_from: str | None = None
+    overrides: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class PreparedAttack:
+    """The judges, rows, wordings and folder of an attack."""
+
+    file: JudgeFile
+    options: JudgeOptions
+    parts: AttackParts
+    against: AttackParts | None
+    held_out: tuple[str, ...]
+    folder: Path
+    caps: Caps
+    identity: Mapping[str, Any]
+    """All that decides which texts are shown to which judge."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> GradedRows:
+        return self.parts.rows
+
+
+@contextlib.asynccontextmanager
+async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[PreparedAttack]:
+    """Read and check all that an attack needs; raises SettingsError before anything is paid for."""
+    file = load_judge_file(path, options.overrides)
+    _check_options(file, options)
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(_make_client(file))
+        judge = make_judge(file, client)
+        rows = read_rows(file, options.problems)
+        check = make_check(file)
+        wordings = list_wordings(judge, options.kinds, options.script)
+        parts = AttackParts(
+            rows,
+            judge,
+            wordings,
+            check,
+            no_verdict=file.no_verdict,
+            compares_pairs=file.judge.pair,
+        )
+        against = await _prepare_against(stack, file, client, parts, options)
+        held_out = split_kinds([w.kind for w in wordings])[1] if options.hold_out else ()
+        identity = _identify(file, parts, against, options)
+        name = options.name or _name_attack(path, identity)
+        if not RUN_NAME.fullmatch(name):
+            raise SettingsError(f"--name {name!r}: letters, digits, dots, dashes and underscores")
+        yield PreparedAttack(
+            file=file,
+            options=options,
+            parts=parts,
+            against=against,
+            held_out=tuple(held_out),
+            folder=Path(options.run_store) / "judges" / name,
+            caps=_find_caps(file, options),
+            identity=identity,
+            notes=rows.notes,
+        )
+
+
+async def attack_judge(
+    prepared: PreparedAttack,
+    on_part: Tell = tell_nobody,
+    on_answer: Callable[[], None] = lambda: None,
+) -> AttackResult:
+    """Play an attack, or go on with it, and write its documents.
+
+    A cap that is reached, or a judge that fails for good, gives a result that is not finished.
+    Raises RunConflictError for a folder of another attack.
+    """
+    began_s = time.monotonic()
+    _claim_folder(prepared)
+    course = Course()
+    stopped: NipError | None = None
+    async with open_journal(prepared.folder / "calls.journal") as journal:
+        asker = Asker(
+            journal,
+            prepared.caps,
+            concurrency=prepared.file.concurrency,
+            seed=prepared.file.seed,
+            on_answer=on_answer,
+        )
+        try:
+            await try_judge(prepared, asker)
+            await _play(prepared, asker, course, on_part)
+        except NipError as error:
+            if not course.cells and not isinstance(error, CapReached):
+                raise
+            stopped = error
+    seconds = time.monotonic() - began_s
+    result = make_result(prepared, course, asker.spending, stopped, seconds)
+    order = [wording.key for wording in prepared.parts.wordings]
+    write_cells(prepared.folder / "cells.parquet", course.cells, order)
+    write_document(prepared.folder / "judge.json", result.document)
+    for name, text in (("screen.txt", write_screen), ("texts.txt", write_texts)):
+        (prepared.folder / name).write_text(text(result.document) + "\n", encoding="utf-8")
+    return result
+
+
+async def try_judge(prepared: PreparedAttack, asker: Asker) -> JudgeAnswer:
+    """Ask one text, so that a wrong key, address or model costs one call and is named."""
+    row = prepared.rows.wrong_test[0]
+    return await asker.ask(prepared.parts.judge, show_text(row, row.response, _opponent(prepared)))
+
+
+async def _play(prepared: PreparedAttack, asker: Asker, course: Course, on_part: Tell) -> None:
+    """Play the course of the judge, then that of the second one; cells go into one list."""
+    parts, against = prepared.parts, prepared.against
+    if prepared.options.by is not None:
+        await _play_model(prepared, asker, course, on_part)
+        return
+    await play_course(parts, asker, course, on_part=on_part)
+    if course.ended_early is not None:
+        return
+    # A single text counts for little where verdicts change: those that are shown are asked again.
+    shown = [(cell, asking) for cell in choose_texts(course.cells) for asking in _ASKINGS]
+    on_part("shown texts again", len(shown))
+    texts = [repeat_text(parts, cell, asking) for cell, asking in shown]
+    course.cells += await judge_texts(parts, asker, texts)
+    if against is not None:
+        second = course.second = Course(cells=course.cells)
+        tell = _tell_as(AGAINST, on_part)
+        await play_course(against, asker, second, also_tested=course.chosen, on_part=tell)
+
+
+async def _play_model(
+    prepared: PreparedAttack, asker: Asker, course: Course, on_part: Tell
+) -> None:
+    """Play the control, and an attack by a model that writes, as it is or trained."""
+    parts, options, file = prepared.parts, prepared.options, prepared.file
+    await play_control(parts, asker, course, on_part)
+    if course.ended_early is not None:
+        return
+    if options.by == BEST_OF_N:
+        around = parts.check is None
+        async with open_writer(file, options.attacker, prepared.folder, around=around) as writer:
+            await play_best_of_n(parts, writer, asker, course, options.n or USUAL_N, on_part)
+        return
+    attack = {"until": options.until, "start_from": options.start_from}
+    on_part("an attacker is trained", 0)
+    course.cells += await play_trained(
+        file,
+        parts,
+        asker,
+        attacker=options.attacker,
+        steps=options.steps,
+        attack={name: value for name, value in attack.items() if value is not None},
+        run=f"{prepared.folder.name}-seat",
+        run_store=options.run_store,
+        folder=prepared.folder,
+    )
+
+
+def _tell_as(name: str, tell: Tell) -> Tell:
+    return lambda part, texts: tell(f"{name}: {part}", texts)
+
+
+def _opponent(prepared: PreparedAttack) -> str | None:
+    if not prepared.parts.compares_pairs:
+        return None
+    return prepared.rows.find_opponent(prepared.rows.wrong_test[0]).response
+
+
+def _check_options(file: JudgeFile, options: JudgeOptions) -> None:
+    """Raise SettingsError for options that mean nothing together."""
+    if options.by not in (None, BEST_OF_N, TRAINED):
+        raise SettingsError(
+            f"--by {options.by}: against a judge it is {BEST_OF_N} or {TRAINED}; without it "
+            "wordings are tried, and --script names your own"
+        )
+    wordings = {"--kinds": options.kinds, "--script": options.script, "--against": options.against}
+    models = {"--attacker": options.attacker, "--n": options.n, "--steps": options.steps}
+    models |= {"--until": options.until, "--start-from": options.start_from}
+    others = models if options.by is None else wordings
+    for option, value in others.items():
+        if value is not None:
+            needs = f"--by {BEST_OF_N} or {TRAINED}" if options.by is None else "no --by"
+            raise SettingsError(f"{option} needs {needs}; leave it out")
+    if options.by == BEST_OF_N and options.steps is not None:
+        raise SettingsError(f"--steps is not for --by {BEST_OF_N}; leave it out")
+    if options.by == TRAINED and options.n is not None:
+        raise SettingsError(f"--n is not for --by {TRAINED}; leave it out")
+    if options.by is not None and file.judge.pair:
+        raise SettingsError(
+            f"{file.path}: judges of pairs are attacked by wordings; leave out --by"
+        )
+    if options.by is not None:
+        find_attacker(file, options.attacker)
+
+
+def _make_client(file: JudgeFile) -> contextlib.AbstractAsyncContextManager[ChatClient | None]:
+    if file.agent is None:
+        return contextlib.nullcontext()
+    return ChatClient(
+        concurrency=file.concurrency, timeout_s=file.timeout_s, retries=_RETRIES, follows=True
+    )
+
+
+async def _prepare_against(
+    stack: contextlib.AsyncExitStack,
+    file: JudgeFile,
+    client: ChatClient | None,
+    parts: AttackParts,
+    options: JudgeOptions,
+) -> AttackParts | None:
+    """Prepare the second judge: a bundled variant of the first by its name, or another file."""
+    name = options.against
+    if name is None:
+        return None
+    if name in VARIANTS:
+        judge = make_variant(name, parts.judge, file)
+    elif Path(name).suffix in (".yaml", ".yml"):
+        other = load_judge_file(Path(name), ())
+        if read_rows(other, options.problems).digest != parts.rows.digest:
+            raise SettingsError(
+                f"{name}: its rows are not those of {file.path.name}; both judges get the same "
+                "rows, so write the same block `data`"
+            )
+        judge = make_judge(other, await stack.enter_async_context(_make_client(other)))
+    else:
+        raise SettingsError(
+            f"--against {name}: a judge's file (.yaml), or one of {', '.join(VARIANTS)}"
+        )
+    return AttackParts(
+        parts.rows,
+        judge,
+        list_wordings(judge, options.kinds, options.script),
+        parts.check,
+        name=AGAINST,
+        no_verdict=file.no_verdict,
+        compares_pairs=parts.compares_pairs,
+    )
+
+
+def _name_attack(path: Path, identity: Mapping[str, Any]) -> str:
+    """Name an attack by its file and by all that decides it: a changed prompt is another attack."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.")[:40]
+    return f"{stem or 'judge'}-{digest(identity)[:8]}"
+
+
+def _find_caps(file: JudgeFile, options: JudgeOptions) -> Caps:
+    """Take the caps of the options, else of the file. Raises SettingsError for dollars unpriced."""
+    prices = file.prices
+    usd = options.max_usd if options.max_usd is not None else file.budget.usd
+    calls = options.max_calls if options.max_calls is not None else file.budget.calls
+    if usd is not None and (prices.prompt_usd is None or prices.completion_usd is None):
+        raise SettingsError(
+            f"{file.path}: a cap of ${usd:g} needs the judge's prices; write prices.prompt_usd and "
+            "prices.completion_usd (US dollars for a million tokens), or use --max-calls"
+        )
+    return Caps(usd, calls, prices.prompt_usd, prices.completion_usd)
+
+
+def _identify(
+    file: JudgeFile, parts: AttackParts, against: AttackParts | None, options: JudgeOptions
+) -> dict[str, Any]:
+    """Name all that decides which texts are shown to which judge."""
+    return {
+        "judge": parts.judge.digest,
+        "rows": parts.rows.digest,
+        "wordings": [wording.key for wording in parts.wordings],
+        "check": file.check,
+        "no_verdict": file.no_verdict,
+        "seed": file.seed,
+        "against": None if against is None else against.judge.digest,
+        "hold_out": options.hold_out,
+        "by": options.by,
+        "attacker": options.attacker,
+        "n": None if options.n is None else [*options.n],
+    }
+
+
+def _claim_folder(prepared: PreparedAttack) -> None:
+    """Create the folder, or see that it is this attack's. Raises RunConflictError."""
+    folder, text = prepared.folder, canonical_json(prepared.identity).decode()
+    settings = folder / "settings.json"
+    if not settings.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        settings.write_text(text, encoding="utf-8")
+        return
+    recorded = json.loads(settings.read_text(encoding="utf-8"))
+    wanted = json.loads(text)
+    changed = sorted(key for key in wanted if wanted[key] != recorded.get(key))
+    if changed:
+        raise RunConflictError(
+            f"{folder} has an attack with another {' and '.join(changed)}; name this one with "
+            "--name, or leave --name out"
+        )
+
+
+async def plan_attack(prepared: PreparedAttack) -> PlanDocument:
+    """Plan an attack: its calls, tokens and dollars at most, and how much such rows can show.
+
+    One call is made, whose answer is kept, so that key, model and form are known to be right.
+    """
+    _claim_folder(prepared)
+    rows, parts, caps = prepared.rows, prepared.parts, prepared.caps
+    async with open_journal(prepared.folder / "calls.journal") as journal:
+        asker = Asker(journal, caps, concurrency=1, seed=prepared.file.seed)
+        answer = await try_judge(prepared, asker)
+    courses = 1 if prepared.against is None else 2
+    calls = {
+        part: courses * count * (2 if parts.compares_pairs else 1)
+        for part, count in count_calls(rows, parts.wordings, len(parts.edits)).items()
+    }
+    kinds = len({wording.kind for wording in parts.wordings})
+    questions = len({row.question_id for row in rows.wrong_test})
+    bar = prepared.options.max_fooled
+    plan = PlanDocument(
+        judge=parts.judge.name,
+        wrong_questions=questions,
+        right_questions=len({row.question_id for row in rows.right_test}),
+        kinds=kinds,
+        calls=calls,
+        answer=answer.words or answer.reason or "",
+        verdict=answer.verdict,
+        refused_bar=None if bar is None else refuse_bar(bar / 100, questions, kinds),
+        notes=list(prepared.notes),
+    )
+    if parts.judge.is_paid:
+        total = sum(calls.values())
+        row = rows.wrong_test[0]
+        written = parts.judge.compose(show_text(row, row.response, _opponent(prepared)))
+        prompt = answer.prompt_tokens or len(written) // _CHARACTERS_PER_TOKEN
+        plan["prompt_tokens"] = total * prompt
+        plan["completion_tokens"] = total * answer.completion_tokens
+        if caps.prompt_usd is not None and caps.completion_usd is not None:
+            plan["usd"] = (
+                plan["prompt_tokens"] * caps.prompt_usd
+                + plan["completion_tokens"] * caps.completion_usd
+            ) / 1e6
+    return plan
+
+
+async def publish_run(prepared: PreparedAttack, result: AttackResult) -> str | None:
+    """Write all judged texts as a run for `nip view`, `nip show` and exports, and name it.
+
+    None for an attack that was not played to its end.
+    """
+    if result.stopped is not None or not result.cells:
+        return None
+    name = prepared.folder.name
+    store = prepared.options.run_store
+    await write_run(name, prepared.folder, result.cells, prepared.rows.rows, run_store=store)
+    return name

@@ -1,0 +1,1 @@
+"""A judge in the verifier's seat of nip's game, for its attacks and its views."""
