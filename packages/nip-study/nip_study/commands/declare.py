@@ -11,7 +11,7 @@ from nip_cli.printing.plans_and_runs import print_json
 from nip_cli.printing.terminal import say
 from nip_core.errors import CorruptionError, SettingsError
 from nip_core.evaluation.figures_in_words import amount
-from nip_study.commands.sweep import Overrides
+from nip_study.commands.sweep import Overrides, plans_judges
 
 
 def declare(
@@ -33,6 +33,14 @@ def declare(
 
     if timestamp is not None:
         check_authority(timestamp)
+    if plans_judges(plan):
+        from nip_judges.sweeps.sweep_command import declare_judges
+
+        of_judges, run_store = declare_judges(plan, overrides or (), as_json=as_json)
+        _show_stamp(
+            open_store(run_store), of_judges, timestamp, sys.stderr if as_json else sys.stdout
+        )
+        return
     study_plan = read_plan(plan, tuple(overrides or ()))
     store = open_store(study_plan.sweep.run_store)
     declaration, is_new = declare(store, study_plan)

@@ -7,6 +7,7 @@ processes are those of its machines (`remote_runs`).
 """
 
 import os
+import re
 import sys
 import threading
 import time
@@ -85,6 +86,16 @@ def sweep(
         return
     if file is None:
         raise SettingsError("FILE is missing: name the YAML file of a sweep, or --recompute DIR")
+    if plans_judges(file):
+        if jobs > 1 or task_runner or task_runner_address or collect_only or out is not None:
+            raise SettingsError(
+                "attacks on judges play one after the other, here and beside their store; leave "
+                "--jobs, --task-runner, --collect and --out out"
+            )
+        from nip_judges.sweeps.sweep_command import sweep_judges
+
+        sweep_judges(file, overrides or (), dry_run=dry_run, as_json=as_json, shown=shown)
+        return
     from nip_core.run_store.store import open_store
     from nip_study.compute.arm_baselines import baseline_lines
     from nip_study.facts_on_record import collect_sweep
@@ -131,8 +142,22 @@ def sweep(
         raise typer.Exit(status)
 
 
+def plans_judges(file: Path) -> bool:
+    """Tell whether a plan is one of judges: it has the key `judges`."""
+    try:
+        return re.search(r"^judges\s*:", file.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    except (OSError, UnicodeDecodeError):  # said where it is read
+        return False
+
+
 def _recompute(directory: Path, as_json: bool) -> None:
     """Compute the results in a directory again; a difference is an error."""
+    facts = directory / "facts.json"
+    if facts.is_file() and b'"kind": "judges"' in facts.read_bytes()[:100]:
+        from nip_judges.sweeps.sweep_command import recompute_judges
+
+        recompute_judges(directory, as_json=as_json)
+        return
     from nip_study.recompute import recompute_results
 
     recomputed = recompute_results(directory)

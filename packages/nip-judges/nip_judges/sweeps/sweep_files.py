@@ -1,0 +1,241 @@
+"""The files of a sweep of judges, and its results computed again from them.
+
+write_sweep      facts, cells and declaration -> the files in a folder
+recompute_sweep  a folder -> its results, or the first difference as an error
+make_facts       the facts of a sweep that was played
+
+cells.parquet has a row for each judged text, and none of the texts themselves. results.json and
+README.md follow from it, from facts.json and from declaration.json, byte for byte.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from nip_base.formats.bounds import ReadError, parse_json
+from nip_core.errors import CorruptionError, SettingsError
+from nip_judges.parts import Cell
+from nip_judges.sweeps.sweep_declaration import (
+    FACTS,
+    KIND,
+    JudgeDeclaration,
+    digest_analysis,
+    find_departures,
+    list_tries,
+    read_declaration,
+)
+from nip_judges.sweeps.sweep_documents import SweepFacts, SweepResults
+from nip_judges.sweeps.sweep_figures import compute_results
+from nip_judges.sweeps.sweep_page import write_page
+from nip_judges.sweeps.sweep_plan import JudgeSweep
+from nip_judges.sweeps.sweep_play import PlayedSweep, SurveyedAttack, SweptCell
+
+CELLS, RESULTS, PAGE = "cells.parquet", "results.json", "README.md"
+_TEXTS = ("response", "words", "reason")
+"""Of a cell: left out, as they are a user's and in the folder of the attack."""
+_NUMBERS = ("asking", "prompt_tokens", "completion_tokens")
+_FLOATS = ("score", "p_accept")
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """Results that follow from the files beside them."""
+
+    results: SweepResults
+    verdicts: int
+    numbers: int
+    """In results.json."""
+    is_declared_code: bool | None
+    """Whether the analysis has the code that was declared; None where nothing was."""
+
+
+def make_facts(
+    plan: JudgeSweep,
+    surveyed: Sequence[SurveyedAttack],
+    played: PlayedSweep,
+    declaration: JudgeDeclaration | None,
+) -> SweepFacts:
+    """Make the facts of a sweep that was played."""
+    first = surveyed[0]
+    departures = [] if declaration is None else find_departures(declaration, plan, surveyed)
+    return SweepFacts(
+        kind=KIND,
+        sweep=plan.name,
+        judges={one.attack.judge: one.label for one in surveyed},
+        order=plan.judges,
+        seeds=tuple(plan.file.seeds),
+        all_rows=first.all_rows,
+        kinds=first.kinds,
+        held_out=first.held_out,
+        no_verdict=first.no_verdict,
+        hypotheses=tuple(plan.file.hypotheses),
+        runs={one.attack.name: one.identity for one in surveyed},
+        failures=dict(sorted(played.failures.items())),
+        declaration=None if declaration is None else declaration.sha256,
+        departures=tuple(departures),
+        earlier=_find_earlier(plan, surveyed, declaration),
+        calls=played.spending.calls,
+        prompt_tokens=played.spending.prompt_tokens,
+        completion_tokens=played.spending.completion_tokens,
+        usd=played.usd,
+    )
+
+
+def _find_earlier(
+    plan: JudgeSweep, surveyed: Sequence[SurveyedAttack], declaration: JudgeDeclaration | None
+) -> tuple[str, ...]:
+    """Find the tries before this one: those of the declaration, else of the first results."""
+    if declaration is not None:
+        return declaration.earlier
+    path = plan.folder / FACTS
+    if path.exists():
+        return _read_facts(path).earlier
+    return tuple(list_tries(plan, surveyed))
+
+
+def write_sweep(
+    folder: Path,
+    facts: SweepFacts,
+    cells: Sequence[SweptCell],
+    declaration: JudgeDeclaration | None,
+) -> SweepResults:
+    """Write cells.parquet, facts.json, results.json and README.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_cells(folder / CELLS, cells)
+    (folder / FACTS).write_text(_as_text(facts.model_dump(mode="json")), encoding="utf-8")
+    # As they lie there: a number that Parquet rounds is rounded for both.
+    results = compute_results(facts, _read_cells(folder / CELLS), declaration)
+    for name, text in _render(results).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return results
+
+
+def recompute_sweep(folder: Path) -> Recomputed:
+    """Compute the results in a folder again, and compare them byte for byte.
+
+    Raises CorruptionError where a file is damaged, or where something is not as computed; the
+    message names the first such value. Raises SettingsError for a folder without them.
+    """
+    missing_names = [name for name in (CELLS, FACTS, RESULTS) if not (folder / name).is_file()]
+    if missing_names:
+        raise SettingsError(f"--recompute {folder}: {' and '.join(missing_names)} missing")
+    facts, cells = _read_facts(folder / FACTS), _read_cells(folder / CELLS)
+    declaration = None if facts.declaration is None else read_declaration(folder)
+    sha256 = None if declaration is None else declaration.sha256
+    if sha256 != facts.declaration:
+        raise CorruptionError(
+            f"{folder}: declaration.json is {sha256 and sha256[:16]}, and {FACTS} is about "
+            f"{facts.declaration and facts.declaration[:16]}"
+        )
+    results = compute_results(facts, cells, declaration)
+    rendered = _render(results)
+    for name, text in rendered.items():
+        recorded = (folder / name).read_bytes() if (folder / name).exists() else b""
+        if recorded != text.encode():
+            raise CorruptionError(f"{folder / name}: {_find_difference(name, recorded, text)}")
+    numbers = sum(1 for _ in _list_numbers(parse_json(rendered[RESULTS].encode())))
+    is_declared = None if declaration is None else declaration.analysis_sha256 == digest_analysis()
+    return Recomputed(results, len(cells), numbers, is_declared)
+
+
+def _render(results: SweepResults) -> dict[str, str]:
+    return {RESULTS: _as_text(results), PAGE: write_page(results)}
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _write_cells(path: Path, cells: Sequence[SweptCell]) -> None:
+    columns: dict[str, pa.Array] = {
+        "judge": pa.array([one.judge for one in cells], pa.string()),
+        "seed": pa.array([one.seed for one in cells], pa.int64()),
+        "texts_of": pa.array([one.texts_of for one in cells], pa.string()),
+    }
+    for name in (field.name for field in fields(Cell)):
+        if name not in ("judge", *_TEXTS):
+            columns[name] = pa.array([getattr(one.cell, name) for one in cells], _kind(name))
+    table = pa.table(columns)
+    pq.write_table(table, path, compression="zstd", write_statistics=False, data_page_version="1.0")
+
+
+def _kind(column: str) -> pa.DataType:
+    if column == "is_right":
+        return pa.bool_()
+    if column in _NUMBERS:
+        return pa.int64()
+    return pa.float64() if column in _FLOATS else pa.string()
+
+
+def _read_cells(path: Path) -> list[SweptCell]:
+    """Read judged texts again. Raises CorruptionError."""
+    try:
+        source = io.BytesIO(path.read_bytes())
+        rows = pq.ParquetFile(source, pre_buffer=False).read(use_threads=False).to_pylist()
+        return [
+            SweptCell(
+                row["judge"],
+                row.pop("seed"),
+                row.pop("texts_of"),
+                Cell(**{**row, **dict.fromkeys(_TEXTS, "")}),
+            )
+            for row in rows
+        ]
+    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        raise CorruptionError(f"{path}: can't be read ({' '.join(str(error).split())})") from None
+
+
+def _read_facts(path: Path) -> SweepFacts:
+    try:
+        return SweepFacts.model_validate(parse_json(path.read_bytes()))
+    except (OSError, ReadError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise CorruptionError(f"{path}: no facts of a sweep of judges ({first})") from None
+
+
+def _find_difference(name: str, recorded: bytes, computed: str) -> str:
+    """Describe the first difference of a file."""
+    if name == RESULTS:
+        try:
+            difference = _find_value(parse_json(recorded), parse_json(computed.encode()), "")
+        except ReadError as error:
+            return f"no JSON ({error})"
+        return difference or "written in another form"
+    old, new = recorded.decode(errors="replace").splitlines(), computed.splitlines()
+    for number, (one, other) in enumerate(zip(old, new, strict=False), 1):
+        if one != other:
+            return f"line {number} is {one[:100]!r}, recomputed {other[:100]!r}"
+    return f"{len(old)} lines, recomputed {len(new)}"
+
+
+def _find_value(recorded: Any, computed: Any, place: str) -> str | None:
+    if isinstance(recorded, dict) and isinstance(computed, dict):
+        pairs = [(f"{place}.{k}".lstrip("."), recorded.get(k), v) for k, v in computed.items()]
+        extra = [key for key in recorded if key not in computed]
+        if extra:
+            return f"{place}.{extra[0]} is there, and not computed".lstrip(".")
+    elif isinstance(recorded, list) and isinstance(computed, list):
+        if len(recorded) != len(computed):
+            return f"{place} has {len(recorded)} entries, recomputed {len(computed)}"
+        pairs = [
+            (f"{place}[{number}]", one, other)
+            for number, (one, other) in enumerate(zip(recorded, computed, strict=True))
+        ]
+    else:
+        return None if recorded == computed else f"{place} is {recorded!r}, recomputed {computed!r}"
+    return next((d for p, one, other in pairs if (d := _find_value(one, other, p))), None)
+
+
+def _list_numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _list_numbers(part)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
