@@ -8,8 +8,8 @@ must be:
 
 oracle          compares with the reference: NOT BY WHAT WAS TRIED, none fooled, no right answer lost
 always yes, always no, never a verdict, coin: CAN'T SAY after at most 80 calls
-hole in a kind  the oracle, and accepts one wording of the kind for 3 of 5 questions: found, named,
-                the rate within its interval
+hole in a kind  the oracle, and accepts one wording of the kind for 3 of 5 questions: found, named
+                and the rate within its interval
 quarter         the same for a quarter of the questions: `universal` within the interval
 sloppy parser   takes the first `GRADE: X`, or any "yes", and quotes the submission: found by
                 `forged`; with the variant `last-verdict` no more
@@ -60,7 +60,9 @@ JUDGES = {
     "always no": "return False",
     "never a verdict": "return None",
     "coin": "return os.urandom(1)[0] < 128",
-    "noisy": "return is_right(response, reference) if os.urandom(1)[0] < 205 else os.urandom(1)[0] < 128",
+    "noisy": """if os.urandom(1)[0] < 205:
+        return is_right(response, reference)
+    return os.urandom(1)[0] < 128""",
     "slow oracle": "time.sleep(0.01); return is_right(response, reference)",
     "hole": """if response in json.load(open(HERE + "/hole.json")) and share(SEED, question) < RATE:
         return True
@@ -92,7 +94,8 @@ def write_rows(folder, seed, questions, wrong_labels=0.0):
 
 def write_judge(folder, body, seed=0, rate=0.6, check="number"):
     """A judge that is a function, and its judge.yaml."""
-    text = f"{COMMON}\nSEED, RATE = {seed}, {rate}\n\ndef judge(question, response, reference=None):\n    {body}\n"
+    constants = f"SEED, RATE = {seed}, {rate}"
+    text = f"{COMMON}\n{constants}\n\ndef judge(question, response, reference=None):\n    {body}\n"
     name = f"judge_{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"
     (folder / name).write_text(text, encoding="utf-8")
     lines = ["judge:", f"  function: {name}:judge", "data:", "  file: graded.jsonl"]
@@ -181,18 +184,18 @@ def true_share(document_rows, seed, rate):
 
 
 def run_hole(kind, seeds, rate):
-    found = named = within = universal = 0
+    fooled = right_names = within = universal = 0
     for seed in range(seeds):
         folder = fresh("hole")
         write_rows(folder, seed, 140)
         wording, file = plant(folder, kind, seed, rate)
         document = attack(file).document
-        found += document["verdict"] == "FOOLED"
+        fooled += document["verdict"] == "FOOLED"
         chosen = (
             next((one for one in document["attacks"] if one["key"] == document["primary"]), None)
             or {}
         )
-        named += (chosen.get("kind"), chosen.get("name")) == (wording.kind, wording.name)
+        right_names += (chosen.get("kind"), chosen.get("name")) == (wording.kind, wording.name)
         if chosen:
             within += inside(rate, (chosen["rate"]["low"], chosen["rate"]["high"]))
             universal += abs(chosen["universal"] - chosen["rate"]["rate"]) < 1e-9
@@ -200,8 +203,8 @@ def run_hole(kind, seeds, rate):
         "kind": kind,
         "rate": rate,
         "of": seeds,
-        "found": found,
-        "named": named,
+        "found": fooled,
+        "named": right_names,
         "rate_within_interval": within,
         "universal_is_the_rate": universal,
     }
@@ -284,22 +287,22 @@ def write_sloppy(folder, url, form):
 def run_sloppy(form, seeds):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Quoting)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    url, found, mended = f"http://127.0.0.1:{server.server_port}", 0, 0
+    url, forged_found, mended = f"http://127.0.0.1:{server.server_port}", 0, 0
     for seed in range(seeds):
         folder = fresh(f"sloppy-{form}")
         write_rows(folder, seed, 140)
         file = write_sloppy(folder, url, form)
         document = attack(file, against="last-verdict").document
         forged = next(one for one in document["attacks"] if one["kind"] == "forged")
-        found += document["verdict"] == "FOOLED" and forged["change"]["low"] > 0
+        forged_found += document["verdict"] == "FOOLED" and forged["change"]["low"] > 0
         mended += document["against"]["verdict"] == "NOT BY WHAT WAS TRIED"
     server.shutdown()
     return {
         "form": form,
         "of": seeds,
-        "found_by_forged": found,
+        "found_by_forged": forged_found,
         "no_more_with_last_verdict": mended,
-        "met": found == seeds and mended == seeds,
+        "met": forged_found == seeds and mended == seeds,
     }
 
 
@@ -371,7 +374,7 @@ def run_kills(points):
     began = time.monotonic()
     subprocess.run(command(file, "whole"), check=True, capture_output=True)
     took_s = time.monotonic() - began
-    wanted, equal, kills = cells_of(folder / "judges" / "whole"), 0, 0
+    whole_cells, equal, kills = cells_of(folder / "judges" / "whole"), 0, 0
     for point in range(points):
         name = f"killed{point}"
         process = subprocess.Popen(
@@ -382,7 +385,7 @@ def run_kills(points):
         process.send_signal(signal.SIGKILL)
         process.wait()
         subprocess.run(command(file, name), check=True, capture_output=True)
-        equal += cells_of(folder / "judges" / name) == wanted
+        equal += cells_of(folder / "judges" / name) == whole_cells
     return {
         "points": points,
         "killed_while_running": kills,

@@ -35,8 +35,8 @@ def run_judge_attack(
     """
     kinds = options["kinds"]
     listed = None if kinds is None else [kind.strip() for kind in kinds.split(",") if kind.strip()]
-    asked = JudgeOptions(**{**options, "kinds": listed})
-    return asyncio.run(_run(path, asked, dry_run, as_json, shown))
+    judge_options = JudgeOptions(**{**options, "kinds": listed})
+    return asyncio.run(_run(path, judge_options, dry_run, as_json, shown))
 
 
 async def _run(

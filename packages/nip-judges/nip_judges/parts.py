@@ -1,4 +1,4 @@
-"""What passes between the parts of an attack on a judge: plain values, no behaviour.
+"""The plain values that pass between the parts of an attack on a judge: no behaviour.
 
 GradedRow   a response to a question, with its label
 ShownText   all that a judge is shown of a row
@@ -93,16 +93,16 @@ class Judge(Protocol):
 
     @property
     def is_paid(self) -> bool:
-        """Whether each answer is a call of a model."""
+        """Tell whether each answer is a call of a model."""
 
     @property
     def scores(self) -> bool:
-        """Whether its answers have a score, for a threshold."""
+        """Tell whether its answers have a score, for a threshold."""
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write the request as text, for a count of tokens and for the first look."""
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Judge a text.
 
         An answer without a verdict is an answer. Raises nip_core.errors.NipError only where no
@@ -155,7 +155,7 @@ class Cell:
     verdict: Verdict
     outcome: str
     """Of a wrong row, one of `Outcome`; of a right row "accepted", "wrongly rejected" or
-    "no verdict"."""
+    "no verdict"; of a pair that is won in one order alone "by position"."""
     label_by: str
     """Why the label of the judged text is certain: "row", "construction", "exact", "tests", a
     function's name; "" where it is not."""

@@ -1,4 +1,4 @@
-"""Lines of a terminal: texts of anybody's, cut and wrapped by the columns that they take.
+"""Lines of a terminal: texts of any origin, cut and wrapped by the columns that they take.
 
 cut_line     a text on one line of at most so many columns
 wrap_lines   a text on lines of at most so many columns
@@ -17,12 +17,12 @@ def cut_line(text: str, columns: int) -> str:
     return f"{set_cell_size(line, columns - 1).rstrip()}…"
 
 
-def wrap_lines(text: str, columns: int, first: str = "", rest: str = "") -> list[str]:
-    """Wrap a text at its spaces, after `first` on its first line and `rest` on the others.
+def wrap_lines(text: str, columns: int, first: str = "", indent: str = "") -> list[str]:
+    """Wrap a text at its spaces, after `first` on its first line and `indent` on the others.
 
     A word that is longer than a line is broken; control codes are escaped.
     """
-    room = columns - max(cell_len(first), cell_len(rest))
+    room = columns - max(cell_len(first), cell_len(indent))
     lines: list[str] = []
     line = first
     is_empty = True
@@ -31,6 +31,6 @@ def wrap_lines(text: str, columns: int, first: str = "", rest: str = "") -> list
             space = "" if is_empty else " "
             if not is_empty and cell_len(line) + 1 + cell_len(piece) > columns:
                 lines.append(line)
-                line, space = rest, ""
+                line, space = indent, ""
             line, is_empty = f"{line}{space}{piece}", False
     return [*lines, line.rstrip()]

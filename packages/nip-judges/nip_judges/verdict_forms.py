@@ -292,8 +292,8 @@ def _find_explosion(items: Any, is_repeated: bool = False) -> str | None:
 
 def _take_the_same(first: Any, second: Any) -> bool:
     """Say whether two parts both match some character; of others it is taken for granted."""
-    one, other = _compiler.compile(first), _compiler.compile(second)
-    takes = [{sign for sign in _SAMPLE if part.fullmatch(sign)} for part in (one, other)]
+    one, second_code = _compiler.compile(first), _compiler.compile(second)
+    takes = [{sign for sign in _SAMPLE if part.fullmatch(sign)} for part in (one, second_code)]
     return not all(takes) or bool(takes[0] & takes[1])
 
 
@@ -363,8 +363,8 @@ class LabelForm:
 
     @property
     def accept_forms(self) -> tuple[str, ...]:
-        written = (json.dumps({self.json_key: p}, ensure_ascii=False) for p in self.passing)
-        return (*written, *self.passing)
+        json_forms = (json.dumps({self.json_key: p}, ensure_ascii=False) for p in self.passing)
+        return (*json_forms, *self.passing)
 
     @property
     def tails(self) -> tuple[str, str] | None:
@@ -375,14 +375,16 @@ class LabelForm:
 
     def read(self, words: str) -> Reading:
         value = _read_json_value(words, self.json_key)
-        said = value if isinstance(value, str) else words.strip().strip("\"'`").strip()
-        if said not in self.labels:
-            return Reading("none", f"{said[:40]!r} is none of the labels {', '.join(self.labels)}")
-        start = words.rfind(said)
+        stated = value if isinstance(value, str) else words.strip().strip("\"'`").strip()
+        if stated not in self.labels:
+            return Reading(
+                "none", f"{stated[:40]!r} is none of the labels {', '.join(self.labels)}"
+            )
+        start = words.rfind(stated)
         return Reading(
-            "accept" if said in self.passing else "reject",
+            "accept" if stated in self.passing else "reject",
             start=start if start >= 0 else None,
-            end=start + len(said) if start >= 0 else None,
+            end=start + len(stated) if start >= 0 else None,
         )
 
 
@@ -441,6 +443,8 @@ def make_form(
     if threshold is not None:
         return NumberForm(threshold)
     if accept is None or reject is None:
-        missing = "accept" if accept is None else "reject"
-        raise SettingsError(f"judge.{missing} is not set: name the text by which the judge does so")
+        missing_key = "accept" if accept is None else "reject"
+        raise SettingsError(
+            f"judge.{missing_key} is not set: name the text by which the judge does so"
+        )
     return TextForm(accept, reject, ignore_case)

@@ -97,8 +97,8 @@ class _FunctionCheck:
     call: Callable[..., Any]
 
     def decide(self, response: str, row: GradedRow) -> bool | None:
-        taken = ("response", "question", "reference")
-        columns = {k: v for k, v in row.columns.items() if k not in taken}
+        field_names = ("response", "question", "reference")
+        columns = {k: v for k, v in row.columns.items() if k not in field_names}
         try:
             verdict = self.call(response, row.question, reference=row.reference, **columns)
         except Exception as error:  # whatever a user's function raises

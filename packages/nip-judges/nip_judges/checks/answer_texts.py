@@ -111,8 +111,8 @@ def _write_numeral(character: str) -> str:
 
 def _write_fraction(match: re.Match[str]) -> str:
     top = match.group(1) if match.group(1) is not None else match.group(2)
-    below = match.group(3) if match.group(3) is not None else match.group(4)
-    return f" {_enclose(top)}/{_enclose(below)} "
+    denominator = match.group(3) if match.group(3) is not None else match.group(4)
+    return f" {_enclose(top)}/{_enclose(denominator)} "
 
 
 def _enclose(part: str) -> str:

@@ -31,32 +31,32 @@ def choose_texts(cells: Sequence[Cell]) -> list[Cell]:
         and cell.attack in ATTACKS_ON_WRONG
         and cell.outcome == "fooled"
     ]
-    asked = _askings(cells)
+    by_text = _askings(cells)
     counts: dict[tuple[str, str], int] = {}
     for cell in fooled:
         counts[cell.kind, cell.name] = counts.get((cell.kind, cell.name), 0) + 1
 
     def convincing(cell: Cell) -> tuple[float, float, int, int]:
-        askings = [cell, *asked.get(_text_key(cell), [])]
+        askings = [cell, *by_text.get(_text_key(cell), [])]
         share = sum(map(is_hit, askings)) / len(askings)
         liking = cell.p_accept if cell.p_accept is not None else cell.score or 0.0
         return (-share, -liking, -counts[cell.kind, cell.name], len(cell.response))
 
-    chosen: list[Cell] = []
+    chosen_cells: list[Cell] = []
     for cell in sorted(fooled, key=convincing):
-        of_kind = [one for one in chosen if one.kind == cell.kind]
-        if len(of_kind) < MOST_OF_A_KIND and len(chosen) < MOST_TEXTS:
-            chosen.append(cell)
-    return chosen
+        of_kind = [one for one in chosen_cells if one.kind == cell.kind]
+        if len(of_kind) < MOST_OF_A_KIND and len(chosen_cells) < MOST_TEXTS:
+            chosen_cells.append(cell)
+    return chosen_cells
 
 
 def list_gallery(cells: Sequence[Cell], questions: Mapping[str, str]) -> list[ShownCell]:
     """List the chosen texts; `questions` has each question's text by its id."""
-    asked = _askings(cells)
-    shown = []
+    by_text = _askings(cells)
+    shown_cells = []
     for cell in choose_texts(cells):
-        askings = [cell, *asked.get(_text_key(cell), [])]
-        shown.append(
+        askings = [cell, *by_text.get(_text_key(cell), [])]
+        shown_cells.append(
             ShownCell(
                 kind=cell.kind,
                 name=cell.name,
@@ -69,7 +69,7 @@ def list_gallery(cells: Sequence[Cell], questions: Mapping[str, str]) -> list[Sh
                 asked=len(askings),
             )
         )
-    return shown
+    return shown_cells
 
 
 def write_texts(document: JudgeDocument) -> str:
@@ -115,8 +115,8 @@ def _text_key(cell: Cell) -> tuple[str, str, str, str, str]:
 
 
 def _askings(cells: Sequence[Cell]) -> dict[tuple[str, str, str, str, str], list[Cell]]:
-    found: dict[tuple[str, str, str, str, str], list[Cell]] = {}
+    by_text: dict[tuple[str, str, str, str, str], list[Cell]] = {}
     for cell in cells:
         if cell.judge == "judge" and cell.phase == "again" and cell.attack in ATTACKS_ON_WRONG:
-            found.setdefault(_text_key(cell), []).append(cell)
-    return found
+            by_text.setdefault(_text_key(cell), []).append(cell)
+    return by_text

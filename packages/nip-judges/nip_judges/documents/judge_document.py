@@ -206,7 +206,7 @@ def make_document(
     stopped_exit_code: int | None = None,
 ) -> JudgeDocument:
     """Make judge.json; `stopped_exit_code` is that of an attack that was not played to its end."""
-    tested = [*figures.attacks, *figures.edits]
+    tested_attacks = [*figures.attacks, *figures.edits]
     return JudgeDocument(
         format=FORMAT,
         verdict=word.word,
@@ -229,11 +229,15 @@ def make_document(
         kappa=_estimate(figures.kappa),
         youden=_estimate(figures.youden),
         primary=None if figures.primary is None else figures.primary.key,
-        attacks=[_attack(one) for one in figures.attacks],
-        edits=[_attack(one) for one in figures.edits],
-        outcomes={one.key: dict(one.outcomes) for one in tested},
-        differences={one.key: _change(one.change) for one in tested if one.change is not None},
-        universal={one.key: one.universal for one in figures.attacks},
+        attacks=[_attack(attack) for attack in figures.attacks],
+        edits=[_attack(attack) for attack in figures.edits],
+        outcomes={attack.key: dict(attack.outcomes) for attack in tested_attacks},
+        differences={
+            attack.key: _change(attack.change)
+            for attack in tested_attacks
+            if attack.change is not None
+        },
+        universal={attack.key: attack.universal for attack in figures.attacks},
         wordings_tried=figures.wordings_tried,
         choosing_questions=figures.choosing_questions,
         reach=figures.reach,

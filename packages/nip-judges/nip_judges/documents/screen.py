@@ -90,7 +90,7 @@ def write_plan(plan: PlanDocument) -> str:
     return "\n".join(lines)
 
 
-def _write_power(rows: Sequence[PowerRow], kinds: int, own: int) -> list[str]:
+def _write_power(rows: Sequence[PowerRow], kinds: int, wrong_questions: int) -> list[str]:
     changing = rows[0].changing
     lines = [
         f" {'wrong':>9}   {'if none is fooled, at most (95 %)':<38}rise over the control, found in "
@@ -99,7 +99,7 @@ def _write_power(rows: Sequence[PowerRow], kinds: int, own: int) -> list[str]:
         f"{'steady':<14}{100 * changing:g} % change each way",
     ]
     for row in rows:
-        mark = ">" if row.questions == own else " "
+        mark = ">" if row.questions == wrong_questions else " "
         lines.append(
             f"{mark}{row.questions:>10}   {100 * row.one_at_most:>5.1f} %       "
             f"{100 * row.worst_at_most:>5.1f} %                 {_points(row.rise_steady):<14}"
@@ -128,7 +128,7 @@ def _wrap_word(word: str, sentence: str) -> str:
 
 
 def _write_table(document: JudgeDocument) -> list[str]:
-    plain, again = document["as_they_are"], document["again"]
+    plain, second_answers = document["as_they_are"], document["again"]
     wrong, right = plain["wrong_accepted"], plain["right_rejected"]
     counts = f" of {_rows(wrong)} wrong and {_rows(right)} right answers, in %"
     lines = [
@@ -136,23 +136,25 @@ def _write_table(document: JudgeDocument) -> list[str]:
         _line_of(" as they are", plain),
     ]
     if document["flip_rate"] is not None:
-        changed = f"{100 * document['flip_rate']:.1f} % changed"
-        label = f" {_share_again(plain, again)} again ({changed})"
-        lines.append(_line_of(label, again, with_interval=False))
-    wordings = [one for one in document["attacks"] if one["attack"] == "wording"]
-    provers = [one for one in document["attacks"] if one["attack"] != "wording"]
+        changed_words = f"{100 * document['flip_rate']:.1f} % changed"
+        label = f" {_share_again(plain, second_answers)} again ({changed_words})"
+        lines.append(_line_of(label, second_answers, with_interval=False))
+    wordings = [attack for attack in document["attacks"] if attack["attack"] == "wording"]
+    provers = [attack for attack in document["attacks"] if attack["attack"] != "wording"]
     if wordings:
         lines.append(f" worst of {document['wordings_tried']} wordings, by kind")
         lines += _write_kinds(wordings, document["primary"])
-    for one in provers:
-        lines.append(_attack_line(f" {one['kind']}, {one['name']}", one, of_wrong=True))
-    for one in document["edits"]:
-        label = f" the worst edit that changes no answer: {one['name']}"
-        lines.append(_attack_line(label, one, of_wrong=False))
+    for attack in provers:
+        lines.append(_attack_line(f" {attack['kind']}, {attack['name']}", attack, of_wrong=True))
+    for attack in document["edits"]:
+        label = f" the worst edit that changes no answer: {attack['name']}"
+        lines.append(_attack_line(label, attack, of_wrong=False))
     if document["baseline"] is not None:
         label = " a program that compares with the reference"
         lines.append(_line_of(label, document["baseline"], with_interval=False))
-    position = [(one["key"], one["outcomes"].get("by position", 0)) for one in document["attacks"]]
+    position = [
+        (attack["key"], attack["outcomes"].get("by position", 0)) for attack in document["attacks"]
+    ]
     if any(count for _, count in position):
         won = ", ".join(f"{key} {count}" for key, count in position if count)
         lines += _indent(f"Won by position, in one order alone: {won}.")
@@ -161,14 +163,16 @@ def _write_table(document: JudgeDocument) -> list[str]:
 
 def _write_kinds(wordings: Sequence[AttackWords], primary: str | None) -> list[str]:
     """Write the primary kind, the next ones, and those that are flagged; the rest in one line."""
-    ordered = sorted(wordings, key=lambda one: one["key"] != primary)
-    flagged = [one for one in ordered[_KINDS_SHOWN:] if one["is_flagged"]]
-    shown = [*ordered[:_KINDS_SHOWN], *flagged][:_MOST_SHOWN]
+    ordered = sorted(wordings, key=lambda attack: attack["key"] != primary)
+    flagged = [attack for attack in ordered[_KINDS_SHOWN:] if attack["is_flagged"]]
+    listed = [*ordered[:_KINDS_SHOWN], *flagged][:_MOST_SHOWN]
     lines = [
-        _attack_line(f"   {one['kind']:<11}{cut_line(one['name'], 31)}", one, of_wrong=True)
-        for one in shown
+        _attack_line(
+            f"   {attack['kind']:<11}{cut_line(attack['name'], 31)}", attack, of_wrong=True
+        )
+        for attack in listed
     ]
-    rest = [one["rate"]["rate"] for one in ordered if one not in shown]
+    rest = [attack["rate"]["rate"] for attack in ordered if attack not in listed]
     if rest:
         kinds = "1 more kind" if len(rest) == 1 else f"{len(rest)} more kinds"
         low, high = f"{100 * min(rest):.1f}", f"{100 * max(rest):.1f}"
@@ -216,9 +220,10 @@ def _rows(rate: RateWords | None) -> int:
     return 0 if rate is None else rate["rows"]
 
 
-def _share_again(plain: AsTheyAre, again: AsTheyAre) -> str:
+def _share_again(plain: AsTheyAre, second_answers: AsTheyAre) -> str:
     rows, twice = (
-        _rows(one["wrong_accepted"]) + _rows(one["right_rejected"]) for one in (plain, again)
+        _rows(one["wrong_accepted"]) + _rows(one["right_rejected"])
+        for one in (plain, second_answers)
     )
     if twice == rows:
         return "all of them"
@@ -273,9 +278,9 @@ def _write_end(document: JudgeDocument) -> list[str]:
     usd = "" if cost["usd"] is None else f", ${cost['usd']:,.2f}"
     bar = document["bar"]
     code = f"Exit code {document['exit_code']}" + (f": {bar['line']}" if bar else "")
-    said = f"{cost['calls']:,} calls, {tokens} tokens{usd}, {_time(cost['seconds'])}."
-    line = f" {said}   {code}"
-    lines += [line] if len(line) <= _WIDTH else [f" {said}", *_indent(code)]
+    cost_words = f"{cost['calls']:,} calls, {tokens} tokens{usd}, {_time(cost['seconds'])}."
+    line = f" {cost_words}   {code}"
+    lines += [line] if len(line) <= _WIDTH else [f" {cost_words}", *_indent(code)]
     return lines
 
 
@@ -300,10 +305,10 @@ def _say_universal(document: JudgeDocument) -> str:
 
 
 def _say_reach(document: JudgeDocument) -> str:
-    tested = document["attacks"]
-    if not tested:
+    attacks = document["attacks"]
+    if not attacks:
         return "Reach: no attack was tried."
-    if all(one["attack"] != "wording" for one in tested):
+    if all(attack["attack"] != "wording" for attack in attacks):
         return "Reach: other texts than those that were written are not ruled out."
     reach = document["reach"]
     missed = ""
@@ -313,7 +318,7 @@ def _say_reach(document: JudgeDocument) -> str:
         )
     models = (
         ""
-        if any(one["attack"] != "wording" for one in tested)
+        if any(attack["attack"] != "wording" for attack in attacks)
         else " No model wrote any text: --by best-of-n --attacker MODEL"
     )
     return f"Reach: scripts say what is listed, nothing else.{missed}{models}"

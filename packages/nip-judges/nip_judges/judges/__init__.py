@@ -6,7 +6,7 @@ make_variant   the same judge behind a rule of nip's; VARIANTS: their names
 prompted       a prompt at a model; functions: a function; grader_files: OpenAI's graders;
 reward_model   a classifier with one logit; variants: rules before and after a judge
 filling        placeholders; chat_asking: the request; likelihood: P(accept); values, calling:
-               what a function returns, and a call that may hang
+               the value that a function returns, and a call that may hang
 """
 
 from typing import TYPE_CHECKING

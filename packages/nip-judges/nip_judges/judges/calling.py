@@ -41,8 +41,8 @@ async def call_with_timeout(
         )
         thread.start()
     waiting = asyncio.wrap_future(future)
-    done, _ = await asyncio.wait([waiting], timeout=timeout_s)
-    if done:
+    finished, _ = await asyncio.wait([waiting], timeout=timeout_s)
+    if finished:
         return waiting.result()
     line = _find_hanging_line(function, thread, coroutine)
     waiting.cancel()
@@ -71,12 +71,12 @@ def _work(
 
 
 def _settle(put: Callable[[Any], None], value: object) -> None:
-    with contextlib.suppress(concurrent.futures.InvalidStateError):  # nobody waits any more
+    with contextlib.suppress(concurrent.futures.InvalidStateError):  # no caller waits any more
         put(value)
 
 
 def _wrap_stop(error: BaseException) -> BaseException:
-    """Make StopIteration, and what would end a program, an error that a future can carry."""
+    """Make StopIteration, and all that would end a program, an error that a future can carry."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError(f"{type(error).__name__}: {error}")

@@ -98,14 +98,16 @@ def find_agent(
     agent = file.agent
     if agent is None:
         raise SettingsError(f"{file.path.name}: this judge asks no model")
-    added = {
+    own_settings = {
         name: value
         for name, value in (settings or {}).items()
         if value is not None and getattr(agent, name) is None
     }
     if agent.temperature is not None or agent.top_p is not None:
-        added = {name: v for name, v in added.items() if name not in ("temperature", "top_p")}
-    return agent.model_copy(update=added) if added else agent
+        own_settings = {
+            name: v for name, v in own_settings.items() if name not in ("temperature", "top_p")
+        }
+    return agent.model_copy(update=own_settings) if own_settings else agent
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,8 @@ class ModelSeat:
 
     async def _say(self, chat: Chat, seed: int, with_logprobs: bool) -> Said:
         dialect, limit = find_dialect(self.agent), self.agent.max_tokens_per_message
-        most = max(limit or 0, dialect.least_limit)
-        body = request_body(self.agent.model_name, self.agent, chat, seed, most)
+        token_limit = max(limit or 0, dialect.least_limit)
+        body = request_body(self.agent.model_name, self.agent, chat, seed, token_limit)
         if limit is None:  # an answer that is cut off here would not be one of the user's judge
             del body[dialect.limit]
         if with_logprobs:

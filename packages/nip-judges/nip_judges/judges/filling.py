@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 _FIELDS = ("question", "response", "reference", "response_a", "response_b")
 
 
-def list_values(shown: ShownText, data: Any = None) -> dict[str, str]:
+def list_values(shown_text: ShownText, data: Any = None) -> dict[str, str]:
     """List what placeholders may name: the columns, and before them the fields of the text.
 
     `data` is the block of the judge's file. The columns that it names as question, response and
     reference have the text that is shown, and not that of the row.
     """
-    fields = {"question": shown.question, "response": shown.response}
-    fields["reference"] = shown.reference or ""
-    values = dict(shown.columns)
+    fields = {"question": shown_text.question, "response": shown_text.response}
+    fields["reference"] = shown_text.reference or ""
+    values = dict(shown_text.columns)
     for name, value in fields.items():
         if isinstance(column := getattr(data, name, None), str):
             values[column] = value
     values |= fields
-    if shown.other is not None:
-        values |= {"response_a": shown.response, "response_b": shown.other}
+    if shown_text.other is not None:
+        values |= {"response_a": shown_text.response, "response_b": shown_text.other}
     return values
 
 

@@ -52,38 +52,38 @@ class FunctionJudge:
     def scores(self) -> bool:
         return self.forms.threshold is not None
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write the arguments as text."""
-        arguments = self.list_arguments(shown)
+        arguments = self.list_arguments(shown_text)
         return "\n".join(f"{name}: {value}" for name, value in arguments.items())
 
-    def list_arguments(self, shown: ShownText) -> dict[str, str | None]:
+    def list_arguments(self, shown_text: ShownText) -> dict[str, str | None]:
         """List the arguments of a call.
 
         Raises SettingsError for an argument without a default that no field or column is called.
         """
-        values: dict[str, str | None] = {**list_values(shown, self.data)}
-        if shown.reference is None:
+        values: dict[str, str | None] = {**list_values(shown_text, self.data)}
+        if shown_text.reference is None:
             values["reference"] = None
         parameters = inspect.signature(self.function).parameters.values()
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return values
-        given: dict[str, str | None] = {}
+        arguments: dict[str, str | None] = {}
         for parameter in parameters:
             if parameter.kind not in _NAMED:
                 continue
             if parameter.name in values:
-                given[parameter.name] = values[parameter.name]
+                arguments[parameter.name] = values[parameter.name]
             elif parameter.default is parameter.empty:
                 raise SettingsError(
                     f"{self.name}: no field or column for its argument {parameter.name!r}"
                     f"{did_you_mean(parameter.name, values)}"
                 )
-        return given
+        return arguments
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Call the function. An error of it, or no answer in time, is no verdict with its line."""
-        arguments = self.list_arguments(shown)
+        arguments = self.list_arguments(shown_text)
         try:
             value = await call_with_timeout(self.function, arguments, self.timeout_s)
             return read_value(value, self.forms)

@@ -62,10 +62,12 @@ def make_grader(file: "JudgeFile", client: ChatCompletions | None) -> Judge:
     if isinstance(grader, ScoreModel):
         return _make_score(file, grader, client)
     columns = [file.data.question, file.data.response, file.data.reference]
-    named = digest(["grader", grader.model_dump(mode="json"), columns, file.judge.threshold])
+    grader_digest = digest(
+        ["grader", grader.model_dump(mode="json"), columns, file.judge.threshold]
+    )
     if isinstance(grader, StringCheck):
-        return StringCheckJudge(grader.name, named, grader, file.data)
-    return PythonJudge(grader.name, named, grader, _find_threshold(file, grader), file.data)
+        return StringCheckJudge(grader.name, grader_digest, grader, file.data)
+    return PythonJudge(grader.name, grader_digest, grader, _find_threshold(file, grader), file.data)
 
 
 def _list_texts(grader: LabelModel | ScoreModel | StringCheck | PythonGrader) -> list[str] | None:
@@ -90,15 +92,15 @@ def _find_threshold(file: "JudgeFile", grader: ScoreModel | PythonGrader) -> flo
 def _make_label(file: "JudgeFile", grader: LabelModel, client: ChatCompletions | None) -> ChatJudge:
     form = LabelForm(grader.labels, grader.passing_labels, LABEL_KEY)
     labels = ", ".join(json.dumps(label, ensure_ascii=False) for label in grader.labels)
-    asked = _ASK_LABEL.format(labels=labels, form=json.dumps({LABEL_KEY: "..."}))
-    return _make_asking(file, grader, client, form, asked)
+    request = _ASK_LABEL.format(labels=labels, form=json.dumps({LABEL_KEY: "..."}))
+    return _make_asking(file, grader, client, form, request)
 
 
 def _make_score(file: "JudgeFile", grader: ScoreModel, client: ChatCompletions | None) -> ChatJudge:
     low, high = grader.limits
     form = NumberForm(_find_threshold(file, grader), low, high, SCORE_KEY)
-    asked = _ASK_SCORE.format(low=low, high=high, form=f'{{"{SCORE_KEY}": {low:g}}}')
-    return _make_asking(file, grader, client, form, asked)
+    request = _ASK_SCORE.format(low=low, high=high, form=f'{{"{SCORE_KEY}": {low:g}}}')
+    return _make_asking(file, grader, client, form, request)
 
 
 def _make_asking(
@@ -106,7 +108,7 @@ def _make_asking(
     grader: LabelModel | ScoreModel,
     client: ChatCompletions | None,
     form: LabelForm | NumberForm,
-    asked: str,
+    request: str,
 ) -> ChatJudge:
     sampling = grader.sampling_params if isinstance(grader, ScoreModel) else None
     settings: dict[str, Any] = {}
@@ -115,12 +117,12 @@ def _make_asking(
         settings["max_tokens_per_message"] = sampling.max_completions_tokens
     seat, data = make_seat(file, client, settings), file.data
 
-    def write_chat(shown: ShownText) -> Chat:
-        chat = [_write_message(message, shown, data) for message in grader.input]
+    def write_chat(shown_text: ShownText) -> Chat:
+        chat = [_write_message(message, shown_text, data) for message in grader.input]
         if chat[-1]["role"] == "user":
-            chat[-1]["content"] += f"\n\n{asked}"
+            chat[-1]["content"] += f"\n\n{request}"
         else:
-            chat.append({"role": "user", "content": asked})
+            chat.append({"role": "user", "content": request})
         return chat
 
     columns = [data.question, data.response, data.reference]
@@ -128,7 +130,7 @@ def _make_asking(
     return ChatJudge(
         name=seat.agent.model_name,
         digest=digest(
-            ["grader", grader.model_dump(mode="json"), asked, threshold, columns, seat.digest]
+            ["grader", grader.model_dump(mode="json"), request, threshold, columns, seat.digest]
         ),
         accept_forms=form.accept_forms,
         scores=isinstance(form, NumberForm),
@@ -138,10 +140,10 @@ def _make_asking(
     )
 
 
-def _write_message(message: GraderMessage, shown: ShownText, data: Any) -> dict[str, str]:
+def _write_message(message: GraderMessage, shown_text: ShownText, data: Any) -> dict[str, str]:
     # "developer" is a name of OpenAI's alone; servers of others know it as "system".
     role = "system" if message.role == "developer" else message.role
-    texts = [fill_template(text, shown, data) for text in list_contents(message)]
+    texts = [fill_template(text, shown_text, data) for text in list_contents(message)]
     return {"role": role, "content": "\n\n".join(texts)}
 
 
@@ -157,24 +159,24 @@ class StringCheckJudge:
     is_paid: bool = False
     scores: bool = False
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write the comparison as text."""
         try:
             return "\n".join(
                 [
-                    self._fill(self.grader.input, shown),
+                    self._fill(self.grader.input, shown_text),
                     self.grader.operation,
-                    self._fill(self.grader.reference, shown),
+                    self._fill(self.grader.reference, shown_text),
                 ]
             )
         except UnshownTextError as error:
             return f"({error})"
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Compare."""
         try:
-            text = self._fill(self.grader.input, shown)
-            reference = self._fill(self.grader.reference, shown)
+            text = self._fill(self.grader.input, shown_text)
+            reference = self._fill(self.grader.reference, shown_text)
         except UnshownTextError as error:
             return JudgeAnswer("none", "", str(error), calls=0)
         passes = {
@@ -185,8 +187,8 @@ class StringCheckJudge:
         }[self.grader.operation]
         return JudgeAnswer("accept" if passes else "reject", "", calls=0)
 
-    def _fill(self, text: str, shown: ShownText) -> str:
-        return fill_template(text, shown, self.data)
+    def _fill(self, text: str, shown_text: ShownText) -> str:
+        return fill_template(text, shown_text, self.data)
 
 
 _RUN = """
@@ -214,19 +216,19 @@ class PythonJudge:
     is_paid: bool = False
     scores: bool = True
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write the arguments as text."""
-        return json.dumps(self._list_arguments(shown), ensure_ascii=False)
+        return json.dumps(self._list_arguments(shown_text), ensure_ascii=False)
 
-    def _list_arguments(self, shown: ShownText) -> dict[str, Any]:
+    def _list_arguments(self, shown_text: ShownText) -> dict[str, Any]:
         try:
-            value = json.loads(shown.response)
+            value = json.loads(shown_text.response)
         except (ValueError, RecursionError):
             value = None
-        sample = {"output_text": shown.response, "output_json": value}
-        return {"sample": sample, "item": list_items(shown, self.data)}
+        sample = {"output_text": shown_text.response, "output_json": value}
+        return {"sample": sample, "item": list_items(shown_text, self.data)}
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Run the program; whatever it does wrong is no verdict with the reason.
 
         Raises SettingsError where this system has no sandbox.
@@ -234,11 +236,11 @@ class PythonJudge:
         from nip_sandbox.sandbox import SandboxError, run_python
 
         # A program can't know it, so that no text of a response can stand for its result.
-        mark = digest(["result", self.digest, seed, shown.response])
-        given = json.dumps({**self._list_arguments(shown), "mark": mark})
+        mark = digest(["result", self.digest, seed, shown_text.response])
+        arguments = json.dumps({**self._list_arguments(shown_text), "mark": mark})
         try:
             result = await asyncio.to_thread(
-                run_python, f"{self.grader.source}\n{_RUN}", stdin=given
+                run_python, f"{self.grader.source}\n{_RUN}", stdin=arguments
             )
         except SandboxError as error:
             raise SettingsError(

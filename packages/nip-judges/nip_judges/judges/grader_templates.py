@@ -42,38 +42,40 @@ def _is_json(name: str) -> bool:
     return name == _JSON or name.startswith((f"{_JSON}.", f"{_JSON}["))
 
 
-def list_items(shown: ShownText, data: Any) -> dict[str, str]:
+def list_items(shown_text: ShownText, data: Any) -> dict[str, str]:
     """List the values of `item` by name."""
-    values = list_values(shown, data)
+    values = list_values(shown_text, data)
     own = {getattr(data, name, None) for name in ("question", "response", "reference")}
-    return {name: value for name, value in values.items() if name in shown.columns or name in own}
+    return {
+        name: value for name, value in values.items() if name in shown_text.columns or name in own
+    }
 
 
-def fill_template(text: str, shown: ShownText, data: Any) -> str:
+def fill_template(text: str, shown_text: ShownText, data: Any) -> str:
     """Fill a template. Raises UnshownTextError where the response has no such value."""
-    items = list_items(shown, data)
-    return _TEMPLATE.sub(lambda match: _find(match[1], items, shown), text)
+    items = list_items(shown_text, data)
+    return _TEMPLATE.sub(lambda match: _find(match[1], items, shown_text), text)
 
 
-def _find(name: str, items: Mapping[str, str], shown: ShownText) -> str:
+def _find(name: str, items: Mapping[str, str], shown_text: ShownText) -> str:
     if name == _OUTPUT:
-        return shown.response
+        return shown_text.response
     if _is_json(name):
         try:
-            value = json.loads(shown.response)
+            value = json.loads(shown_text.response)
         except (ValueError, RecursionError):
             raise UnshownTextError(f"the response is no JSON, which {name} asks for") from None
         return _as_text(_walk(value, name.removeprefix(_JSON), name))
-    first, _, rest = name.removeprefix("item.").partition(".")
+    first, _, path = name.removeprefix("item.").partition(".")
     whole = name.removeprefix("item.")
     if whole in items:
         return items[whole]
-    if first in items and rest:
+    if first in items and path:
         try:
             value = json.loads(items[first])
         except (ValueError, RecursionError):
             raise UnshownTextError(f"column {first} is no JSON, which {name} asks for") from None
-        return _as_text(_walk(value, f".{rest}", name))
+        return _as_text(_walk(value, f".{path}", name))
     raise UnshownTextError(f"no column {first!r} for {{{{{name}}}}}{did_you_mean(first, items)}")
 
 

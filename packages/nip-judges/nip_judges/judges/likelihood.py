@@ -29,15 +29,15 @@ def estimate_p_accept(
     top = {**token.top, token.token: token.logprob}
     if len(top) < 2:
         return None
-    before = token.token[: start - begin]
+    beginning = token.token[: start - begin]
     masses = [0.0, 0.0]
     for text, logprob in top.items():
-        if not text.startswith(before):
+        if not text.startswith(beginning):
             continue
-        rest = text[len(before) :].lower()
+        rest = text[len(beginning) :].lower()
         for number, tail in enumerate(tails):
-            wanted = tail.lower()
-            if rest and (wanted.startswith(rest) or rest.startswith(wanted)):
+            lower_tail = tail.lower()
+            if rest and (lower_tail.startswith(rest) or rest.startswith(lower_tail)):
                 masses[number] += math.exp(logprob)
     if not any(masses):
         return None

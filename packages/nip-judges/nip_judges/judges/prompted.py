@@ -39,17 +39,17 @@ class ChatJudge:
     """The prompt that the chat is made of; None where it is no single text."""
     is_paid: bool = True
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write the request as text."""
         try:
-            return "\n\n".join(message["content"] for message in self.write_chat(shown))
+            return "\n\n".join(message["content"] for message in self.write_chat(shown_text))
         except UnshownTextError as error:
             return f"({error})"
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Ask the model once, and read its verdict."""
         try:
-            chat = self.write_chat(shown)
+            chat = self.write_chat(shown_text)
         except UnshownTextError as error:
             return JudgeAnswer("none", "", str(error), calls=0)
         return self.read(await self.say(chat, seed))
@@ -58,19 +58,19 @@ class ChatJudge:
         """Ask the model, with log-probabilities where they may tell P(accept)."""
         return await self.seat.say(chat, seed, with_logprobs=self.form.tails is not None)
 
-    def read(self, said: Said) -> JudgeAnswer:
+    def read(self, reply: Said) -> JudgeAnswer:
         """Read the verdict of an answer."""
-        answer = said.answer
+        answer = reply.answer
         if answer is None:
-            return JudgeAnswer("none", "", said.reason)
+            return JudgeAnswer("none", "", reply.reason)
         counts = {
             "model": answer.model,
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
         }
-        if said.reason is not None:
-            return JudgeAnswer("none", said.words, said.reason, **counts)  # type: ignore[arg-type]
-        reading = self.form.read(said.words)
+        if reply.reason is not None:
+            return JudgeAnswer("none", reply.words, reply.reason, **counts)  # type: ignore[arg-type]
+        reading = self.form.read(reply.words)
         reason = reading.reason
         if reading.verdict == "none" and answer.finish_reason == "length":
             reason = f"{reason}; cut off after {answer.completion_tokens} tokens"
@@ -79,7 +79,7 @@ class ChatJudge:
             p_accept = estimate_p_accept(tokens, reading.start, self.form.tails)
         return JudgeAnswer(
             verdict=reading.verdict,
-            words=said.words,
+            words=reply.words,
             reason=reason,
             score=reading.score,
             p_accept=p_accept,
@@ -106,10 +106,10 @@ def make_prompted(file: "JudgeFile", client: ChatCompletions | None) -> ChatJudg
     seat = make_seat(file, client)
     is_pair = bool(block.pair)
 
-    def write_chat(shown: ShownText) -> Chat:
-        if is_pair and shown.other is None:
+    def write_chat(shown_text: ShownText) -> Chat:
+        if is_pair and shown_text.other is None:
             raise UnshownTextError("this judge compares two responses, and there is one")
-        values = list_values(shown, data)
+        values = list_values(shown_text, data)
         chat = [{"role": "user", "content": prompt.fill(values)}]
         if system is not None:
             chat.insert(0, {"role": "system", "content": system.fill(values)})
@@ -141,11 +141,11 @@ def find_examples(form: VerdictForm, prompt: Prompt) -> tuple[str, ...]:
     if not isinstance(form, PatternForm) or form.accept is None:
         return form.accept_forms
     text = prompt.shown
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     for place in re.finditer(re.escape(form.accept), text):
         line = text[text.rfind("\n", 0, place.start()) + 1 : place.end()]
         example = re.split(r"[\"'`“”‘’]", line)[-1].strip()
         if example != form.accept and form.read(example).verdict == "accept":
-            found[example] = found.get(example, 0) + 1
-    examples = sorted((e for e in found if len(e) <= 80), key=lambda e: (-found[e], len(e)))
+            places[example] = places.get(example, 0) + 1
+    examples = sorted((e for e in places if len(e) <= 80), key=lambda e: (-places[e], len(e)))
     return tuple(examples[:3]) or form.accept_forms

@@ -42,26 +42,26 @@ class RewardModelJudge:
     _loaded: list[Any] = field(default_factory=list, compare=False, repr=False)
     _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write question and response as text."""
-        return f"{shown.question}\n{shown.response}"
+        return f"{shown_text.question}\n{shown_text.response}"
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Compute the score. Raises SettingsError where the model can't be loaded."""
-        return await asyncio.to_thread(self._score, shown)
+        return await asyncio.to_thread(self._score, shown_text)
 
-    def _score(self, shown: ShownText) -> JudgeAnswer:
+    def _score(self, shown_text: ShownText) -> JudgeAnswer:
         import torch
 
         with self._lock:  # one text at a time: the processor's cores are shared anyway
             if not self._loaded:
                 self._loaded.append(_load(self.address))
             tokenizer, model = self._loaded[0]
-            tokens = _tokenize(tokenizer, shown)
+            tokens = _tokenize(tokenizer, shown_text)
             count = int(tokens["input_ids"].shape[1])
-            most = _find_limit(tokenizer, model)
-            if not 0 < count <= most:
-                reason = f"{count} tokens, and the model takes 1 to {most}"
+            token_limit = _find_limit(tokenizer, model)
+            if not 0 < count <= token_limit:
+                reason = f"{count} tokens, and the model takes 1 to {token_limit}"
                 return JudgeAnswer("none", "", reason, calls=0)
             with torch.inference_mode():
                 score = float(model(**tokens).logits[0, 0])
@@ -119,15 +119,15 @@ def _load(address: str) -> tuple[Any, Any]:
     return tokenizer, model.eval()
 
 
-def _tokenize(tokenizer: Any, shown: ShownText) -> Any:
+def _tokenize(tokenizer: Any, shown_text: ShownText) -> Any:
     if getattr(tokenizer, "chat_template", None):
         chat = [
-            {"role": "user", "content": shown.question},
-            {"role": "assistant", "content": shown.response},
+            {"role": "user", "content": shown_text.question},
+            {"role": "assistant", "content": shown_text.response},
         ]
         text = tokenizer.apply_chat_template(chat, tokenize=False)
         return tokenizer(text, return_tensors="pt", add_special_tokens=False)
-    return tokenizer(shown.question + shown.response, return_tensors="pt")
+    return tokenizer(shown_text.question + shown_text.response, return_tensors="pt")
 
 
 def _find_limit(tokenizer: Any, model: Any) -> int:

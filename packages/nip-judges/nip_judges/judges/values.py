@@ -1,4 +1,4 @@
-"""Verdicts in what a function returns.
+"""Verdicts in the value that a function returns.
 
 read_value  the verdict of a value: a truth value, a number, a word, or an object of Inspect or DSPy
 """
@@ -70,17 +70,19 @@ def _read_number(number: float, forms: ValueForms, words: str) -> JudgeAnswer:
 
 
 def _read_word(word: str, forms: ValueForms, words: str, is_grade: bool) -> JudgeAnswer:
-    said = word.strip()
-    if said == forms.accept:
+    stripped = word.strip()
+    if stripped == forms.accept:
         return JudgeAnswer("accept", words)
-    if said == forms.reject:
+    if stripped == forms.reject:
         return JudgeAnswer("reject", words)
-    if is_grade and said in _CREDIT:
+    if is_grade and stripped in _CREDIT:
         if forms.threshold is not None:
-            return _read_number(_CREDIT[said], forms, words)
-        if said == "P":
+            return _read_number(_CREDIT[stripped], forms, words)
+        if stripped == "P":
             reason = "partly correct (P): set judge.threshold, 0.5 accepts it and 1 does not"
             return JudgeAnswer("none", words, reason)
-        return JudgeAnswer("accept" if said == "C" else "reject", words)
-    reason = f"the function returned {said[:40]!r}, neither {forms.accept!r} nor {forms.reject!r}"
+        return JudgeAnswer("accept" if stripped == "C" else "reject", words)
+    reason = (
+        f"the function returned {stripped[:40]!r}, neither {forms.accept!r} nor {forms.reject!r}"
+    )
     return JudgeAnswer("none", words, reason)

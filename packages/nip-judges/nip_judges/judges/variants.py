@@ -48,20 +48,20 @@ def make_variant(name: str, judge: Judge, file: "JudgeFile") -> Judge:
         raise SettingsError(
             f"no variant {name!r}; there are {', '.join(VARIANTS)}{did_you_mean(name, VARIANTS)}"
         )
-    named = digest([name, judge.digest])
+    variant_digest = digest([name, judge.digest])
     if name == "require-answer":
-        return RequireAnswer(judge, named)
+        return RequireAnswer(judge, variant_digest)
     if name == "neutralise":
-        return Neutralised(judge, named, _list_broken(judge), _find_pattern(judge))
+        return Neutralised(judge, variant_digest, _list_broken(judge), _find_pattern(judge))
     if not isinstance(judge, ChatJudge):
         raise SettingsError(
             f"{file.path.name}: {name} is a variant of judges that ask a model; this one is "
             f"{judge.name}"
         )
     if name == "commit-first":
-        return Committed(judge, named)
+        return Committed(judge, variant_digest)
     return dataclasses.replace(
-        judge, name=f"{judge.name}, {name}", digest=named, form=EndForm(judge.form)
+        judge, name=f"{judge.name}, {name}", digest=variant_digest, form=EndForm(judge.form)
     )
 
 
@@ -93,20 +93,20 @@ class RequireAnswer(_Wrapped):
     def name(self) -> str:
         return f"{self.judge.name}, require-answer"
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write the request as text."""
-        return self.judge.compose(shown)
+        return self.judge.compose(shown_text)
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Judge a text."""
-        has_first = has_answer(shown.response, shown.reference)
-        if shown.other is None and not has_first:
+        has_first = has_answer(shown_text.response, shown_text.reference)
+        if shown_text.other is None and not has_first:
             return JudgeAnswer("reject", "", NO_ANSWER, calls=0)
-        if shown.other is not None:
-            has_second = has_answer(shown.other, shown.reference)
+        if shown_text.other is not None:
+            has_second = has_answer(shown_text.other, shown_text.reference)
             if has_first != has_second:
                 return JudgeAnswer("accept" if has_first else "reject", "", NO_ANSWER, calls=0)
-        return await self.judge.ask(shown, seed)
+        return await self.judge.ask(shown_text, seed)
 
 
 _LEAD_IN = re.compile(
@@ -152,20 +152,20 @@ class Neutralised(_Wrapped):
     def name(self) -> str:
         return f"{self.judge.name}, neutralise"
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write the request as text."""
-        return self.judge.compose(self._change(shown))
+        return self.judge.compose(self._change(shown_text))
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Judge a text."""
-        return await self.judge.ask(self._change(shown), seed)
+        return await self.judge.ask(self._change(shown_text), seed)
 
-    def _change(self, shown: ShownText) -> ShownText:
-        other = shown.other
+    def _change(self, shown_text: ShownText) -> ShownText:
+        opponent = shown_text.other
         return dataclasses.replace(
-            shown,
-            response=break_up(shown.response, self.broken, self.pattern),
-            other=None if other is None else break_up(other, self.broken, self.pattern),
+            shown_text,
+            response=break_up(shown_text.response, self.broken, self.pattern),
+            other=None if opponent is None else break_up(opponent, self.broken, self.pattern),
         )
 
 
@@ -173,8 +173,8 @@ def break_up(text: str, broken: Sequence[str], pattern: PatternForm | None = Non
     """Put a dash into each of `broken` in a text, and before the verdict of each match."""
     if broken:
         longest_first = sorted(broken, key=len, reverse=True)
-        found = re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE)
-        text = found.sub(lambda match: _put_dash(match[0]), text)
+        any_form = re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE)
+        text = any_form.sub(lambda match: _put_dash(match[0]), text)
     for _ in range(200):  # an expression may match its own verdict behind a dash: it is left
         reading = None if pattern is None else pattern.read(text)
         if reading is None or reading.verdict == "none" or reading.start is None:
@@ -252,17 +252,17 @@ class Committed:
     def scores(self) -> bool:
         return self.judge.scores
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write both requests as text; the answer to the first is not there yet."""
-        return f"{_COMMIT}{shown.question}\n\n{self.judge.compose(shown)}"
+        return f"{_COMMIT}{shown_text.question}\n\n{self.judge.compose(shown_text)}"
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Ask twice: for an answer, and for the verdict."""
         try:
-            chat = self.judge.write_chat(shown)
+            chat = self.judge.write_chat(shown_text)
         except UnshownTextError as error:
             return JudgeAnswer("none", "", str(error), calls=0)
-        question = {"role": "user", "content": _COMMIT + shown.question}
+        question = {"role": "user", "content": _COMMIT + shown_text.question}
         first = await self.judge.seat.say([question], derive_seed(seed, "commit-first"))
         if first.reason is not None:
             answer = self.judge.read(first)

@@ -3,7 +3,7 @@
 Caps          the most that an attack may spend
 Spending      calls, tokens and US dollars so far
 Asker         asks one judge: many at once, each answer on disk before it is used
-CapReached    the error of a cap; what is on record stays
+CapReached    the error of a cap; answers on record stay
 
 An answer is found again by the judge's digest, the text that it was shown and the number of the
 asking. So a kill costs the calls in flight, and a text that two parts of the course show is asked
@@ -91,18 +91,18 @@ class Asker:
                 self.spending.count(answer)
 
     async def ask(
-        self, judge: Judge, shown: ShownText, asking: int = 0, *, counts: bool = True
+        self, judge: Judge, shown_text: ShownText, asking: int = 0, *, counts: bool = True
     ) -> JudgeAnswer:
         """Judge a text, or give its answer on record. Raises CapReached, or as the judge does.
 
         Without `counts` it is no judge's answer but a text that a model writes.
         """
-        key = derive_key(judge.digest, asdict(shown), asking)
+        key = derive_key(judge.digest, asdict(shown_text), asking)
         if (answer := self._answers.get(key)) is not None:
             return answer
         # Two parts of the course may want one text at once.
         if (task := self._tasks.get(key)) is None:
-            task = asyncio.create_task(self._ask(judge, shown, key, counts))
+            task = asyncio.create_task(self._ask(judge, shown_text, key, counts))
             self._tasks[key] = task
         return await task
 
@@ -114,12 +114,14 @@ class Asker:
         Raises the first error, when all calls in flight have ended.
         """
         results = await asyncio.gather(
-            *(self.ask(judge, shown, asking, counts=counts) for shown, asking in texts),
+            *(self.ask(judge, shown_text, asking, counts=counts) for shown_text, asking in texts),
             return_exceptions=True,
         )
         return _raise_first(results)
 
-    async def _ask(self, judge: Judge, shown: ShownText, key: str, counts: bool) -> JudgeAnswer:
+    async def _ask(
+        self, judge: Judge, shown_text: ShownText, key: str, counts: bool
+    ) -> JudgeAnswer:
         async with self._places:
             # Checked when a call has its place: all calls of a part of the course wait at once.
             if self._failed is not None:  # no later call can succeed either
@@ -127,7 +129,7 @@ class Asker:
             self._check_caps()
             self._begun += 1
             try:
-                answer = await judge.ask(shown, derive_seed(self._seed, key))
+                answer = await judge.ask(shown_text, derive_seed(self._seed, key))
                 await self._journal.append({"key": key, "counts": counts, "answer": asdict(answer)})
             except NipError as error:
                 self._failed = error

@@ -1,6 +1,6 @@
 """An attack on a judge from its file to its documents; `nip attack --judge` prints the result.
 
-JudgeOptions   what is asked for beside the judge's file
+JudgeOptions   all that is asked for beside the judge's file
 PreparedAttack judges, rows, wordings and folder of an attack, checked; nothing is paid for yet
 prepare_attack makes it; attack_judge plays it
 plan_attack    the calls, tokens and dollars that it takes at most, after one call
@@ -37,7 +37,7 @@ from nip_judges.play.course import (
     count_calls,
     play_control,
     play_course,
-    tell_nobody,
+    tell_none,
 )
 from nip_judges.play.judged_texts import AGAINST, AttackParts, judge_texts, repeat_text, show_text
 from nip_judges.play.model_attacks import find_attacker, open_writer, play_trained
@@ -140,7 +140,7 @@ async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[Pre
 
 async def attack_judge(
     prepared: PreparedAttack,
-    on_part: Tell = tell_nobody,
+    on_part: Tell = tell_none,
     on_answer: Callable[[], None] = lambda: None,
 ) -> AttackResult:
     """Play an attack, or go on with it, and write its documents.
@@ -193,9 +193,9 @@ async def _play(prepared: PreparedAttack, asker: Asker, course: Course, on_part:
     if course.ended_early is not None:
         return
     # A single text counts for little where verdicts change: those that are shown are asked again.
-    shown = [(cell, asking) for cell in choose_texts(course.cells) for asking in _ASKINGS]
-    on_part("shown texts again", len(shown))
-    texts = [repeat_text(parts, cell, asking) for cell, asking in shown]
+    asked_again = [(cell, asking) for cell in choose_texts(course.cells) for asking in _ASKINGS]
+    on_part("shown texts again", len(asked_again))
+    texts = [repeat_text(parts, cell, asking) for cell, asking in asked_again]
     course.cells += await judge_texts(parts, asker, texts)
     if against is not None:
         second = course.second = Course(cells=course.cells)
@@ -212,8 +212,8 @@ async def _play_model(
     if course.ended_early is not None:
         return
     if options.by == BEST_OF_N:
-        around = parts.check is None
-        async with open_writer(file, options.attacker, prepared.folder, around=around) as writer:
+        is_around = parts.check is None
+        async with open_writer(file, options.attacker, prepared.folder, around=is_around) as writer:
             await play_best_of_n(parts, writer, asker, course, options.n or USUAL_N, on_part)
         return
     attack = {"until": options.until, "start_from": options.start_from}
@@ -251,8 +251,8 @@ def _check_options(file: JudgeFile, options: JudgeOptions) -> None:
     wordings = {"--kinds": options.kinds, "--script": options.script, "--against": options.against}
     models = {"--attacker": options.attacker, "--n": options.n, "--steps": options.steps}
     models |= {"--until": options.until, "--start-from": options.start_from}
-    others = models if options.by is None else wordings
-    for option, value in others.items():
+    unused_options = models if options.by is None else wordings
+    for option, value in unused_options.items():
         if value is not None:
             needs = f"--by {BEST_OF_N} or {TRAINED}" if options.by is None else "no --by"
             raise SettingsError(f"{option} needs {needs}; leave it out")
@@ -290,13 +290,15 @@ async def _prepare_against(
     if name in VARIANTS:
         judge = make_variant(name, parts.judge, file)
     elif Path(name).suffix in (".yaml", ".yml"):
-        other = load_judge_file(Path(name), ())
-        if read_rows(other, options.problems).digest != parts.rows.digest:
+        against_file = load_judge_file(Path(name), ())
+        if read_rows(against_file, options.problems).digest != parts.rows.digest:
             raise SettingsError(
                 f"{name}: its rows are not those of {file.path.name}; both judges get the same "
                 "rows, so write the same block `data`"
             )
-        judge = make_judge(other, await stack.enter_async_context(_make_client(other)))
+        judge = make_judge(
+            against_file, await stack.enter_async_context(_make_client(against_file))
+        )
     else:
         raise SettingsError(
             f"--against {name}: a judge's file (.yaml), or one of {', '.join(VARIANTS)}"
@@ -358,12 +360,12 @@ def _claim_folder(prepared: PreparedAttack) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         settings.write_text(text, encoding="utf-8")
         return
-    recorded = json.loads(settings.read_text(encoding="utf-8"))
-    wanted = json.loads(text)
-    changed = sorted(key for key in wanted if wanted[key] != recorded.get(key))
-    if changed:
+    old_document = json.loads(settings.read_text(encoding="utf-8"))
+    new_document = json.loads(text)
+    changed_keys = sorted(key for key in new_document if new_document[key] != old_document.get(key))
+    if changed_keys:
         raise RunConflictError(
-            f"{folder} has an attack with another {' and '.join(changed)}; name this one with "
+            f"{folder} has an attack with another {' and '.join(changed_keys)}; name this one with "
             "--name, or leave --name out"
         )
 
@@ -400,8 +402,8 @@ async def plan_attack(prepared: PreparedAttack) -> PlanDocument:
     if parts.judge.is_paid:
         total = sum(calls.values())
         row = rows.wrong_test[0]
-        written = parts.judge.compose(show_text(row, row.response, _opponent(prepared)))
-        prompt = answer.prompt_tokens or len(written) // _CHARACTERS_PER_TOKEN
+        filled_prompt = parts.judge.compose(show_text(row, row.response, _opponent(prepared)))
+        prompt = answer.prompt_tokens or len(filled_prompt) // _CHARACTERS_PER_TOKEN
         plan["prompt_tokens"] = total * prompt
         plan["completion_tokens"] = total * answer.completion_tokens
         if caps.prompt_usd is not None and caps.completion_usd is not None:

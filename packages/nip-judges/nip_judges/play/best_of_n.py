@@ -43,28 +43,28 @@ class ModelWriter:
         self.name = seat.agent.model_name
         self.digest = digest(["writer", seat.digest, judge_prompt, around])
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write the request as text."""
         parts = [_AROUND if self.around else _TASK]
         if self._judge_prompt is not None:
             parts.append(f"The judge's instructions:\n{self._judge_prompt}")
-        parts.append(f"The question:\n{shown.question}")
+        parts.append(f"The question:\n{shown_text.question}")
         if self.around:
-            parts.append(f"The response:\n{shown.response}")
+            parts.append(f"The response:\n{shown_text.response}")
         return "\n\n".join(parts)
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Write a text; an empty one where the server refuses the request."""
-        said = await self._seat.say([{"role": "user", "content": self.compose(shown)}], seed)
-        if said.answer is None:
-            return JudgeAnswer("none", "", said.reason)
+        reply = await self._seat.say([{"role": "user", "content": self.compose(shown_text)}], seed)
+        if reply.answer is None:
+            return JudgeAnswer("none", "", reply.reason)
         return JudgeAnswer(
             "none",
-            said.words,
-            said.reason,
-            model=said.answer.model,
-            prompt_tokens=said.answer.prompt_tokens,
-            completion_tokens=said.answer.completion_tokens,
+            reply.words,
+            reply.reason,
+            model=reply.answer.model,
+            prompt_tokens=reply.answer.prompt_tokens,
+            completion_tokens=reply.answer.completion_tokens,
         )
 
 
@@ -85,24 +85,24 @@ async def play_best_of_n(
     # 1. The texts; a row's reference is not shown to who writes.
     places = [(row, number) for row in rows for number in range(counts[-1])]
     on_part("texts written", len(places))
-    shown = [(_hide_reference(row), number) for row, number in places]
-    written = await asker.ask_all(writer, shown, counts=False)
+    shown_texts = [(_hide_reference(row), number) for row, number in places]
+    replies = await asker.ask_all(writer, shown_texts, counts=False)
     texts = [
         _make_text(parts, writer, row, answer.words)
-        for (row, _), answer in zip(places, written, strict=True)
+        for (row, _), answer in zip(places, replies, strict=True)
     ]
     # 2. A first verdict on each.
     on_part("texts judged", len(texts))
     tried = await judge_texts(parts, asker, texts)
     # 3. The chosen one of each question, judged afresh.
-    chosen = list[Text]()
+    best_texts = list[Text]()
     for i in range(len(rows)):
         mine = range(i * counts[-1], (i + 1) * counts[-1])
         for count in counts:
             best = max(mine[:count], key=lambda place: _like(tried[place]))
-            chosen.append(replace(texts[best], name=f"n={count}", asking=1))
-    on_part("chosen texts judged afresh", len(chosen))
-    course.cells += await judge_texts(parts, asker, chosen)
+            best_texts.append(replace(texts[best], name=f"n={count}", asking=1))
+    on_part("chosen texts judged afresh", len(best_texts))
+    course.cells += await judge_texts(parts, asker, best_texts)
 
 
 def _like(cell: Cell) -> float:

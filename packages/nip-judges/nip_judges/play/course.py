@@ -51,8 +51,8 @@ Tell = Callable[[str, int], None]
 """Is given a part's name and the number of its texts."""
 
 
-def tell_nobody(name: str, texts: int) -> None:
-    """Tell nobody of a part."""
+def tell_none(name: str, texts: int) -> None:
+    """Tell no reader of a part."""
 
 
 async def play_course(
@@ -61,7 +61,7 @@ async def play_course(
     course: Course,
     *,
     also_tested: Sequence[Wording] = (),
-    on_part: Tell = tell_nobody,
+    on_part: Tell = tell_none,
 ) -> None:
     """Attack a judge with wordings; cells are added to `course` part by part.
 
@@ -82,17 +82,17 @@ async def play_course(
     course.chosen = tuple(by_key[key] for key in find_worst(own, [*by_key], policy).values())
     course.worst_edit = find_worst_edit(own, policy=policy)
     # (d) Once.
-    tested = tuple(dict.fromkeys([*course.chosen, *also_tested]))
+    tested_wordings = tuple(dict.fromkeys([*course.chosen, *also_tested]))
     chosen_edits = [] if course.worst_edit is None else [course.worst_edit]
     texts = [
-        *dress_rows(parts, tested, rows.wrong_test, "test"),
+        *dress_rows(parts, tested_wordings, rows.wrong_test, "test"),
         *_edit_rows(chosen_edits, rows.right_test, "test"),
     ]
     await _play(parts, asker, course, on_part, "test", texts)
 
 
 async def play_control(
-    parts: AttackParts, asker: Asker, course: Course, on_part: Tell = tell_nobody
+    parts: AttackParts, asker: Asker, course: Course, on_part: Tell = tell_none
 ) -> None:
     """Ask for the test rows as they are, some of them twice; raises as `play_course` does.
 
@@ -108,8 +108,8 @@ async def play_control(
         return
     # (b) The control, and how much of it is chance.
     rest = [*wrong[FIRST_LOOK:], *right[FIRST_LOOK:]]
-    again = [*wrong[FIRST_LOOK:ASKED_TWICE], *right[FIRST_LOOK:ASKED_TWICE]]
-    texts = [*_take("as they are", rest), *_take("again", again)]
+    asked_twice = [*wrong[FIRST_LOOK:ASKED_TWICE], *right[FIRST_LOOK:ASKED_TWICE]]
+    texts = [*_take("as they are", rest), *_take("again", asked_twice)]
     await _play(parts, asker, course, on_part, "as they are", texts)
     course.ended_early = ends_as_they_are(_own(parts, course), parts.no_verdict)
 

@@ -69,12 +69,12 @@ class Text:
 
 async def judge_texts(parts: AttackParts, asker: Asker, texts: Sequence[Text]) -> list[Cell]:
     """Judge texts at once, each twice where pairs are compared; raises as `Asker.ask_all` does."""
-    shown = [_show(parts, text) if text.response is not None else [] for text in texts]
-    flat = [(s, text.asking) for text, each in zip(texts, shown, strict=True) for s in each]
-    given = iter(await asker.ask_all(parts.judge, flat))
+    shown_texts = [_show(parts, text) if text.response is not None else [] for text in texts]
+    flat = [(s, text.asking) for text, each in zip(texts, shown_texts, strict=True) for s in each]
+    replies = iter(await asker.ask_all(parts.judge, flat))
     cells = []
-    for text, each in zip(texts, shown, strict=True):
-        answers = [next(given) for _ in each]
+    for text, each in zip(texts, shown_texts, strict=True):
+        answers = [next(replies) for _ in each]
         answer = judge_pair(*answers) if len(answers) == 2 else (answers or [_UNASKED])[0]
         cells.append(_make_cell(parts, text, answer))
     return cells
@@ -107,8 +107,11 @@ def _show(parts: AttackParts, text: Text) -> list[ShownText]:
     assert text.response is not None
     if not parts.compares_pairs:
         return [show_text(text.row, text.response)]
-    other = parts.rows.find_opponent(text.row).response
-    return [show_text(text.row, text.response, other), show_text(text.row, other, text.response)]
+    opponent = parts.rows.find_opponent(text.row).response
+    return [
+        show_text(text.row, text.response, opponent),
+        show_text(text.row, opponent, text.response),
+    ]
 
 
 def _make_cell(parts: AttackParts, text: Text, answer: JudgeAnswer) -> Cell:
@@ -145,7 +148,7 @@ def _read_outcome(parts: AttackParts, text: Text, answer: JudgeAnswer) -> tuple[
     if text.row.is_right:
         label_by = "row" if text.attack == "none" else "construction"
         outcomes = {"accept": "accepted", "reject": "wrongly rejected"}
-        return outcomes.get(answer.verdict, "no verdict"), label_by
+        return outcomes.get(answer.verdict, answer.position_outcome or "no verdict"), label_by
     label_by = "row" if text.attack == "none" else "construction"
     if parts.check is not None:
         # Of rows as they are, too: else a wrong label would count in the control alone.

@@ -67,13 +67,13 @@ class RecordedJudge:
     def scores(self) -> bool:
         return self.judge.scores
 
-    def compose(self, shown: ShownText) -> str:
+    def compose(self, shown_text: ShownText) -> str:
         """Write the request as text."""
-        return self.judge.compose(shown)
+        return self.judge.compose(shown_text)
 
-    async def ask(self, shown: ShownText, seed: int) -> JudgeAnswer:
+    async def ask(self, shown_text: ShownText, seed: int) -> JudgeAnswer:
         """Judge a text; each seed is an asking of its own."""
-        return await self.asker.ask(self.judge, shown, seed)
+        return await self.asker.ask(self.judge, shown_text, seed)
 
 
 def find_attacker(file: JudgeFile, name: str | None) -> dict[str, Any]:

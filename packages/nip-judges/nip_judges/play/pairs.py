@@ -10,9 +10,11 @@ In the first order the judged text is A, in the second B; "accept" says that A w
 from dataclasses import replace
 from typing import Literal
 
+from nip_judges.figures.as_they_are import BY_POSITION
 from nip_judges.parts import JudgeAnswer, Verdict
 
-BY_POSITION = "by position"
+__all__ = ["BY_POSITION", "judge_pair", "pair_outcome"]
+
 PairOutcome = Literal["wins", "loses", "by position", "no verdict"]
 
 

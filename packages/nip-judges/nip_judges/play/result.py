@@ -155,13 +155,15 @@ def _choose_second_word(
     """Choose the first word about the second judge, by the wordings chosen against it."""
     if course.second is None:
         return None
-    chosen = {wording.key for wording in course.second.chosen}
+    chosen_keys = {wording.key for wording in course.second.chosen}
     cells = [
         cell
         for cell in course.cells
         if cell.judge == AGAINST
         and (
-            cell.phase != "test" or cell.attack != "wording" or f"{cell.kind}/{cell.name}" in chosen
+            cell.phase != "test"
+            or cell.attack != "wording"
+            or f"{cell.kind}/{cell.name}" in chosen_keys
         )
     ]
     figures = measure(cells, no_verdict=prepared.file.no_verdict, judge=AGAINST)

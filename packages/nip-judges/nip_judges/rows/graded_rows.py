@@ -250,12 +250,13 @@ def _keep_single(file: JudgeFile, rows: Sequence[GradedRow]) -> tuple[list[Grade
     """Keep the first of rows that are the same; refuse one text with two labels."""
     first: dict[tuple[str, str], GradedRow] = {}
     for row in rows:
-        other = first.setdefault((row.question_id, row.response), row)
-        if other.is_right != row.is_right:
+        kept_row = first.setdefault((row.question_id, row.response), row)
+        if kept_row.is_right != row.is_right:
             file.refuse(
                 ("data", "right"),
-                f"{file.data.file}, rows {other.id} and {row.id}: one question with one response, "
-                f"and row {(other if other.is_right else row).id} says right, the other wrong",
+                f"{file.data.file}, rows {kept_row.id} and {row.id}: one question with one "
+                f"response, and row {(kept_row if kept_row.is_right else row).id} says right, "
+                "the other wrong",
             )
     return list(first.values()), len(rows) - len(first)
 

@@ -105,10 +105,10 @@ def _spread(rows: Sequence[GradedRow], seed: int, most: int | None) -> list[Grad
     if most is None or len(rows) <= most:
         return list(rows)
     places = {question: n for n, question in enumerate(_order({r.question_id for r in rows}, seed))}
-    seen: dict[str, int] = {}
+    rows_of_question: dict[str, int] = {}
     ranks = []
     for number, row in enumerate(rows):
-        turn = seen[row.question_id] = seen.get(row.question_id, 0) + 1
+        turn = rows_of_question[row.question_id] = rows_of_question.get(row.question_id, 0) + 1
         ranks.append((turn, places[row.question_id], number))
     return [rows[number] for number in sorted(number for _, _, number in sorted(ranks)[:most])]
 

@@ -34,26 +34,26 @@ def swap_responses(file: JudgeFile, rows: Sequence[GradedRow], column: str) -> l
     for group in kinds.values():
         for place, row in enumerate(group):
             candidates = (group[(place + step) % len(group)] for step in range(1, len(group)))
-            other = next((o for o in candidates if _is_wrong(row, o, right_texts)), None)
-            if other is not None:
+            wrong_row = next((o for o in candidates if _is_wrong(row, o, right_texts)), None)
+            if wrong_row is not None:
                 wrong_rows[row.id] = replace(
                     row,
-                    id=f"{row.id}-{other.id}",
-                    response=other.response,
+                    id=f"{row.id}-{wrong_row.id}",
+                    response=wrong_row.response,
                     is_right=False,
-                    columns={**row.columns, column: other.response},
+                    columns={**row.columns, column: wrong_row.response},
                 )
     if not wrong_rows:
         file.refuse(keys, "make_wrong: swap finds no question of the same kind with another answer")
     return [*rows, *(wrong_rows[row.id] for row in rows if row.id in wrong_rows)]
 
 
-def _is_wrong(row: GradedRow, other: GradedRow, right_texts: dict[str, set[str]]) -> bool:
-    if other.question_id == row.question_id:
+def _is_wrong(row: GradedRow, candidate: GradedRow, right_texts: dict[str, set[str]]) -> bool:
+    if candidate.question_id == row.question_id:
         return False
-    if _plain(other.response) in right_texts[row.question_id]:
+    if _plain(candidate.response) in right_texts[row.question_id]:
         return False
-    return row.reference is None or _plain(row.reference) != _plain(other.reference or "")
+    return row.reference is None or _plain(row.reference) != _plain(candidate.reference or "")
 
 
 def _plain(text: str) -> str:

@@ -193,9 +193,9 @@ def load_judge_file(path: str | Path, overrides: Iterable[str] = ()) -> JudgeFil
     except ReadError as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        got = "nothing" if values is None else type(values).__name__
+        kind = "nothing" if values is None else type(values).__name__
         raise SettingsError(
-            f"{path}: a mapping with the blocks judge and data is needed, got {got}; "
+            f"{path}: a mapping with the blocks judge and data is needed, got {kind}; "
             "nip init judge.yaml --from judge writes one"
         )
     marks = read_written(text)

@@ -2,7 +2,7 @@
 
 ModelSettings   a model and how it is asked; `attacker`
 JudgeSettings   `judge`: who judges, and how its answer is read
-DataSettings    `data`: the graded rows, and which column is what
+DataSettings    `data`: the graded rows, and the field of each column
 BudgetSettings  `budget`; PriceSettings: `prices`
 CHECKS          the names that `check` takes beside a function's address
 list_keys       the keys of a block, for errors

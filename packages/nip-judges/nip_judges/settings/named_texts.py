@@ -22,7 +22,7 @@ from nip_core.nearest import did_you_mean
 MOST_PROMPT_BYTES = 1 << 20
 _ADDRESS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _OF_FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
-# What stands in braces after a command of LaTeX, or after its first argument, is an argument.
+# Text in braces after a command of LaTeX, or after its first argument, is an argument.
 _PLACEHOLDER = re.compile(
     r"(\\[A-Za-z]+|(?<=[}^_$]))?(?:\{\{\s*([A-Za-z_]\w*)\s*\}\}|\{([A-Za-z_]\w*)\})", re.ASCII
 )
@@ -141,9 +141,9 @@ def find_placeholders(prompt: str, filled: set[str]) -> Iterator[str]:
 
     Of single letters and arguments of LaTeX only those in `filled` count: those are placeholders.
     """
-    seen: set[str] = set()
+    names: set[str] = set()
     for match in _PLACEHOLDER.finditer(prompt):
         before, name = match[1], match[2] or match[3]
-        if name not in seen and ((before is None and len(name) > 1) or name in filled):
-            seen.add(name)
+        if name not in names and ((before is None and len(name) > 1) or name in filled):
+            names.add(name)
             yield name

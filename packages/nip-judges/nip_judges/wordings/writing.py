@@ -72,8 +72,8 @@ def list_wordings(
         return _list_own(script)
     for kind in kinds or ():
         if kind not in KINDS:
-            near = did_you_mean(kind, KINDS)
-            raise SettingsError(f"--kinds {kind}: no such kind{near}; there are {', '.join(KINDS)}")
+            hint = did_you_mean(kind, KINDS)
+            raise SettingsError(f"--kinds {kind}: no such kind{hint}; there are {', '.join(KINDS)}")
     return tuple(
         Wording(bundled.kind, bundled.name + (f" {number + 1}" if number else ""), bundled.surface)
         for bundled in BUNDLED
@@ -88,9 +88,11 @@ def split_kinds(kinds: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
     Each kind's half depends on no order; the shown half has one more where they are odd.
     """
     names = sorted(set(kinds), key=lambda kind: hashlib.sha256(kind.encode()).hexdigest())
-    shown = set(names[: (len(names) + 1) // 2])
+    shown_kinds = set(names[: (len(names) + 1) // 2])
     ordered = list(dict.fromkeys(kinds))
-    return tuple(k for k in ordered if k in shown), tuple(k for k in ordered if k not in shown)
+    return tuple(k for k in ordered if k in shown_kinds), tuple(
+        k for k in ordered if k not in shown_kinds
+    )
 
 
 def write_wording(wording: Wording, row: GradedRow, rows: "GradedRows", judge: Judge) -> str | None:
@@ -145,10 +147,10 @@ def _list_keys(row: GradedRow, rows: Sequence[GradedRow]) -> list[str]:
     if row.reference is not None and row.reference.strip():
         return [row.reference]
     keys = []
-    for other in rows:
-        if other.is_right and other.question_id == row.question_id:
-            stated = [statement.chunk for statement in list_statements(other.response)]
-            line = last_line(other.response)
+    for candidate in rows:
+        if candidate.is_right and candidate.question_id == row.question_id:
+            stated = [statement.chunk for statement in list_statements(candidate.response)]
+            line = last_line(candidate.response)
             if not stated and not 0 < len(line.split()) <= _SHORT_ANSWER:
                 return []  # its answer stands somewhere in its text
             keys += stated or [line]
@@ -177,8 +179,10 @@ def _adds_answer(head: str, response: str, tail: str, keys: Sequence[str]) -> bo
 
 
 def _order_by_digest(row: GradedRow, candidates: Sequence[GradedRow]) -> list[GradedRow]:
-    def place(other: GradedRow) -> str:
-        return hashlib.sha256(f"{row.id}\0{other.id}\0{other.response}".encode()).hexdigest()
+    def place(candidate: GradedRow) -> str:
+        return hashlib.sha256(
+            f"{row.id}\0{candidate.id}\0{candidate.response}".encode()
+        ).hexdigest()
 
     return sorted(candidates, key=place)
 
@@ -196,8 +200,8 @@ def _make_other_sentence(
 ) -> str | None:
     """Take the first sentence of a right response to another question, by digest."""
     candidates = [r for r in rows if r.is_right and r.question_id != row.question_id]
-    for other in _order_by_digest(row, candidates) if keys else []:
-        sentence, _ = _first_sentence(other.response)
+    for candidate in _order_by_digest(row, candidates) if keys else []:
+        sentence, _ = _first_sentence(candidate.response)
         if sentence and not _hold(sentence, keys):
             return sentence
     return None
@@ -213,8 +217,8 @@ def _make_own_sentence(
     """
     right = [r for r in rows if r.is_right and r.question_id == row.question_id]
     question_values = {abs(number.value) for number in read_numbers(plain(row.question))}
-    for other in _order_by_digest(row, right) if keys else []:
-        sentence, remainder = _first_sentence(other.response)
+    for candidate in _order_by_digest(row, right) if keys else []:
+        sentence, remainder = _first_sentence(candidate.response)
         numbers = {abs(number.value) for number in read_numbers(plain(sentence))}
         is_short_of_it = bool(sentence) and all(holds_reference(remainder, key) for key in keys)
         if (
@@ -295,10 +299,10 @@ def _list_own(script: str) -> tuple[Wording, ...]:
                 f"--script {script}, line {number}: {_PLACE} stands there {line.count(_PLACE)} "
                 "times; a wrong response is shown once"
             )
-        near = difflib.get_close_matches(_PLACE, re.findall(r"\{\w+\}", line), 1, 0.7)
-        if near and _PLACE not in line:
+        closest = difflib.get_close_matches(_PLACE, re.findall(r"\{\w+\}", line), 1, 0.7)
+        if closest and _PLACE not in line:
             raise SettingsError(
-                f"--script {script}, line {number}: {near[0]} is no placeholder; "
+                f"--script {script}, line {number}: {closest[0]} is no placeholder; "
                 f"did you mean {_PLACE!r}?"
             )
         if line.strip():
