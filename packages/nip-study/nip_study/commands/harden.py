@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_cli.printing.options import AsJson, RunName, RunStoreUrl, Shown, ShownAs
+from nip_cli.printing.options import AsJson, RunStoreUrl, Shown, ShownAs, complete_run
 from nip_cli.printing.plans_and_runs import show_result, warn_of_models
 from nip_cli.printing.terminal import say
-from nip_core.errors import NipError, RunConflictError
+from nip_core.errors import NipError, RunConflictError, SettingsError
 from nip_core.evaluation.figures_in_words import amount
 from nip_study.commands.attack import Every, Steps
 from nip_study.commands.printed_plans import PlannedLine, show_planned
@@ -21,12 +21,18 @@ from nip_study.commands.runs_view import RunsView
 
 
 def harden(
-    run: RunName,
     rounds: Annotated[int, typer.Option(help="Rounds of training; each ends with an attack.")],
+    run: Annotated[str | None, typer.Argument(help="Of nip.", autocompletion=complete_run)] = None,
     attack: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(help="sneaky, script or script:NAME; several: all of them in each round."),
-    ],
+    ] = None,
+    judge: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="In RUN's place: a judge.yaml.")
+    ] = None,
+    show: Annotated[
+        int, typer.Option(help="--judge: gold verdicts to imitate in each round.")
+    ] = 200,
     mix: Annotated[
         str, typer.Option(help="Shares of the training episodes; attackers share theirs equally.")
     ] = "honest=0.5,attackers=0.5",
@@ -35,7 +41,8 @@ def harden(
         typer.Option(help="The problems on which attackers play in training: all, or wrong."),
     ] = "all",
     iterations: Annotated[
-        int | None, typer.Option(help="Iterations of training in a round; default: RUN's.")
+        int | None,
+        typer.Option(help="Iterations of training in a round; of a judge passes; default: RUN's."),
     ] = None,
     steps: Steps = None,
     every: Every = None,
@@ -64,6 +71,20 @@ def harden(
     shown: ShownAs = Shown.auto,
 ) -> None:
     """Attack the verifier of RUN and train it against the attackers, in rounds that can go on."""
+    if judge is not None:
+        from nip_judges.harden.command import run_judge_hardening
+
+        options = {"rounds": rounds, "show": show, "passes": iterations, "problems": problems}
+        options |= {"name": name, "run_store": run_store, "overrides": overrides or ()}
+        refused = {"RUN": run, "--attack": attack, "--steps": steps, "--every": every}
+        refused |= {"--until": until, "--attack-set": attack_overrides}
+        raise typer.Exit(
+            run_judge_hardening(
+                judge, options, refused, dry_run=dry_run, as_json=as_json, shown=shown
+            )
+        )
+    if run is None or not attack:
+        raise SettingsError("name a RUN and --attack, or a judge of yours with --judge judge.yaml")
     from nip_core.records.named_run import name_place
     from nip_core.run_store.store import open_store
     from nip_study.harden.hardening import (
@@ -171,7 +192,6 @@ def _refuse_others(hardening: Any) -> None:
 
     Raises the fault of the first run in the store that is not the planned one.
     """
-    from nip_core.errors import SettingsError
     from nip_core.run_store.run import list_runs
     from nip_core.run_store.store import open_store
 

@@ -1,0 +1,1 @@
+"""The attack itself: texts are asked in order, within caps, and kept."""
