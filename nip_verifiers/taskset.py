@@ -37,8 +37,8 @@ class GameConfig(vf.TasksetConfig):
     class of one's own: path/to/file.py:Class or package.module:Class. None: that of `config`, else
     nip."""
     scenario: str | None = None
-    """code_validation, arithmetic, bags, chain, graphs, reading, solutions, or a class of one's
-    own. None: that of `config`, else code_validation."""
+    """code_validation, arithmetic, bags, chain, graphs, reading, reasoning_gym, solutions, or
+    a class of one's own. None: that of `config`, else code_validation."""
     dataset: str | None = None
     """A dataset of the scenario's own, a file or a directory. None: that of `config`, else the
     scenario's first."""
