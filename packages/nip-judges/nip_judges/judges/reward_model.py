@@ -1,6 +1,6 @@
 """Judges that are a reward model: a sequence classifier with one logit.
 
-RewardModelJudge   its score is the logit, which accepts from a threshold on
+RewardModelJudge   its score is the logit, which accepts from a threshold on, if one is set
 make_reward_model  the judge of a file's `reward_model`
 
 The model is loaded at the first answer, from safetensors alone, and without code of its folder. A
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nip_core.distribution import how_to_install
 from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_judges.parts import JudgeAnswer, ShownText
@@ -35,7 +36,8 @@ class RewardModelJudge:
     name: str
     digest: str
     address: str
-    threshold: float
+    threshold: float | None
+    """None: its answers have a score and no verdict."""
     accept_forms: Sequence[str] = ()
     is_paid: bool = False
     scores: bool = True
@@ -51,12 +53,10 @@ class RewardModelJudge:
         return await asyncio.to_thread(self._score, shown_text)
 
     def _score(self, shown_text: ShownText) -> JudgeAnswer:
-        import torch
-
         with self._lock:  # one text at a time: the processor's cores are shared anyway
             if not self._loaded:
                 self._loaded.append(_load(self.address))
-            tokenizer, model = self._loaded[0]
+            torch, tokenizer, model = self._loaded[0]
             tokens = _tokenize(tokenizer, shown_text)
             count = int(tokens["input_ids"].shape[1])
             token_limit = _find_limit(tokenizer, model)
@@ -67,19 +67,17 @@ class RewardModelJudge:
                 score = float(model(**tokens).logits[0, 0])
         if not math.isfinite(score):
             return JudgeAnswer("none", "", "the model gives no number")
+        if self.threshold is None:
+            reason = "judge.threshold is not set"
+            return JudgeAnswer("none", "", reason, score=score, prompt_tokens=count)
         verdict = score >= self.threshold
         return JudgeAnswer("accept" if verdict else "reject", "", score=score, prompt_tokens=count)
 
 
 def make_reward_model(file: "JudgeFile") -> RewardModelJudge:
-    """Make the judge of a file's `reward_model`. Raises SettingsError without a threshold."""
+    """Make the judge of a file's `reward_model`."""
     name, threshold = file.judge.reward_model, file.judge.threshold
     assert name is not None
-    if threshold is None:
-        file.refuse(
-            ("judge", "reward_model"),
-            "judge.threshold is missing: the least logit that accepts",
-        )
     folder = file.find(name)
     address = str(folder) if folder.is_dir() else name
     hashes = _hash_folder(folder) if folder.is_dir() else {}
@@ -96,12 +94,14 @@ def _hash_folder(folder: Path) -> dict[str, str]:
     return {path.name: hash_file(path) for path in paths if path.is_file()}
 
 
-def _load(address: str) -> tuple[Any, Any]:
+def _load(address: str) -> tuple[Any, Any, Any]:
+    """Load torch, the tokenizer and the model."""
     try:
+        import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
     except ImportError:
         raise SettingsError(
-            "a reward model needs the package transformers with torch; install them"
+            f"a reward model needs the packages transformers and torch: {how_to_install('local')}"
         ) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(address, trust_remote_code=False)
@@ -116,7 +116,7 @@ def _load(address: str) -> tuple[Any, Any]:
             f"reward_model {address}: it has {model.config.num_labels} logits and a reward model "
             "has one; write it as a function (judge.function)"
         )
-    return tokenizer, model.eval()
+    return torch, tokenizer, model.eval()
 
 
 def _tokenize(tokenizer: Any, shown_text: ShownText) -> Any:
