@@ -11,7 +11,6 @@ cells.parquet, judge.json, screen.txt, texts.txt. An attack that was stopped goe
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import NipError, RunConflictError, SettingsError
-from nip_core.hashing import canonical_json, digest
+from nip_core.hashing import canonical_json
+from nip_core.redaction import redact
 from nip_core.rollouts.client.chat_client import ChatClient
-from nip_core.run_store.run import RUN_NAME
 from nip_judges.checks.answer_checks import make_check
 from nip_judges.documents.gallery import choose_texts
 from nip_judges.documents.judge_document import write_cells, write_document
@@ -40,15 +39,16 @@ from nip_judges.play.course import (
     tell_none,
 )
 from nip_judges.play.judged_texts import AGAINST, AttackParts, judge_texts, repeat_text, show_text
-from nip_judges.play.model_attacks import find_attacker, open_writer, play_trained
+from nip_judges.play.model_attacks import open_writer, play_trained
+from nip_judges.play.option_checks import BEST_OF_N, check_options, keep_surfaces, name_attack
 from nip_judges.play.result import AttackResult, make_result
 from nip_judges.rows.graded_rows import GradedRows, read_rows
+from nip_judges.rows.row_checks import NO_BUDGET
 from nip_judges.seat.run_folder import write_run
 from nip_judges.settings.judge_file import JudgeFile, load_judge_file
 from nip_judges.wordings.writing import list_wordings, split_kinds
 
 _RETRIES = 5
-BEST_OF_N, TRAINED = "best-of-n", "sneaky"
 USUAL_N = (1, 4, 16)
 _ASKINGS = (2, 3, 4)
 """Further askings of each text that is shown, after those of the course."""
@@ -104,13 +104,13 @@ class PreparedAttack:
 async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[PreparedAttack]:
     """Read and check all that an attack needs; raises SettingsError before anything is paid for."""
     file = load_judge_file(path, options.overrides)
-    _check_options(file, options)
+    check_options(file, options)
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(_make_client(file))
         judge = make_judge(file, client)
         rows = read_rows(file, options.problems)
         check = make_check(file)
-        wordings = list_wordings(judge, options.kinds, options.script)
+        wordings = keep_surfaces(file, list_wordings(judge, options.kinds, options.script))
         parts = AttackParts(
             rows,
             judge,
@@ -122,9 +122,9 @@ async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[Pre
         against = await _prepare_against(stack, file, client, parts, options)
         held_out = split_kinds([w.kind for w in wordings])[1] if options.hold_out else ()
         identity = _identify(file, parts, against, options)
-        name = options.name or _name_attack(path, identity)
-        if not RUN_NAME.fullmatch(name):
-            raise SettingsError(f"--name {name!r}: letters, digits, dots, dashes and underscores")
+        name = name_attack(path, options, identity)
+        caps = _find_caps(file, options)
+        is_capped = caps.usd is not None or caps.calls is not None
         yield PreparedAttack(
             file=file,
             options=options,
@@ -132,9 +132,9 @@ async def prepare_attack(path: Path, options: JudgeOptions) -> AsyncIterator[Pre
             against=against,
             held_out=tuple(held_out),
             folder=Path(options.run_store) / "judges" / name,
-            caps=_find_caps(file, options),
+            caps=caps,
             identity=identity,
-            notes=rows.notes,
+            notes=tuple(note for note in rows.notes if not (is_capped and note == NO_BUDGET)),
         )
 
 
@@ -179,8 +179,14 @@ async def attack_judge(
 
 async def try_judge(prepared: PreparedAttack, asker: Asker) -> JudgeAnswer:
     """Ask one text, so that a wrong key, address or model costs one call and is named."""
-    row = prepared.rows.wrong_test[0]
-    return await asker.ask(prepared.parts.judge, show_text(row, row.response, _opponent(prepared)))
+    row, judge = prepared.rows.wrong_test[0], prepared.parts.judge
+    answer = await asker.ask(judge, show_text(row, row.response, _opponent(prepared)))
+    if prepared.caps.usd is not None and answer.model and not answer.prompt_tokens:
+        raise SettingsError(
+            f"a cap of ${prepared.caps.usd:g} can't be kept: {answer.model} answers without the "
+            "number of tokens (usage); use --max-calls or budget.calls"
+        )
+    return answer
 
 
 async def _play(prepared: PreparedAttack, asker: Asker, course: Course, on_part: Tell) -> None:
@@ -212,7 +218,7 @@ async def _play_model(
     if course.ended_early is not None:
         return
     if options.by == BEST_OF_N:
-        is_around = parts.check is None
+        is_around = parts.check is None or "free" not in (file.surface or ("free",))
         async with open_writer(file, options.attacker, prepared.folder, around=is_around) as writer:
             await play_best_of_n(parts, writer, asker, course, options.n or USUAL_N, on_part)
         return
@@ -239,33 +245,6 @@ def _opponent(prepared: PreparedAttack) -> str | None:
     if not prepared.parts.compares_pairs:
         return None
     return prepared.rows.find_opponent(prepared.rows.wrong_test[0]).response
-
-
-def _check_options(file: JudgeFile, options: JudgeOptions) -> None:
-    """Raise SettingsError for options that mean nothing together."""
-    if options.by not in (None, BEST_OF_N, TRAINED):
-        raise SettingsError(
-            f"--by {options.by}: against a judge it is {BEST_OF_N} or {TRAINED}; without it "
-            "wordings are tried, and --script names your own"
-        )
-    wordings = {"--kinds": options.kinds, "--script": options.script, "--against": options.against}
-    models = {"--attacker": options.attacker, "--n": options.n, "--steps": options.steps}
-    models |= {"--until": options.until, "--start-from": options.start_from}
-    unused_options = models if options.by is None else wordings
-    for option, value in unused_options.items():
-        if value is not None:
-            needs = f"--by {BEST_OF_N} or {TRAINED}" if options.by is None else "no --by"
-            raise SettingsError(f"{option} needs {needs}; leave it out")
-    if options.by == BEST_OF_N and options.steps is not None:
-        raise SettingsError(f"--steps is not for --by {BEST_OF_N}; leave it out")
-    if options.by == TRAINED and options.n is not None:
-        raise SettingsError(f"--n is not for --by {TRAINED}; leave it out")
-    if options.by is not None and file.judge.pair:
-        raise SettingsError(
-            f"{file.path}: judges of pairs are attacked by wordings; leave out --by"
-        )
-    if options.by is not None:
-        find_attacker(file, options.attacker)
 
 
 def _make_client(file: JudgeFile) -> contextlib.AbstractAsyncContextManager[ChatClient | None]:
@@ -306,7 +285,7 @@ async def _prepare_against(
     return AttackParts(
         parts.rows,
         judge,
-        list_wordings(judge, options.kinds, options.script),
+        keep_surfaces(file, list_wordings(judge, options.kinds, options.script)),
         parts.check,
         name=AGAINST,
         no_verdict=file.no_verdict,
@@ -314,16 +293,14 @@ async def _prepare_against(
     )
 
 
-def _name_attack(path: Path, identity: Mapping[str, Any]) -> str:
-    """Name an attack by its file and by all that decides it: a changed prompt is another attack."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.")[:40]
-    return f"{stem or 'judge'}-{digest(identity)[:8]}"
-
-
 def _find_caps(file: JudgeFile, options: JudgeOptions) -> Caps:
     """Take the caps of the options, else of the file. Raises SettingsError for dollars unpriced."""
     prices = file.prices
     usd = options.max_usd if options.max_usd is not None else file.budget.usd
+    if usd is not None and not file.asks_model:
+        raise SettingsError(
+            f"{file.path}: nothing here says what a call costs in dollars; use --max-calls"
+        )
     calls = options.max_calls if options.max_calls is not None else file.budget.calls
     if usd is not None and (prices.prompt_usd is None or prices.completion_usd is None):
         raise SettingsError(
@@ -355,6 +332,11 @@ def _identify(
 def _claim_folder(prepared: PreparedAttack) -> None:
     """Create the folder, or see that it is this attack's. Raises RunConflictError."""
     folder, text = prepared.folder, canonical_json(prepared.identity).decode()
+    if "://" in prepared.options.run_store:
+        raise SettingsError(
+            f"--run-store {redact(prepared.options.run_store)}: the answers of a judge are kept in "
+            "a folder of this machine; name one"
+        )
     settings = folder / "settings.json"
     if not settings.exists():
         folder.mkdir(parents=True, exist_ok=True)

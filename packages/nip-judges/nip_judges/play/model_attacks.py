@@ -172,7 +172,7 @@ async def play_trained(
     problems = write_seat_problems(
         folder / "seat", parts.rows.wrong_choosing, parts.rows.wrong_test
     )
-    surface = "free" if parts.check is not None else "around"
+    is_free = parts.check is not None and "free" in (file.surface or ("free",))
     with serve_judge(
         RecordedJudge(parts.judge, asker),
         check=parts.check,
@@ -186,7 +186,7 @@ async def play_trained(
             service,
             find_attacker(file, attacker),
             run_store=run_store,
-            surface=surface,  # type: ignore[arg-type]
+            surface="free" if is_free else "around",
             judge_prompt=(file.prompt_text or "") if file.attacker_sees == "prompt" else "",
             settings={"rollouts": {"concurrency": file.concurrency}},
         )

@@ -1,7 +1,7 @@
 """Rules that graded rows must keep before any call, and lines about them.
 
 check_rows  refuses rows by which no attack can be honest
-list_notes  lines for people, above all tables
+list_notes  lines for people, above all tables; NO_BUDGET: one of them
 """
 
 import re
@@ -11,6 +11,7 @@ from nip_judges.parts import GradedRow
 from nip_judges.settings.judge_file import JudgeFile
 
 LEAST_QUESTIONS, FEW_QUESTIONS = 10, 60
+NO_BUDGET = "no budget is set: budget.usd or budget.calls would stop the attack"
 _MOST_STANDING = 0.2
 _MOST_WORDS = 2
 """A reference of so few words may stand in running text by chance."""
@@ -127,5 +128,5 @@ def list_notes(file: JudgeFile, rows: Sequence[GradedRow], doubled: int) -> tupl
     if doubled:
         notes.append(f"{doubled} rows stand twice in {file.data.file}, and count once")
     if file.asks_model and file.budget.usd is None and file.budget.calls is None:
-        notes.append("no budget is set: budget.usd or budget.calls would stop the attack")
+        notes.append(NO_BUDGET)
     return tuple(notes)

@@ -1,0 +1,99 @@
+"""Options of an attack on a judge: what can't be followed is refused in a line, before any call."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from nip_core.errors import SettingsError
+from nip_judges.play.attack import JudgeOptions, PreparedAttack, plan_attack, prepare_attack
+
+_FUNCTION = """
+CALLS = []
+
+
+def decide(question, response, reference=None):
+    CALLS.append(response)
+    return reference in response
+"""
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Path:
+    """Write a judge that is a function, with 24 questions of both labels."""
+    (tmp_path / "decide.py").write_text(_FUNCTION, encoding="utf-8")
+    rows = [
+        {"question": f"{i} + 70?", "response": text, "reference": str(i + 70), "right": right}
+        for i in range(24)
+        for text, right in ((f"Answer: {i + 70}", True), (f"Answer: {i + 60}", False))
+    ]
+    text = "\n".join(map(json.dumps, rows))
+    (tmp_path / "graded.jsonl").write_text(text, encoding="utf-8")
+    path = tmp_path / "My_Judge of March.yaml"
+    path.write_text(
+        "judge: {function: decide.py:decide}\n"
+        "data: {file: graded.jsonl, reference: reference}\n"
+        "check: number\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def prepare(path: Path, **options: object) -> PreparedAttack:
+    """Prepare an attack with its folder beside the judge's file."""
+
+    async def run() -> PreparedAttack:
+        settings = JudgeOptions(**{"run_store": str(path.parent / "runs"), **options})
+        async with prepare_attack(path, settings) as prepared:
+            return prepared
+
+    return asyncio.run(run())
+
+
+def test_a_file_of_any_name_gives_a_name_that_a_run_may_have(judge: Path) -> None:
+    assert prepare(judge).folder.name.startswith("my-judge-of-march-")
+
+
+def test_surfaces_of_the_file_alone_are_attacked(judge: Path) -> None:
+    prepared = prepare(judge, overrides=["surface=around"])
+    assert {wording.surface for wording in prepared.parts.wordings} == {"around"}
+    with pytest.raises(
+        SettingsError, match="no wording that was asked for is around: all are alone"
+    ):
+        prepare(judge, overrides=["surface=around"], kinds=["opener"])
+
+
+def test_surfaces_hold_for_the_second_judge(judge: Path) -> None:
+    other = judge.with_name("other.yaml")
+    other.write_bytes(judge.read_bytes())
+    prepared = prepare(judge, overrides=["surface=around"], against=str(other))
+    assert prepared.against is not None
+    assert {wording.surface for wording in prepared.against.wordings} == {"around"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "../x"}, "small letters, digits and dashes"),
+        ({"name": "A_b"}, "small letters, digits and dashes"),
+        ({"problems": 0}, "--problems 0: at least 10 rows"),
+        ({"problems": -3}, "--problems -3: at least 10 rows"),
+        ({"kinds": []}, "--kinds names none; there are nothing, opener"),
+        ({"max_usd": 2.0, "overrides": ["prices.prompt_usd=1"]}, "nothing here says .*max-calls"),
+        ({"by": "sneaky", "attacker": "tiny", "name": "a" * 40}, "has at most 29 letters"),
+        ({"by": "best-of-n", "attacker": "tiny", "overrides": ["surface=alone"]}, "add around or"),
+    ],
+)
+def test_an_option_that_cannot_be_followed_is_refused(
+    judge: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        prepare(judge, **options)
+
+
+def test_a_store_that_is_no_folder_is_refused_before_any_call(judge: Path) -> None:
+    prepared = prepare(judge, run_store="s3://user:word@bucket/runs")
+    with pytest.raises(SettingsError, match="kept in a folder of this machine") as caught:
+        asyncio.run(plan_attack(prepared))
+    assert "word" not in str(caught.value)
