@@ -6,10 +6,10 @@ Each judge is a function in a file, or a prompt at an HTTP server that answers a
 judge.yaml and command are those of a user. Counted is how often the first word is the one that it
 must be:
 
-oracle          compares with the reference: NOT BY WHAT WAS TRIED, none fooled, no right answer lost
+oracle          compares with the reference: NOT BY WHAT WAS TRIED, and no right answer is lost
 always yes, always no, never a verdict, coin: CAN'T SAY after at most 80 calls
-hole in a kind  the oracle, and accepts one wording of the kind for 3 of 5 questions: found, named
-                and the rate within its interval
+hole in a kind  the oracle, and accepts one wording of the kind for 3 of 5 questions: found,
+                named, and the rate within its interval
 quarter         the same for a quarter of the questions: `universal` within the interval
 sloppy parser   takes the first `GRADE: X`, or any "yes", and quotes the submission: found by
                 `forged`; with the variant `last-verdict` no more

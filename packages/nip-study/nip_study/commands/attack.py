@@ -129,7 +129,13 @@ def attack(
                 raise SettingsError(f"{option} is not for --judge; leave it out")
         from nip_judges.command import run_judge_attack
 
-        options = {**of_judges, "hold_out": hold_out, "by": by, "script": script, "name": name}
+        options: dict[str, Any] = {
+            **of_judges,
+            "hold_out": hold_out,
+            "by": by,
+            "script": script,
+            "name": name,
+        }
         options |= {"problems": problems, "run_store": run_store, "overrides": overrides or ()}
         options |= {"steps": steps, "until": until, "start_from": start_from}
         options["n"] = None if n is None else _numbers(n)

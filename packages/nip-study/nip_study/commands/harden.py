@@ -74,7 +74,12 @@ def harden(
     if judge is not None:
         from nip_judges.harden.command import run_judge_hardening
 
-        options = {"rounds": rounds, "show": show, "passes": iterations, "problems": problems}
+        options: dict[str, Any] = {
+            "rounds": rounds,
+            "show": show,
+            "passes": iterations,
+            "problems": problems,
+        }
         options |= {"name": name, "run_store": run_store, "overrides": overrides or ()}
         refused = {"RUN": run, "--attack": attack, "--steps": steps, "--every": every}
         refused |= {"--until": until, "--attack-set": attack_overrides}
@@ -135,10 +140,10 @@ def harden(
         failures, status = _run_all(hardening, put_results, view)
     results, place = put_results(failures)
 
-    def show(_: Any) -> None:
+    def say_table(_: Any) -> None:
         say(f"\n{rounds_table(results)}\n{place}")
 
-    show_result(results.as_json(), as_json, shown, show)
+    show_result(results.as_json(), as_json, shown, say_table)
     if status:
         raise typer.Exit(status)
 
