@@ -134,7 +134,7 @@ def test_results_are_computed_again_byte_for_byte_from_the_files_beside_them(pla
     assert recomputed.numbers > 50 and recomputed.is_declared_code
     text = (tmp_path / "results.json").read_text(encoding="utf-8")
     (tmp_path / "results.json").write_text(text.replace('"rows": 20', '"rows": 21', 1))
-    with pytest.raises(CorruptionError, match=r"claims\[0\]\.change\.rows is 21, recomputed 20"):
+    with pytest.raises(CorruptionError, match=r"kinds\[0\]\.rates\.old\.rows is 21, recomputed 20"):
         recompute_sweep(tmp_path)
 
 
@@ -167,8 +167,9 @@ def test_the_same_judge_under_two_names_differs_in_nothing_and_is_not_shown_to(t
     path = write_plan(tmp_path, "{old: weak.yaml, twin: weak.yaml}", more)
     declare(path)
     results, _ = play(path)
-    assert {one["change"]["change"] for one in results["differences"]} == {0}
-    assert all(one["change"]["low"] < 0 < one["change"]["high"] for one in results["differences"])
+    assert {one["mean"] for one in results["differences"]} == {0}
+    changes = [one["change"] for one in results["differences"] if one["change"] is not None]
+    assert len(changes) == 4 and all(one["low"] < 0 < one["high"] for one in changes)
     assert [one["is_shown"] for one in results["claims"]] == [False]
 
 
@@ -205,27 +206,25 @@ def test_nothing_is_tested_that_was_declared_after_the_first_attack(tmp_path):
     assert read_declaration(folder) is None
 
 
-def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not_killed(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    paths = []
-    for folder in (whole, killed):
-        folder.mkdir()
-        write_files(folder)
-        paths.append(write_plan(folder, "{old: weak.yaml, strict: strict.yaml}"))
+def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not_killed(played, tmp_path):
+    _, whole, _ = played
+    write_files(tmp_path)
+    path = write_plan(tmp_path, "{old: weak.yaml, strict: strict.yaml}", HYPOTHESES, "[0, 1]")
+    declare(path)
     code = (
         "import sys; from pathlib import Path; from nip_cli.printing.options import Shown\n"
         "from nip_judges.sweeps.sweep_command import sweep_judges\n"
         "sweep_judges(Path(sys.argv[1]), (), dry_run=False, as_json=False, shown=Shown.none)"
     )
     environment = {**os.environ, "KILL_AT": "250", "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([sys.executable, "-c", code, str(paths[1])], env=environment, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], env=environment, timeout=60)
     assert ended.returncode == 9
-    begun = killed / "runs" / "judges"
-    assert (begun / "graders-old-0" / "judge.json").exists()
-    assert not (begun / "graders-strict-0" / "judge.json").exists()
-    folders = [play(path)[1] for path in paths]
+    attacks = tmp_path / "runs" / "judges"
+    assert (attacks / "graders-old-0" / "judge.json").exists()
+    assert not (attacks / "graders-strict-0" / "judge.json").exists()
+    _, folder = play(path)
     for name in ("cells.parquet", "results.json", "README.md", "facts.json"):
-        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 def test_a_finished_sweep_asks_nothing_again(played):
@@ -254,6 +253,11 @@ def test_a_finished_sweep_asks_nothing_again(played):
             "{old: weak.yaml, new: strict.yaml}",
             "hypotheses: [{judge: new, against: old, figure: wrong_accepted}]\n",
             "figure needs it",
+        ),
+        (
+            "{old: weak.yaml, new: strict.yaml}",
+            "hypotheses: [{judge: new, against: old, gate: wrong_accepted_worst_own}]\n",
+            "is shown, not tested",
         ),
     ],
 )

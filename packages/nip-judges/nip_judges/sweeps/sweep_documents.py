@@ -77,6 +77,16 @@ class SweptRates(TypedDict):
     seeds: list[SeedRates]
 
 
+class KindRates(TypedDict):
+    """A kind of wordings: wrong answers accepted over all seeds, by judge."""
+
+    kind: str
+    is_held_out: bool
+    rates: dict[str, RateWords]
+    """Each judge under the wording of the kind that fooled itself most in choosing; a judge of
+    which a seed has no test is left out."""
+
+
 class SeedChange(TypedDict):
     """A difference in one seed."""
 
@@ -92,8 +102,11 @@ class SweptChange(TypedDict):
     judge: str
     against: str
     figure: str
+    mean: float | None
+    """Over all rows of all seeds; None where a seed has no such test."""
     change: ChangeWords | None
-    """None where a seed has no such test."""
+    """With its interval; None, too, of two judges under their own wordings: each choice is chance
+    of its own, which questions do not show."""
     seeds: list[SeedChange]
 
 
@@ -142,6 +155,7 @@ class SweepResults(TypedDict):
     failures: dict[str, str]
     held_out: list[str]
     judges: list[SweptRates]
+    kinds: list[KindRates]
     claims: list[TestedClaim]
     gates: list[TestedGate]
     differences: list[SweptChange]

@@ -31,6 +31,7 @@ from nip_judges.parts import Cell
 from nip_judges.sweeps.sweep_declaration import JudgeDeclaration
 from nip_judges.sweeps.sweep_documents import (
     KeyedRate,
+    KindRates,
     SeedChange,
     SeedRates,
     SweepFacts,
@@ -40,7 +41,7 @@ from nip_judges.sweeps.sweep_documents import (
     TestedClaim,
     TestedGate,
 )
-from nip_judges.sweeps.sweep_plan import FIGURES, SweepFigure, SweepHypothesis, list_pairs
+from nip_judges.sweeps.sweep_plan import FIGURES, OWN, SweepFigure, SweepHypothesis, list_pairs
 from nip_judges.sweeps.sweep_play import SweptCell
 
 _ALPHA = 0.05
@@ -112,7 +113,7 @@ class _Cells:
             return "", sides[0], sides[1]
         is_held_out = "held_out" in figure
         old_key = self.find_key(against, seed, held_out=is_held_out)
-        texts_of = judge if figure.endswith("_own") else against
+        texts_of = judge if figure.endswith(OWN) else against
         new_key = self.find_key(texts_of, seed, held_out=is_held_out)
         if old_key is None or new_key is None:
             return "", [], []
@@ -142,6 +143,7 @@ def compute_results(
         failures=dict(facts.failures),
         held_out=list(facts.held_out),
         judges=[_measure_judge(grouped, facts, judge) for judge in facts.order],
+        kinds=[_measure_kind(grouped, facts, kind) for kind in facts.kinds],
         claims=_test_claims(grouped, facts, hypotheses, gates),
         gates=gates,
         differences=_list_differences(grouped, facts),
@@ -195,6 +197,23 @@ def _measure_seed(grouped: _Cells, facts: SweepFacts, judge: str, seed: int) -> 
         worst=under(False),
         held_out=under(True) if facts.held_out else None,
     )
+
+
+def _measure_kind(grouped: _Cells, facts: SweepFacts, kind: str) -> KindRates:
+    rates = {}
+    for judge in facts.order:
+        by_seed = [
+            [
+                cell
+                for cell in grouped.list_cells(judge, seed)
+                if cell.phase == "test" and cell.attack == "wording" and cell.kind == kind
+            ]
+            for seed in facts.seeds
+        ]
+        rate = rate_words(rate_of([cell for cells in by_seed for cell in cells], facts.no_verdict))
+        if rate is not None and all(by_seed):
+            rates[judge] = rate
+    return KindRates(kind=kind, is_held_out=kind in facts.held_out, rates=rates)
 
 
 def _compare(
@@ -322,18 +341,25 @@ def _list_differences(grouped: _Cells, facts: SweepFacts) -> list[SweptChange]:
         for judge, against in list_pairs(facts.order, facts.hypotheses)
         for figure in figures
     ]
-    adjusted = iter(holm([one.change.p for *_, one in listed if one.change is not None]))
+    tested = [not figure.endswith(OWN) and one.change is not None for *_, figure, one in listed]
+    p_values = [
+        one.change.p
+        for (*_, one), is_tested in zip(listed, tested, strict=True)
+        if is_tested and one.change is not None
+    ]
+    adjusted = iter(holm(p_values))
     return [
         SweptChange(
             judge=judge,
             against=against,
             figure=figure,
+            mean=None if one.change is None else one.change.change,
             change=_words(
-                None if one.change is None else replace(one.change, p_holm=next(adjusted))
+                replace(one.change, p_holm=next(adjusted)) if is_tested and one.change else None
             ),
             seeds=list(one.seeds),
         )
-        for judge, against, figure, one in listed
+        for (judge, against, figure, one), is_tested in zip(listed, tested, strict=True)
     ]
 
 

@@ -41,13 +41,20 @@ def write_page(results: SweepResults) -> str:
     if results["claims"] or results["gates"]:
         parts += ["## Declared", *_write_declared(results)]
     parts += ["## Judges", _write_judges(results)]
+    parts += [
+        "## Judges and attacks",
+        "Wrong answers accepted, in percent, over all seeds: each judge under the wording of the "
+        "kind that fooled itself most in choosing.",
+        _write_kinds(results),
+    ]
     baseline = results["judges"][0]["judge"]
     parts += [
         "## Differences",
         f"Not declared: which row matters was not said beforehand. In points, less {baseline} "
         "unless it says otherwise; 95 % intervals by question, all seeds of a question together. "
         "The wording is chosen anew in each seed, on questions that are not in its test; how far "
-        "the seeds differ stands beside. p after Holm, for the whole table.",
+        "the seeds differ stands beside. p after Holm, for the whole table. Two judges under their "
+        "own wordings have no interval: each choice is chance of its own, for all questions.",
         _write_differences(results["differences"]),
         "## Cost",
         _write_cost(results),
@@ -146,21 +153,34 @@ def _write_judges(results: SweepResults) -> str:
     return _table(heads, rows)
 
 
-def _write_differences(differences: Sequence[SweptChange]) -> str:
+def _write_kinds(results: SweepResults) -> str:
+    names = [judge["judge"] for judge in results["judges"]]
     rows = [
         (
-            f"{one['judge']} less {one['against']}",
-            _FIGURES[one["figure"]],
-            _points(one["change"]),
-            DASH if one["change"] is None else p_value(one["change"]["p_holm"]),
-            ", ".join(points_cell(seed["change"]) for seed in one["seeds"]) or DASH,
-            "; ".join(dict.fromkeys(seed["key"] for seed in one["seeds"] if seed["key"])) or DASH,
-            DASH if one["change"] is None else f"{one['change']['questions']:,}",
+            one["kind"] + (" (held out)" if one["is_held_out"] else ""),
+            *(_percent(one["rates"].get(name)) for name in names),
         )
-        for one in differences
+        for one in results["kinds"]
     ]
+    return _table(("kind", *names), rows)
+
+
+def _write_differences(differences: Sequence[SweptChange]) -> str:
     heads = ("judges", "figure", "points", "p (Holm)", "by seed", "wordings", "questions")
-    return _table(heads, rows)
+    return _table(heads, map(_write_difference, differences))
+
+
+def _write_difference(one: SweptChange) -> tuple[str, ...]:
+    change = one["change"]
+    return (
+        f"{one['judge']} less {one['against']}",
+        _FIGURES[one["figure"]],
+        points_cell(one["mean"]) if change is None else _points(change),
+        DASH if change is None else p_value(change["p_holm"]),
+        ", ".join(points_cell(seed["change"]) for seed in one["seeds"]) or DASH,
+        "; ".join(dict.fromkeys(seed["key"] for seed in one["seeds"] if seed["key"])) or DASH,
+        DASH if change is None else f"{change['questions']:,}",
+    )
 
 
 def _write_cost(results: SweepResults) -> str:

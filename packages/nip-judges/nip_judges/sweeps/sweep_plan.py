@@ -42,8 +42,9 @@ SweepFigure = Literal[
 """Shares of the test rows. As they are: ``wrong_accepted`` and ``right_rejected``. Under the
 wording that fooled the judge `against` most in choosing, which both are shown: ``…_worst``, and of
 the kinds held out ``…_held_out``. Each judge under the wording that fooled itself most:
-``…_own``."""
+``…_own``, which no hypothesis is about: two choices differ by chance, and then all questions do."""
 FIGURES: tuple[SweepFigure, ...] = get_args(SweepFigure)
+OWN = "_own"
 MARGIN = 0.03
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
 Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=100)]
@@ -72,6 +73,11 @@ class SweepHypothesis(Settings):
             raise ValueError("direction (below or above) belongs to figure, and figure needs it")
         if self.gate is None and self.margin is not None:
             raise ValueError("margin belongs to gate")
+        if self.measure.endswith(OWN):
+            raise ValueError(
+                f"{self.measure} is shown, not tested: two wordings that were chosen apart differ "
+                f"by chance, for all questions at once; take {self.measure.removesuffix(OWN)}"
+            )
         if self.judge == self.against:
             raise ValueError(f"judge and against are both {self.judge}; name two")
         return self
