@@ -49,6 +49,8 @@ async def _run(
             as_text = json.dumps(plan, indent=2, ensure_ascii=False)
             say(as_text if as_json else write_harden_plan(plan))
             return 0
+        for note in prepared.notes:
+            say(f"nip: {note}", file=sys.stderr)
         with show_progress(shown) as progress:
             document, stopped = await harden_judge(prepared, progress.begin, progress.advance)
     as_text = json.dumps(document, indent=2, ensure_ascii=False)

@@ -24,8 +24,10 @@ from typing import Any
 
 from nip_base.formats import MIN_EXAMPLES, to_jsonl
 from nip_core.errors import NipError, RunConflictError, SettingsError
+from nip_core.evaluation.statistics.differences import at_most
 from nip_core.hashing import canonical_json, digest
 from nip_judges.documents.judge_document import write_cells
+from nip_judges.figures.against_figures import GATE
 from nip_judges.figures.as_they_are import NoVerdict, is_hit
 from nip_judges.harden.examples import (
     Examples,
@@ -72,6 +74,8 @@ class HardenOptions:
     name: str | None = None
     problems: int | None = None
     """Most test rows of each label."""
+    kinds: Sequence[str] | None = None
+    """Kinds of wordings; the half of them is held out. None: all."""
     overrides: Sequence[str] = ()
     """Of the judge's file, and as "training.NAME=VALUE" of the training."""
 
@@ -101,6 +105,19 @@ class PreparedHardening:
     @property
     def shown_wordings(self) -> tuple[Wording, ...]:
         return tuple(one for one in self.attack.parts.wordings if one.kind in self.shown)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """List what is to be known before anything is paid for, for people."""
+        right = len({row.question_id for row in self.rows.right_test})
+        least = next(count for count in range(1, 1000) if (at_most(0, count) or 1.0) <= GATE)
+        if right >= least:
+            return self.attack.notes
+        few = (
+            f"the gate, right rejected by at most {100 * GATE:.0f} points more, can't be met by "
+            f"{right} right questions of the test: {least} are the fewest, with no new rejection"
+        )
+        return (*self.attack.notes, few)
 
     @property
     def order(self) -> list[str]:
@@ -148,7 +165,12 @@ async def prepare_hardening(path: Path, options: HardenOptions) -> AsyncIterator
             "shown, as a judge that never rejects learns to from them alone"
         )
     overrides, training = split_overrides(options.overrides)
-    plain = JudgeOptions(options.run_store, problems=options.problems, overrides=overrides)
+    plain = JudgeOptions(
+        options.run_store,
+        kinds=options.kinds,
+        problems=options.problems,
+        overrides=overrides,
+    )
     async with prepare_attack(path, plain) as attack:
         file = attack.file
         judge, forms = find_gold_forms(file, attack.parts.judge)
@@ -235,7 +257,7 @@ async def harden_judge(
         spending=asker.spending,
         usd=asker.spending.price(prepared.attack.caps),
         seconds=time.monotonic() - began_s,
-        notes=prepared.attack.notes,
+        notes=prepared.notes,
     )
     _write(prepared, document, cells)
     return document, stopped
@@ -337,6 +359,7 @@ def plan_hardening(prepared: PreparedHardening) -> dict[str, Any]:
         "jobs": rounds,
         "job": prepared.make_jobs().describe(prepared.attack.file),
         "folder": str(prepared.folder),
+        "notes": [*prepared.notes],
     }
 
 

@@ -7,12 +7,14 @@ write_harden_plan    a dry run for people
 from collections.abc import Mapping
 from typing import Any
 
+from rich.cells import set_cell_size
+
 from nip_judges.documents.judge_document import ChangeWords, RateWords
 from nip_judges.harden.hardening_figures import HardenDocument, RoundWords
 from nip_judges.text_lines import cut_line, wrap_lines
 
 _WIDTH = 100
-_LABEL, _CELL = 42, 20
+_LABEL, _CELL = 34, 21
 _DASH = "–"
 
 
@@ -45,6 +47,7 @@ def write_harden_plan(plan: Mapping[str, Any]) -> str:
         *_indent("beside them the texts that fooled the judge, with as many right ones"),
         *_indent(f"{plan['jobs']} jobs at {job['provider']}, from {job['model']}: {settings}"),
         *_indent(plan["folder"]),
+        *(line for note in plan["notes"] for line in _indent(note)),
     ]
     return "\n".join(lines)
 
@@ -60,9 +63,9 @@ def _write_round(words: RoundWords) -> str:
 def _write_table(document: HardenDocument) -> list[str]:
     old, new = document["old"]["as_they_are"], document["new"]["as_they_are"]
     wrong, right = old["wrong_accepted"], old["right_rejected"]
-    counts = f" of {_rows(wrong)} wrong, {_rows(right)} right answers, in %"
+    counts = f" {_rows(wrong)} wrong, {_rows(right)} right, in %"
     lines = [
-        _line(counts, "first judge", "trained judge", "change in points"),
+        _line(counts, "first judge", "trained judge", "change, in points"),
         _line(
             " wrong accepted, as they are",
             _percent(wrong),
@@ -83,9 +86,10 @@ def _write_table(document: HardenDocument) -> list[str]:
             lines.append(
                 " wrong accepted, held-out kinds" if half else " wrong accepted, shown kinds"
             )
-        mark = "*" if one["key"] == document["primary"] else " "
+        marks = "*" if one["key"] == document["primary"] else " "
+        marks += "*" if one["key"] == document["own_worst"] else " "
         kind, _, name = one["key"].partition("/")
-        label = f" {mark} {kind:<10} {name}"
+        label = f" {marks}{kind:<10} {name}"
         lines.append(
             _line(label, _percent(one["old"]), _percent(one["new"]), _points(one["change"]))
         )
@@ -101,14 +105,10 @@ def _write_end(document: HardenDocument) -> list[str]:
         met = "met" if document["meets_gate"] else "not met"
         at_most = "" if bound is None else f": at most {100 * bound:+.1f} points (95 %)"
         lines += _indent(
-            "* the held-out wording that fooled the first judge most on other questions. The gate, "
-            f"right rejected by at most 3 points more, is {met}{at_most}. Asked again, {shares} of "
-            "verdicts changed."
+            "* the worst held-out wording on other questions: left of the first judge, right of "
+            "the trained one. The gate, right rejected by at most 3 "
+            f"points more, is {met}{at_most}. Asked again, {shares} of verdicts changed."
         )
-        if document["own_worst"] not in (None, document["primary"]):
-            lines += _indent(
-                f"The trained judge's own worst held-out wording: {document['own_worst']}."
-            )
     if document["tries"] > 1:
         lines += _indent(
             f"Hardening {document['tries']} on these rows: the best of several is too good by luck."
@@ -124,8 +124,8 @@ def _write_end(document: HardenDocument) -> list[str]:
 
 
 def _line(label: str, old: str, new: str, change: str) -> str:
-    text = f"{cut_line(label, _LABEL - 1):<{_LABEL}}{old:<{_CELL}}{new:<{_CELL}}{change}"
-    return text.rstrip()
+    cells = f"{old:<{_CELL}}{new:<{_CELL}}{change}".rstrip()
+    return f"{set_cell_size(cut_line(label, _LABEL - 1), _LABEL)}{cells}"
 
 
 def _rows(rate: RateWords | None) -> int:

@@ -36,7 +36,7 @@ GROUP = "judge"
 _PLACE = "training."
 _WORDS = ("n_epochs", "batch_size")
 _PASSES = 3
-_SETTLE_S, _OWN_POLL_S, _POLL_S = 10.0, 1.0, 5.0
+_SETTLE_S, _OWN_POLL_S, _POLL_S = 10.0, 0.2, 5.0
 _DEADLINE_S = 7 * 86400.0
 _ENDED_WELL = ("succeeded", "refused")
 
