@@ -120,6 +120,13 @@ async def test_the_same_cells_give_the_same_tables(tmp_path):
     assert digests[0] == digests[1]
 
 
+async def test_a_run_that_is_there_is_found_again(tmp_path):
+    run = await write(tmp_path)
+    played = (run.open().created_at, read_manifest(run.store, run.rollouts(0, "test")))
+    run = await write(tmp_path)
+    assert (run.open().created_at, read_manifest(run.store, run.rollouts(0, "test"))) == played
+
+
 async def test_a_cell_without_its_row_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="row 0: it was judged and is not among the rows"):
         await write_run("judged", tmp_path, CELLS, ROWS[1:], run_store=str(tmp_path))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_core.errors import NipError, RunConflictError, SettingsError
-from nip_core.hashing import canonical_json
+from nip_core.hashing import canonical_json, digest
 from nip_core.redaction import redact
 from nip_core.rollouts.client.chat_client import ChatClient
 from nip_judges.checks.answer_checks import make_check
@@ -39,13 +39,14 @@ from nip_judges.play.course import (
     tell_none,
 )
 from nip_judges.play.judged_texts import AGAINST, AttackParts, judge_texts, repeat_text, show_text
-from nip_judges.play.model_attacks import open_writer, play_trained
+from nip_judges.play.model_attacks import find_attacker, open_writer, play_trained
 from nip_judges.play.option_checks import BEST_OF_N, check_options, keep_surfaces, name_attack
 from nip_judges.play.result import AttackResult, make_result
 from nip_judges.rows.graded_rows import GradedRows, read_rows
 from nip_judges.rows.row_checks import NO_BUDGET
-from nip_judges.seat.run_folder import write_run
+from nip_judges.seat.run_folder import digest_cells, write_run
 from nip_judges.settings.judge_file import JudgeFile, load_judge_file
+from nip_judges.settings.named_texts import hash_named
 from nip_judges.wordings.writing import list_wordings, split_kinds
 
 _RETRIES = 5
@@ -323,10 +324,20 @@ def _identify(
         "seed": file.seed,
         "against": None if against is None else against.judge.digest,
         "hold_out": options.hold_out,
+        "script": None
+        if options.script is None
+        else hash_named(Path(), str(Path(options.script).expanduser())),
         "by": options.by,
         "attacker": options.attacker,
+        "training": None if options.by is None else _identify_model(file, options),
         "n": None if options.n is None else [*options.n],
     }
+
+
+def _identify_model(file: JudgeFile, options: JudgeOptions) -> str:
+    """Hash all that decides which texts a model writes."""
+    training = [options.steps, options.until, options.start_from]
+    return digest([find_attacker(file, options.attacker), file.attacker_sees, *training])
 
 
 def _claim_folder(prepared: PreparedAttack) -> None:
@@ -339,6 +350,11 @@ def _claim_folder(prepared: PreparedAttack) -> None:
         )
     settings = folder / "settings.json"
     if not settings.exists():
+        if (Path(prepared.options.run_store) / folder.name).exists():
+            raise RunConflictError(
+                f"--name {folder.name}: {prepared.options.run_store} has a run of this name; name "
+                "the attack otherwise"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         settings.write_text(text, encoding="utf-8")
         return
@@ -403,7 +419,13 @@ async def publish_run(prepared: PreparedAttack, result: AttackResult) -> str | N
     """
     if result.stopped is not None or not result.cells:
         return None
-    name = prepared.folder.name
-    store = prepared.options.run_store
+    name, store = prepared.folder.name, prepared.options.run_store
+    cells = digest_cells(result.cells)
+    marker = prepared.folder / "run.sha256"
+    # Texts that a model wrote, or a user's function, may be others than those of an earlier run.
+    if marker.exists() and marker.read_text(encoding="utf-8") != cells:
+        name = f"{name[:34].rstrip('-')}-{cells[:6]}"
+    else:
+        marker.write_text(cells, encoding="utf-8")
     await write_run(name, prepared.folder, result.cells, prepared.rows.rows, run_store=store)
     return name

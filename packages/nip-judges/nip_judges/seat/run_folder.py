@@ -1,26 +1,30 @@
 """The judged texts of an attack as an ordinary run, for nip's viewer, report, exports and checks.
 
-write_run   plays them through nip's own loop, both seats answered from the record
-name_text   the name of a judged text among the run's problems
+write_run    plays them through nip's own loop, both seats answered from the record
+digest_cells tells whether a run has the same ones
+name_text    the name of a judged text among the run's problems
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from nip_core.errors import SettingsError
 from nip_core.game.answers.decisions import InvalidResponse
 from nip_core.game.answers.parsing import AnswerForm, parse_response
+from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.rollouts.client.answer_parts import make_storable
 from nip_judges.parts import Cell, GradedRow
 from nip_judges.seat.judge_service import (
+    Answer,
     SeatAnswer,
     SeatRecord,
     SeatService,
+    choose_port,
     serve_seat,
     write_answer,
 )
@@ -58,7 +62,8 @@ async def write_run(
     name of the wording, its `mutation` the kind, its `difficulty` the outcome.
 
     `rows` are all rows of which there are cells, `folder` is where the problems are kept. The same
-    cells give the same tables. Raises SettingsError for no cells, or one without its row.
+    cells give the same tables, and go on with a run that was stopped. Raises SettingsError for no
+    cells, or one without its row.
     """
     by_id = {row.id: row for row in rows}
     if not cells:
@@ -89,8 +94,24 @@ async def write_run(
     from nip_core.loop import train
 
     models = sorted({cell.model for cell in cells if cell.model})
-    with serve_seat(answer, (WRITER, JUDGE)) as service:
+    with _serve(answer, choose_port(digest_cells(cells))) as service:
         return await train(_settings(name, directory, run_store, service, models))
+
+
+def digest_cells(cells: Sequence[Cell]) -> str:
+    """Return the SHA-256 of cells in hex: it tells whether a run has the same ones."""
+    return digest([asdict(cell) for cell in cells])
+
+
+@contextmanager
+def _serve(answer: Answer, port: int) -> Iterator[SeatService]:
+    """Serve at a port of the cells' own: the run's settings name it, and are to stay the same."""
+    with ExitStack() as stack:
+        try:
+            service = stack.enter_context(serve_seat(answer, (WRITER, JUDGE), port=port))
+        except OSError:  # another process has it
+            service = stack.enter_context(serve_seat(answer, (WRITER, JUDGE)))
+        yield service
 
 
 def name_text(cell: Cell, number: int) -> str:
