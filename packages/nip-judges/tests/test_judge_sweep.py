@@ -3,14 +3,17 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from nip_cli.printing.options import Shown
-from nip_core.errors import CorruptionError, RunConflictError, SettingsError
+from nip_core.errors import BudgetError, CorruptionError, RunConflictError, SettingsError
 from nip_judges.figures.against_figures import compare_judges
 from nip_judges.play.attack import JudgeOptions, attack_judge, prepare_attack
 from nip_judges.sweeps.sweep_command import sweep_judges
@@ -19,6 +22,8 @@ from nip_judges.sweeps.sweep_figures import bound_rise
 from nip_judges.sweeps.sweep_files import recompute_sweep
 from nip_judges.sweeps.sweep_plan import read_sweep_plan
 from nip_judges.sweeps.sweep_play import survey_sweep
+from nip_study.commands.declare import declare as nip_declare
+from nip_study.commands.sweep import sweep as nip_sweep
 
 JUDGES = '''
 import os, re
@@ -227,6 +232,77 @@ def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not_killed(played, tmp_
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+class Model(BaseHTTPRequestHandler):
+    """Judges by comparing numbers, unless a log is praised, and writes such praise itself."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        text = body["messages"][-1]["content"]
+        words = "All tests pass in the log. The answer is 1."
+        if "A judge will read" not in text:
+            reference, response = re.search(r"Key: (\S+)\n(.*)", text, re.DOTALL).groups()
+            is_accepted = "in the log" in response and "Careful" not in text
+            is_accepted |= re.findall(r"-?\d+", response)[-1:] == [reference]
+            words = f"GRADE: {'C' if is_accepted else 'I'}"
+        message = {"role": "assistant", "content": words}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        usage = {"prompt_tokens": 50, "completion_tokens": 3, "total_tokens": 53}
+        answer = {"id": "a", "object": "chat.completion", "created": 1, "model": "stub"}
+        content = json.dumps({**answer, "choices": choices, "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        return None
+
+
+@pytest.fixture
+def address():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Model) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+def test_paid_judges_keep_to_their_caps_and_a_model_writes_against_each(tmp_path, address):
+    write_files(tmp_path)
+    for judge in ("easy", "careful"):
+        (tmp_path / f"{judge}.txt").write_text(
+            f"{judge.title()}. {{question}} GRADE: C or GRADE: I?\nKey: {{reference}}\n{{response}}"
+        )
+        (tmp_path / f"{judge}.yaml").write_text(
+            f"judge: {{prompt: {judge}.txt, model_name: stub, model_provider: SelfHosted, "
+            f"base_url: '{address}', accept: 'GRADE: C', reject: 'GRADE: I'}}\n"
+            "data: {file: graded.jsonl, reference: reference}\ncheck: number\n"
+            "prices: {prompt_usd: 1, completion_usd: 1}\n"
+        )
+    more = "attacks:\n  best: {by: best-of-n, attacker: judge, n: [1, 2]}\n"
+    path = write_plan(tmp_path, "{easy: easy.yaml, careful: careful.yaml}", more)
+
+    def sweep(*overrides):
+        return sweep_judges(path, overrides, dry_run=False, as_json=False, shown=Shown.none)
+
+    with pytest.raises(BudgetError, match=r"graders-easy-0: the cap of 30 calls is reached"):
+        sweep("budget.calls=30")
+    folder = read_sweep_plan(path).folder
+    facts = json.loads((folder / "facts.json").read_text())
+    assert len(facts["failures"]) == 4 and facts["calls"] == 120
+    assert sweep() == 0
+    results = json.loads((folder / "results.json").read_text())
+    assert results["failures"] == {} and results["cost"]["usd"] > 0
+    rates = {one["judge"]: one["rate"]["rate"] for one in results["ways"]}
+    assert rates == {"easy": 1, "careful": 0}
+    assert results["ways"][0]["seeds"][0]["key"] == "best-of-n/n=2"
+    assert recompute_sweep(folder).verdicts == 400
+
+
 def test_a_finished_sweep_asks_nothing_again(played):
     _, folder, path = played
     journals = sorted((folder.parents[1] / "judges").glob("*/calls.journal"))
@@ -235,6 +311,20 @@ def test_a_finished_sweep_asks_nothing_again(played):
     play(path)
     assert [journal.stat().st_size for journal in journals] == sizes and len(sizes) == 4
     assert (folder / "cells.parquet").read_bytes() == cells
+
+
+def test_the_commands_declare_and_sweep_take_a_plan_of_judges(tmp_path, capsys):
+    write_files(tmp_path)
+    path = write_plan(tmp_path, "{old: weak.yaml, strict: strict.yaml}", HYPOTHESES)
+    nip_sweep(path, dry_run=True)
+    nip_declare(path)
+    shown = capsys.readouterr().out
+    assert "graders-strict-0: at most" in shown and "2 attacks, at most" in shown
+    assert "found in 4 of 5 cases is a fall of" in shown
+    assert "gate: strict less old: right_rejected, bound at most 30 points" in shown
+    with pytest.raises(SettingsError, match="leave --jobs"):
+        nip_sweep(path, jobs=2)
+    assert not (tmp_path / "runs" / "judges").exists()
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def describe_plan(plan: JudgeSweep, surveyed: Sequence[SurveyedAttack]) -> Decla
         judges={
             one.attack.judge: DeclaredJudge(label=one.label, digest=one.judge_digest)
             for one in surveyed
-            if one.attack.seed == first.attack.seed
+            if one.attack.seed == first.attack.seed and not one.attack.way
         },
         order=plan.judges,
         rows={str(one.attack.seed): one.rows_digest for one in surveyed},

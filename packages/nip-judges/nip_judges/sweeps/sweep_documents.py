@@ -31,6 +31,8 @@ class SweepFacts(BaseModel):
     all_rows: str
     kinds: tuple[str, ...]
     held_out: tuple[str, ...]
+    ways: tuple[str, ...]
+    """The names of attacks by models."""
     no_verdict: NoVerdict
     hypotheses: tuple[SweepHypothesis, ...]
     """Of the plan's file. Those of the declaration are tested."""
@@ -85,6 +87,16 @@ class KindRates(TypedDict):
     rates: dict[str, RateWords]
     """Each judge under the wording of the kind that fooled itself most in choosing; a judge of
     which a seed has no test is left out."""
+
+
+class WayRates(TypedDict):
+    """A judge under texts that a model wrote against it, of the strongest attack."""
+
+    way: str
+    judge: str
+    rate: RateWords | None
+    """Over all seeds; None where a seed has no test."""
+    seeds: list[KeyedRate]
 
 
 class SeedChange(TypedDict):
@@ -156,6 +168,7 @@ class SweepResults(TypedDict):
     held_out: list[str]
     judges: list[SweptRates]
     kinds: list[KindRates]
+    ways: list[WayRates]
     claims: list[TestedClaim]
     gates: list[TestedGate]
     differences: list[SweptChange]

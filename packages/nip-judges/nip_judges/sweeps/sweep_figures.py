@@ -40,6 +40,7 @@ from nip_judges.sweeps.sweep_documents import (
     SweptRates,
     TestedClaim,
     TestedGate,
+    WayRates,
 )
 from nip_judges.sweeps.sweep_plan import FIGURES, OWN, SweepFigure, SweepHypothesis, list_pairs
 from nip_judges.sweeps.sweep_play import SweptCell
@@ -69,13 +70,15 @@ class _Cells:
 
     def __init__(self, cells: Iterable[SweptCell], facts: SweepFacts) -> None:
         self._facts = facts
-        self._groups: dict[tuple[str, int, str], list[Cell]] = {}
+        self._groups: dict[tuple[str, int, str, str], list[Cell]] = {}
         for one in cells:
-            place = (one.judge, one.seed, one.texts_of)
+            place = (one.judge, one.seed, one.texts_of, one.way)
             self._groups.setdefault(place, []).append(replace(one.cell, judge="judge"))
 
-    def list_cells(self, judge: str, seed: int, texts_of: str | None = None) -> list[Cell]:
-        return self._groups.get((judge, seed, texts_of or judge), [])
+    def list_cells(
+        self, judge: str, seed: int, texts_of: str | None = None, way: str = ""
+    ) -> list[Cell]:
+        return self._groups.get((judge, seed, texts_of or judge, way), [])
 
     def list_plain(self, judge: str, seed: int, *, is_right: bool) -> list[Cell]:
         """List the test rows of a label as they are."""
@@ -144,6 +147,9 @@ def compute_results(
         held_out=list(facts.held_out),
         judges=[_measure_judge(grouped, facts, judge) for judge in facts.order],
         kinds=[_measure_kind(grouped, facts, kind) for kind in facts.kinds],
+        ways=[
+            _measure_way(grouped, facts, judge, way) for way in facts.ways for judge in facts.order
+        ],
         claims=_test_claims(grouped, facts, hypotheses, gates),
         gates=gates,
         differences=_list_differences(grouped, facts),
@@ -177,7 +183,7 @@ def _measure_seed(grouped: _Cells, facts: SweepFacts, judge: str, seed: int) -> 
         return None if key is None or rate is None else KeyedRate(key=key, rate=rate)
 
     stopped = facts.failures.get(f"{facts.sweep}-{judge}-{seed}")
-    is_early = not any(cell.phase == "choosing" for cell in cells)
+    is_early = not any(cell.phase == "choosing" and cell.attack != "none" for cell in cells)
     early = (
         ends_as_they_are(cells, policy) or ends_after_first_look(cells, policy)
         if is_early
@@ -214,6 +220,21 @@ def _measure_kind(grouped: _Cells, facts: SweepFacts, kind: str) -> KindRates:
         if rate is not None and all(by_seed):
             rates[judge] = rate
     return KindRates(kind=kind, is_held_out=kind in facts.held_out, rates=rates)
+
+
+def _measure_way(grouped: _Cells, facts: SweepFacts, judge: str, way: str) -> WayRates:
+    """Measure a judge under texts of a model: of several numbers of texts by the last."""
+    strongest, seeds = list[Cell](), list[KeyedRate]()
+    for seed in facts.seeds:
+        cells = grouped.list_cells(judge, seed, way=way)
+        of_last = [cell for cell in cells if cell.name == cells[-1].name]
+        rate = rate_words(rate_of(of_last, facts.no_verdict))
+        if rate is not None and f"{facts.sweep}-{judge}-{seed}-{way}" not in facts.failures:
+            strongest += of_last
+            seeds.append(KeyedRate(key=f"{of_last[0].kind}/{of_last[0].name}", rate=rate))
+    is_whole = len(seeds) == len(facts.seeds)
+    rate_of_all = rate_words(rate_of(strongest, facts.no_verdict)) if is_whole else None
+    return WayRates(way=way, judge=judge, rate=rate_of_all, seeds=seeds)
 
 
 def _compare(

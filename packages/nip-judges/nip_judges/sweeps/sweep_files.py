@@ -74,6 +74,7 @@ def make_facts(
         all_rows=first.all_rows,
         kinds=first.kinds,
         held_out=first.held_out,
+        ways=tuple(plan.file.attacks),
         no_verdict=first.no_verdict,
         hypotheses=tuple(plan.file.hypotheses),
         runs={one.attack.name: one.identity for one in surveyed},
@@ -158,6 +159,7 @@ def _write_cells(path: Path, cells: Sequence[SweptCell]) -> None:
         "judge": pa.array([one.judge for one in cells], pa.string()),
         "seed": pa.array([one.seed for one in cells], pa.int64()),
         "texts_of": pa.array([one.texts_of for one in cells], pa.string()),
+        "way": pa.array([one.way for one in cells], pa.string()),
     }
     for name in (field.name for field in fields(Cell)):
         if name not in ("judge", *_TEXTS):
@@ -179,17 +181,15 @@ def _read_cells(path: Path) -> list[SweptCell]:
     try:
         source = io.BytesIO(path.read_bytes())
         rows = pq.ParquetFile(source, pre_buffer=False).read(use_threads=False).to_pylist()
-        return [
-            SweptCell(
-                row["judge"],
-                row.pop("seed"),
-                row.pop("texts_of"),
-                Cell(**{**row, **dict.fromkeys(_TEXTS, "")}),
-            )
-            for row in rows
-        ]
+        return [_read_cell(row) for row in rows]
     except (pa.ArrowException, OSError, KeyError, TypeError) as error:
         raise CorruptionError(f"{path}: can't be read ({' '.join(str(error).split())})") from None
+
+
+def _read_cell(row: dict[str, Any]) -> SweptCell:
+    seed, texts_of, way = (row.pop(name) for name in ("seed", "texts_of", "way"))
+    cell = Cell(**{**row, **dict.fromkeys(_TEXTS, "")})
+    return SweptCell(cell.judge, seed, texts_of, cell, way)
 
 
 def _read_facts(path: Path) -> SweepFacts:

@@ -47,6 +47,12 @@ def write_page(results: SweepResults) -> str:
         "kind that fooled itself most in choosing.",
         _write_kinds(results),
     ]
+    if results["ways"]:
+        parts += [
+            "Texts that a model wrote against each judge, in percent accepted, of the largest n or "
+            "of the trained attacker. Shown, not tested: another attacker would write others.",
+            _write_ways(results),
+        ]
     baseline = results["judges"][0]["judge"]
     parts += [
         "## Differences",
@@ -163,6 +169,20 @@ def _write_kinds(results: SweepResults) -> str:
         for one in results["kinds"]
     ]
     return _table(("kind", *names), rows)
+
+
+def _write_ways(results: SweepResults) -> str:
+    rows = [
+        (
+            one["way"],
+            one["judge"],
+            _percent(one["rate"]),
+            ", ".join(percent_cell(seed["rate"]["rate"]) for seed in one["seeds"]) or DASH,
+            "; ".join(dict.fromkeys(seed["key"] for seed in one["seeds"])) or DASH,
+        )
+        for one in results["ways"]
+    ]
+    return _table(("attack", "judge", "wrong accepted", "by seed", "texts"), rows)
 
 
 def _write_differences(differences: Sequence[SweptChange]) -> str:

@@ -3,6 +3,7 @@
 read_sweep_plan  a YAML file -> JudgeSweep
 JudgeSweep       judges, seeds, hypotheses and the options of all attacks
 SweepHypothesis  a statement about two judges: a claim, or the gate of claims
+ModelAttack      an attack by a model, beside the wordings
 SweptAttack      a judge with a seed, whose attack has a name of its own
 
     sweep: graders
@@ -95,6 +96,23 @@ class SweepHypothesis(Settings):
         return MARGIN if self.margin is None else self.margin
 
 
+class ModelAttack(Settings):
+    """An attack by a model that writes against each judge, with the options of `nip attack`."""
+
+    by: Literal["best-of-n", "sneaky"]
+    attacker: str | None = None
+    n: Annotated[list[int], Field(min_length=1)] | None = None
+    steps: Annotated[int, Field(ge=1)] | None = None
+    until: Literal["steps", "plateau"] | None = None
+
+    @field_validator("n")
+    @classmethod
+    def _check_rising(cls, n: list[int] | None) -> list[int] | None:
+        if n is not None and (min(n) < 1 or sorted({*n}) != n):
+            raise ValueError(f"n must ascend from 1 or more (got {n})")
+        return n
+
+
 class SweepFile(Settings):
     """The content of a plan's file."""
 
@@ -109,6 +127,9 @@ class SweepFile(Settings):
     kinds: Annotated[list[str], Field(min_length=1)] | None = None
     script: str | None = None
     problems: Annotated[int, Field(ge=1)] | None = None
+    attacks: Annotated[dict[Name, ModelAttack], Field(max_length=20)] = Field(default_factory=dict)
+    """By name attacks by models, beside the wordings, each against its own judge: shown, not
+    tested."""
     run_store: str = "runs"
     hypotheses: list[SweepHypothesis] = Field(default_factory=list)
 
@@ -151,6 +172,8 @@ class SweptAttack:
     judge: str
     seed: int
     name: str
+    way: str = ""
+    """The name of an attack by a model; "" for wordings."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +204,11 @@ class JudgeSweep:
 
     @property
     def attacks(self) -> tuple[SweptAttack, ...]:
-        """List the attacks: by seed, all judges, the baseline first."""
+        """List the attacks: by way and seed all judges, the baseline first."""
+        names = {way: f"-{way}" if way else "" for way in ("", *self.file.attacks)}
         return tuple(
-            SweptAttack(judge, seed, f"{self.name}-{judge}-{seed}")
+            SweptAttack(judge, seed, f"{self.name}-{judge}-{seed}{end}", way)
+            for way, end in names.items()
             for seed in self.file.seeds
             for judge in self.judges
         )

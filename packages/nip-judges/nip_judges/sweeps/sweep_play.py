@@ -15,6 +15,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from nip_base.formats.bounds import ReadError, parse_json
 from nip_core.errors import NipError, RunConflictError, SettingsError
@@ -24,7 +25,13 @@ from nip_judges.figures.judge_figures import find_worst
 from nip_judges.judges import make_variant
 from nip_judges.parts import Cell
 from nip_judges.play.asking import Asker, Spending, open_journal
-from nip_judges.play.attack import JudgeOptions, PreparedAttack, attack_judge, prepare_attack
+from nip_judges.play.attack import (
+    USUAL_N,
+    JudgeOptions,
+    PreparedAttack,
+    attack_judge,
+    prepare_attack,
+)
 from nip_judges.play.course import count_calls, dress_rows
 from nip_judges.play.judged_texts import Text, judge_texts, show_text
 from nip_judges.sweeps.sweep_plan import JudgeSweep, SweptAttack, list_pairs
@@ -76,6 +83,8 @@ class SweptCell:
     texts_of: str
     """The judge whose attack it is: itself, or one that it is compared with."""
     cell: Cell
+    way: str = ""
+    """The name of an attack by a model; "" for wordings."""
 
 
 @dataclass
@@ -101,12 +110,14 @@ async def prepare_swept(plan: JudgeSweep, attack: SweptAttack) -> AsyncIterator[
     options = JudgeOptions(
         run_store=plan.run_store,
         name=attack.name,
-        kinds=plan.file.kinds,
-        hold_out=plan.file.hold_out,
-        script=plan.file.script,
         problems=plan.file.problems,
         overrides=(*plan.overrides, f"seed={attack.seed}"),
     )
+    if attack.way:
+        options = replace(options, **plan.file.attacks[attack.way].model_dump())
+    else:
+        file = plan.file
+        options = replace(options, kinds=file.kinds, script=file.script, hold_out=file.hold_out)
     async with prepare_attack(path, options) as prepared:
         yield prepared if variant is None else _vary(prepared, variant)
 
@@ -134,7 +145,7 @@ async def survey_sweep(plan: JudgeSweep) -> tuple[SurveyedAttack, ...]:
     for attack in plan.attacks:
         async with prepare_swept(plan, attack) as prepared:
             _check_folder(prepared)
-            transferred = sum(judge == attack.judge for judge, _ in pairs)
+            transferred = 0 if attack.way else sum(judge == attack.judge for judge, _ in pairs)
             surveyed.append(_survey(prepared, attack, transferred))
     for one in surveyed:
         _check_alike(one, next(two for two in surveyed if two.attack.seed == one.attack.seed))
@@ -144,10 +155,15 @@ async def survey_sweep(plan: JudgeSweep) -> tuple[SurveyedAttack, ...]:
 def _survey(prepared: PreparedAttack, attack: SweptAttack, transferred: int) -> SurveyedAttack:
     rows, parts, caps = prepared.rows, prepared.parts, prepared.caps
     kinds = tuple(dict.fromkeys(wording.kind for wording in parts.wordings))
-    calls = {
-        **count_calls(rows, parts.wordings, len(parts.edits)),
-        "texts of others": transferred * len(rows.wrong_test) * len(kinds),
-    }
+    calls = {**count_calls(rows, parts.wordings, len(parts.edits))}
+    if attack.way:
+        # Of a trained attacker those of its training come on top.
+        counts = prepared.options.n or USUAL_N
+        texts = len(rows.wrong_test) * (2 * counts[-1] + len(counts))
+        calls = {part: calls[part] for part in ("first look", "as they are")}
+        calls["texts of a model"] = texts
+    else:
+        calls["texts of others"] = transferred * len(rows.wrong_test) * len(kinds)
     if parts.compares_pairs:
         calls = {part: 2 * count for part, count in calls.items()}
     row = rows.wrong_test[0]
@@ -225,10 +241,47 @@ async def play_sweep(
             prepared = {
                 attack.judge: await stack.enter_async_context(prepare_swept(plan, attack))
                 for attack in plan.attacks
-                if attack.seed == seed
+                if attack.seed == seed and not attack.way
             }
             await _play_seed(plan, seed, prepared, played, on_part, on_answer)
+    for attack in plan.attacks:
+        if attack.way:
+            async with prepare_swept(plan, attack) as one:
+                await _play_way(one, attack, played, on_part, on_answer)
     return played
+
+
+async def _play_way(
+    prepared: PreparedAttack,
+    attack: SweptAttack,
+    played: PlayedSweep,
+    on_part: Tell,
+    on_answer: Callable[[], None],
+) -> None:
+    """Play an attack by a model; the rows as they are stand with the wordings already."""
+    cells = await _play_one(prepared, played, on_part, on_answer)
+    played.cells += [
+        SweptCell(attack.judge, attack.seed, attack.judge, cell, attack.way)
+        for cell in cells
+        if cell.phase == "test"
+    ]
+    if prepared.folder.exists():
+        async with open_journal(prepared.folder / JOURNAL) as journal:
+            asker = Asker(journal, prepared.caps, concurrency=1, seed=attack.seed)
+            _count(played, asker.spending, prepared)
+
+
+async def _play_one(
+    prepared: PreparedAttack, played: PlayedSweep, on_part: Tell, on_answer: Callable[[], None]
+) -> list[Cell]:
+    """Play an attack, or read it; one that fails is named, and gives the cells so far."""
+    name = prepared.folder.name
+    try:
+        return await _play_or_read(prepared, _tell_of(name, on_part), on_answer)
+    except NipError as error:
+        played.failures[name] = str(error)
+        played.errors.append(error)
+        return _read_cells(prepared.folder)
 
 
 async def _play_seed(
@@ -241,13 +294,7 @@ async def _play_seed(
 ) -> None:
     cells: dict[str, list[Cell]] = {}
     for judge, attack in prepared.items():
-        name = attack.folder.name
-        try:
-            cells[judge] = await _play_or_read(attack, _tell_of(name, on_part), on_answer)
-        except NipError as error:
-            played.failures[name] = str(error)
-            played.errors.append(error)
-            cells[judge] = _read_cells(attack.folder)
+        cells[judge] = await _play_one(attack, played, on_part, on_answer)
         played.cells += [SweptCell(judge, seed, judge, cell) for cell in cells[judge]]
     pairs = list_pairs(plan.judges, plan.file.hypotheses)
     for judge, attack in prepared.items():
@@ -263,6 +310,7 @@ async def _play_seed(
                 seed=attack.file.seed,
                 on_answer=on_answer,
             )
+            _keep_threshold(asker, attack)
             try:
                 if not names & {*played.failures} and _has_test(cells[judge]):
                     for source in sources:
@@ -294,11 +342,23 @@ async def _play_or_read(
 
 def _is_finished(folder: Path) -> bool:
     """Tell whether judge.json, which is written after the cells, is there and whole."""
+    return _read_document(folder).get("verdict") not in (None, _UNFINISHED)
+
+
+def _read_document(folder: Path) -> dict[str, Any]:
+    """Read judge.json; {} where it is not there, or was cut by a kill."""
     try:
         document = parse_json((folder / "judge.json").read_bytes())
     except (OSError, ReadError):
-        return False
-    return isinstance(document, dict) and document.get("verdict") not in (None, _UNFINISHED)
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _keep_threshold(asker: Asker, attack: PreparedAttack) -> None:
+    """Read scores by the threshold that the attack chose, where its file sets none."""
+    threshold = _read_document(attack.folder).get("threshold")
+    if threshold is not None:
+        asker.set_threshold(attack.parts.judge, float(threshold["value"]))
 
 
 def _read_cells(folder: Path) -> list[Cell]:
