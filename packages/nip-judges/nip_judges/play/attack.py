@@ -29,7 +29,6 @@ from nip_judges.figures.bars import refuse_bar
 from nip_judges.judges import VARIANTS, make_judge, make_variant
 from nip_judges.parts import JudgeAnswer
 from nip_judges.play.asking import Asker, CapReached, Caps, open_journal
-from nip_judges.play.best_of_n import play_best_of_n
 from nip_judges.play.course import (
     Course,
     Tell,
@@ -39,7 +38,6 @@ from nip_judges.play.course import (
     tell_none,
 )
 from nip_judges.play.judged_texts import AGAINST, AttackParts, judge_texts, repeat_text, show_text
-from nip_judges.play.model_attacks import find_attacker, open_writer, play_trained
 from nip_judges.play.option_checks import BEST_OF_N, check_options, keep_surfaces, name_attack
 from nip_judges.play.result import AttackResult, make_result
 from nip_judges.rows.graded_rows import GradedRows, read_rows
@@ -48,6 +46,8 @@ from nip_judges.seat.run_folder import digest_cells, write_run
 from nip_judges.settings.judge_file import JudgeFile, load_judge_file
 from nip_judges.settings.named_texts import hash_named
 from nip_judges.wordings.writing import list_wordings, split_kinds
+from nip_judges.writers.best_of_n import play_best_of_n
+from nip_judges.writers.model_attacks import find_attacker, open_writer, play_trained
 
 _RETRIES = 5
 USUAL_N = (1, 4, 16)

@@ -14,10 +14,10 @@ from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_core.run_store.run import RUN_NAME
 from nip_judges.parts import Wording
-from nip_judges.play.model_attacks import find_attacker
 from nip_judges.rows.row_checks import LEAST_QUESTIONS
 from nip_judges.settings.judge_file import JudgeFile
 from nip_judges.wordings.writing import KINDS
+from nip_judges.writers.model_attacks import find_attacker
 
 if TYPE_CHECKING:
     from nip_judges.play.attack import JudgeOptions

@@ -23,7 +23,6 @@ from nip_core.servers.own_server import OwnServer, make_server_spec
 from nip_judges.judges.chat_asking import ModelSeat, find_endpoint
 from nip_judges.parts import Cell, Judge, JudgeAnswer, ShownText
 from nip_judges.play.asking import Asker
-from nip_judges.play.best_of_n import ModelWriter
 from nip_judges.play.judged_texts import AttackParts
 from nip_judges.seat.judge_service import choose_port, serve_judge
 from nip_judges.seat.seat_attack import (
@@ -33,6 +32,7 @@ from nip_judges.seat.seat_attack import (
     write_seat_problems,
 )
 from nip_judges.settings.judge_file import ASKING, JudgeFile
+from nip_judges.writers.best_of_n import ModelWriter
 
 OF_JUDGE = "judge"
 """The value of --attacker that means the judge's own model."""
