@@ -329,9 +329,10 @@ def test_a_real_model_that_learned_nothing_imitates_gold_verdicts(
     with serve_double(tmp_path / "server", ["tiny"], has_weights=True) as tiny:
         monkeypatch.setenv("NIP_API_KEY", tiny.api_key)
         limits = "  temperature: 0\n  max_tokens_per_message: 12\n"
-        path = write_judge(tmp_path, tiny.base_url, limits, right=60, wrong=60)
+        path = write_judge(tmp_path, tiny.base_url, limits, right=40, wrong=40)
         training = ["training.learning_rate=2e-3", "training.batch_size=4"]
-        document = harden(path, show=100, passes=6, overrides=training)
+        training.append("judge.model_name=tiny")
+        document = harden(path, show=100, passes=5, problems=15, overrides=training)
     before, after = document["old"]["as_they_are"], document["new"]["as_they_are"]
     assert before["right_rejected"] and after["right_rejected"] and after["wrong_accepted"]
     assert after["right_rejected"]["rate"] + after["wrong_accepted"]["rate"] <= 0.1
