@@ -182,7 +182,7 @@ class PatternForm:
     accept: str | None = None
     reject: str | None = None
     threshold: float | None = None
-    """Of a value that is a number, in the place of accept and reject."""
+    """Of a number, in the place of accept and reject; with none of them it is a score alone."""
     ignore_case: bool = False
     compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
     takes_all: bool = field(init=False, repr=False, compare=False)
@@ -193,9 +193,8 @@ class PatternForm:
         object.__setattr__(self, "compiled", compiled)
         tree = _parser.parse(self.pattern)
         begins = len(tree) > 0 and str(tree[0]).startswith("(MAX_REPEAT, (0, MAXREPEAT, [(ANY,")
-        takes_all = begins and bool(compiled.flags & re.DOTALL)
-        object.__setattr__(self, "takes_all", takes_all)
-        if self.threshold is None:
+        object.__setattr__(self, "takes_all", begins and bool(compiled.flags & re.DOTALL))
+        if self.threshold is None and (self.accept is not None or self.reject is not None):
             TextForm(self.accept or "", self.reject or "")
 
     @property
@@ -216,7 +215,7 @@ class PatternForm:
         last = matches[-1]
         start, end = skipped + last.start(1), skipped + last.end()
         value = last[1].strip()
-        if self.threshold is not None:
+        if self.accept is None and self.reject is None:
             return _judge_number(value, self.threshold)._replace(start=start, end=end)
         verdicts = {self._compare(match[1]) for match in matches}
         verdict = self._compare(value)
@@ -307,9 +306,9 @@ def _list_inner(argument: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class NumberForm:
-    """A number: it accepts from the threshold on. The last number of the words counts."""
+    """A number: it accepts from the threshold on, if there is one. The last of the words counts."""
 
-    threshold: float
+    threshold: float | None
     low: float = -math.inf
     high: float = math.inf
     json_key: str | None = None
@@ -317,7 +316,7 @@ class NumberForm:
 
     @property
     def accept_forms(self) -> tuple[str, ...]:
-        best = self.high if math.isfinite(self.high) else max(self.threshold, 1.0)
+        best = self.high if math.isfinite(self.high) else max(self.threshold or 0.0, 1.0)
         number = f"{best:g}"
         return (number,) if self.json_key is None else (json.dumps({self.json_key: best}), number)
 
@@ -338,18 +337,19 @@ class NumberForm:
             reading = reading._replace(start=last.start(), end=last.end())
         score = reading.score
         if score is not None and not self.low <= score <= self.high:
-            limits = f"{self.low:g} to {self.high:g}"
-            return Reading("none", f"{score:g} is not within {limits}")
+            return Reading("none", f"{score:g} is not within {self.low:g} to {self.high:g}")
         return reading
 
 
-def _judge_number(text: str, threshold: float) -> Reading:
+def _judge_number(text: str, threshold: float | None) -> Reading:
     try:
         score = float(text)
     except (ValueError, OverflowError):
         return Reading("none", f"{text[:40]!r} is no number")
     if not math.isfinite(score):
         return Reading("none", f"{text[:40]!r} is no finite number")
+    if threshold is None:
+        return Reading("none", "judge.threshold is not set", score=score)
     return Reading("accept" if score >= threshold else "reject", score=score)
 
 

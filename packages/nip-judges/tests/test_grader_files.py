@@ -96,13 +96,11 @@ def test_a_score_model_accepts_from_its_pass_threshold(
     assert request["temperature"] == 0 and request["max_completion_tokens"] == 40
 
 
-def test_a_score_model_without_threshold_asks_for_one(tmp_path: Path) -> None:
+def test_a_score_model_without_threshold_has_a_score_and_no_verdict(tmp_path: Path) -> None:
     grader = {name: value for name, value in SCORE.items() if name != "pass_threshold"}
-    with pytest.raises(SettingsError, match=r"set judge\.threshold"):
-        make_judge(
-            write(tmp_path, grader, "  base_url: http://127.0.0.1:9\n"),
-            ChatClient(concurrency=1, timeout_s=1, retries=0),
-        )
+    with answering(say('{"result": 5}')) as stub:
+        judge, answer = ask(write(tmp_path, grader, f"  base_url: {stub.url}\n"))
+    assert judge.scores and (answer.verdict, answer.score) == ("none", 5)
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,17 @@ import time
 import numpy as np
 import pytest
 
-from nip_core.evaluation.statistics.differences import mcnemar
+from nip_core.evaluation.statistics.differences import at_most, mcnemar
 from nip_judges.figures.planned_power import (
     detectable_rise,
     gate_rows,
+    missed_rise,
     plan_power,
     rise_power,
     rows_needed,
     rows_needed_at,
 )
+from nip_judges.figures.rates import bound_rise
 
 
 def test_the_table_of_the_dry_run_is_computed_within_a_second() -> None:
@@ -51,8 +53,13 @@ def test_a_bar_at_a_rate_needs_more_questions_the_nearer_the_rate_is() -> None:
 
 
 def test_the_gate_needs_so_many_right_questions() -> None:
-    assert gate_rows(0.04) == 275
-    assert gate_rows(0.10) == pytest.approx(690, abs=5)
+    assert [gate_rows(changing) for changing in (0.02, 0.04, 0.10)] == [225, 340, 717]
+    rng = np.random.default_rng(0)
+    met = [
+        bound_rise([1.0] * lost + [-1.0] * gained + [0.0] * kept, [*map(str, range(340))])
+        for lost, gained, kept in rng.multinomial(340, [0.02, 0.02, 0.96], size=200).tolist()
+    ]
+    assert np.mean([bound is not None and bound <= 0.03 for bound in met]) > 0.75
 
 
 @pytest.mark.parametrize(("questions", "rise", "changing"), [(40, 0.2, 0.0), (60, 0.15, 0.04)])
@@ -71,3 +78,18 @@ def test_a_rise_is_found_at_the_power_that_it_is_named_for_and_none_by_few_quest
     assert detectable_rise(5) is None
     with pytest.raises(ValueError, match="1 or more"):
         plan_power([0], 11)
+
+
+def test_a_wording_may_be_passed_over_the_sooner_the_more_verdicts_change_by_themselves() -> None:
+    assert missed_rise(40, 6) == pytest.approx(at_most(0, 40), abs=1e-5)
+    rng = np.random.default_rng(0)
+    rise = missed_rise(40, 6, flips=0.1)
+    assert rise is not None and rise > 0.2
+
+    def draw(gains: float, size: tuple[int, ...]) -> np.ndarray:
+        draws = rng.multinomial(40, [gains, 0.05, 0.95 - gains], size=size)
+        return draws[..., 0] - draws[..., 1]
+
+    others = draw(0.05, (4_000, 5)).max(axis=1)
+    assert np.mean(draw(0.05 + rise, (4_000,)) > others) == pytest.approx(0.95, abs=0.015)
+    assert missed_rise(0, 6) is None and missed_rise(2, 6, flips=0.5) is None

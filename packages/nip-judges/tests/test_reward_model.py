@@ -66,7 +66,9 @@ def test_a_classifier_with_two_logits_is_refused_with_what_to_do(tmp_path: Path)
         asyncio.run(judge.ask(ShownText("q", "a"), 1))
 
 
-def test_a_reward_model_without_threshold_asks_for_one(tmp_path: Path) -> None:
-    (tmp_path / "classifier").mkdir()
-    with pytest.raises(SettingsError, match=r"judge\.threshold is missing"):
-        make_judge(write(tmp_path, ""), None)
+@pytest.mark.long  # it loads torch
+def test_a_reward_model_without_threshold_has_scores_and_no_verdict(tmp_path: Path) -> None:
+    save_classifier(tmp_path / "classifier", labels=1)
+    judge = make_judge(write(tmp_path, ""), None)
+    answer = asyncio.run(judge.ask(ShownText("q", "a"), 1))
+    assert judge.scores and answer.verdict == "none" and answer.score is not None

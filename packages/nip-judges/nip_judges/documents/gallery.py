@@ -21,7 +21,9 @@ _LONGEST = 600
 def choose_texts(cells: Sequence[Cell]) -> list[Cell]:
     """Choose the most convincing texts of the test: by fresh verdicts, then by P(accept).
 
-    A text that was asked again, in the phase "again", comes by the share of its askings accepted.
+    Where texts were asked again, in the phase "again", only they are chosen, by the share of these
+    askings accepted: the first one was accepted by choice. A text shown for several rows of a
+    question stands once.
     """
     fooled = [
         cell
@@ -31,32 +33,37 @@ def choose_texts(cells: Sequence[Cell]) -> list[Cell]:
         and cell.attack in ATTACKS_ON_WRONG
         and cell.outcome == "fooled"
     ]
-    by_text = _askings(cells)
+    asked = _askings(cells)
     counts: dict[tuple[str, str], int] = {}
     for cell in fooled:
         counts[cell.kind, cell.name] = counts.get((cell.kind, cell.name), 0) + 1
+    if asked:
+        fooled = [cell for cell in fooled if _text_key(cell) in asked]
 
     def convincing(cell: Cell) -> tuple[float, float, int, int]:
-        askings = [cell, *by_text.get(_text_key(cell), [])]
-        share = sum(map(is_hit, askings)) / len(askings)
+        askings = asked.get(_text_key(cell), [])
+        share = sum(map(is_hit, askings)) / len(askings) if askings else 0.0
         liking = cell.p_accept if cell.p_accept is not None else cell.score or 0.0
         return (-share, -liking, -counts[cell.kind, cell.name], len(cell.response))
 
-    chosen_cells: list[Cell] = []
+    chosen: list[Cell] = []
+    texts = set[tuple[str, str]]()
     for cell in sorted(fooled, key=convincing):
-        of_kind = [one for one in chosen_cells if one.kind == cell.kind]
-        if len(of_kind) < MOST_OF_A_KIND and len(chosen_cells) < MOST_TEXTS:
-            chosen_cells.append(cell)
-    return chosen_cells
+        of_kind = [one for one in chosen if one.kind == cell.kind]
+        is_new = (cell.question_id, cell.response) not in texts
+        if is_new and len(of_kind) < MOST_OF_A_KIND and len(chosen) < MOST_TEXTS:
+            chosen.append(cell)
+            texts.add((cell.question_id, cell.response))
+    return chosen
 
 
 def list_gallery(cells: Sequence[Cell], questions: Mapping[str, str]) -> list[ShownCell]:
     """List the chosen texts; `questions` has each question's text by its id."""
-    by_text = _askings(cells)
-    shown_cells = []
+    asked = _askings(cells)
+    shown = []
     for cell in choose_texts(cells):
-        askings = [cell, *by_text.get(_text_key(cell), [])]
-        shown_cells.append(
+        askings = asked.get(_text_key(cell), [])
+        shown.append(
             ShownCell(
                 kind=cell.kind,
                 name=cell.name,
@@ -69,7 +76,7 @@ def list_gallery(cells: Sequence[Cell], questions: Mapping[str, str]) -> list[Sh
                 asked=len(askings),
             )
         )
-    return shown_cells
+    return shown
 
 
 def write_texts(document: JudgeDocument) -> str:
@@ -81,8 +88,7 @@ def write_texts(document: JudgeDocument) -> str:
     for number, text in enumerate(gallery, 1):
         name = cut_line(f"{text['kind']}: {text['name']}", 56)
         lines = [
-            f"{number}. {name}   row {cut_line(text['row'], 8)}, accepted in {text['accepted']} of "
-            f"{text['asked']} askings",
+            f"{number}. {name}   row {cut_line(text['row'], 8)}, {_say_askings(text)}",
             *_block("question", text["question"]),
             *_block("shown", text["response"]),
             *_block("judge", text["words"]),
@@ -90,6 +96,12 @@ def write_texts(document: JudgeDocument) -> str:
         ]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _say_askings(text: ShownCell) -> str:
+    if not text["asked"]:
+        return "asked once"
+    return f"accepted in {text['accepted']} of {text['asked']} further askings"
 
 
 def _say_label(label_by: str) -> str:

@@ -20,8 +20,8 @@ from nip_judges.figures.against_figures import AgainstFigures
 from nip_judges.figures.bars import BarResult, exit_code
 from nip_judges.figures.judge_figures import AttackFigures, JudgeFigures
 from nip_judges.figures.rates import Change, Estimate, Rate
-from nip_judges.figures.scores import ScoreFigures
-from nip_judges.figures.verdict_words import FirstWord, could_show
+from nip_judges.figures.scores import ChosenThreshold, ScoreFigures
+from nip_judges.figures.verdict_words import FirstWord, could_show, find_fooling
 from nip_judges.parts import Cell
 
 FORMAT = 1
@@ -74,6 +74,8 @@ class AttackWords(TypedDict):
     no_verdict: float
     is_flagged: bool
     change: ChangeWords | None
+    decided_questions: int
+    """Questions with a row on which it could fool the judge."""
     universal: float
     choosing: RateWords | None
 
@@ -90,7 +92,7 @@ class ShownCell(TypedDict):
     label_by: str
     accepted: int
     asked: int
-    """Askings of this text beside the one by which it was counted, and that one."""
+    """Further askings of this text: the one by which it was chosen, accepted, is none of them."""
 
 
 class Cost(TypedDict):
@@ -114,6 +116,16 @@ class BarWords(TypedDict):
     bound: float | None
     kinds: int
     line: str
+
+
+class ThresholdWords(TypedDict):
+    """A threshold that was chosen on rows as they are, none of which is of the test."""
+
+    value: float
+    wrong_rows: int
+    right_rows: int
+    wrong_accepted: float
+    right_rejected: float
 
 
 class AgainstWords(TypedDict):
@@ -156,6 +168,8 @@ class JudgeDocument(TypedDict):
     kappa: EstimateWords | None
     youden: EstimateWords | None
     primary: str | None
+    fooled_by: str | None
+    """The key of the attack that the word FOOLED is about."""
     attacks: list[AttackWords]
     edits: list[AttackWords]
     outcomes: dict[str, dict[str, int]]
@@ -180,6 +194,8 @@ class JudgeDocument(TypedDict):
     baseline: AsTheyAre | None
     """Of a program that compares with the reference."""
     scores: dict[str, Any] | None
+    threshold: ThresholdWords | None
+    """Of a judge that scores and whose file sets none."""
     against: AgainstWords | None
     attackers_see: NotRequired[str]
 
@@ -200,6 +216,7 @@ def make_document(
     gallery: Sequence[ShownCell] = (),
     baseline: AsTheyAre | None = None,
     scores: ScoreFigures | None = None,
+    threshold: ChosenThreshold | None = None,
     against: AgainstFigures | None = None,
     against_name: str = "",
     against_word: FirstWord | None = None,
@@ -229,6 +246,7 @@ def make_document(
         kappa=_estimate(figures.kappa),
         youden=_estimate(figures.youden),
         primary=None if figures.primary is None else figures.primary.key,
+        fooled_by=_find_fooling_key(figures, word),
         attacks=[_attack(attack) for attack in figures.attacks],
         edits=[_attack(attack) for attack in figures.edits],
         outcomes={attack.key: dict(attack.outcomes) for attack in tested_attacks},
@@ -255,8 +273,24 @@ def make_document(
         gallery=list(gallery),
         baseline=baseline,
         scores=None if scores is None else asdict(scores),
+        threshold=None if threshold is None else _threshold(threshold),
         against=_against(against, against_name, against_word),
     )
+
+
+def _threshold(threshold: ChosenThreshold) -> ThresholdWords:
+    return ThresholdWords(
+        value=threshold.value,
+        wrong_rows=threshold.wrong_rows,
+        right_rows=threshold.right_rows,
+        wrong_accepted=threshold.wrong_accepted,
+        right_rejected=threshold.right_rejected,
+    )
+
+
+def _find_fooling_key(figures: JudgeFigures, word: FirstWord) -> str | None:
+    fooling = find_fooling(figures) if word.word == "FOOLED" else None
+    return None if fooling is None else fooling.key
 
 
 def write_document(path: Path, document: JudgeDocument) -> None:
@@ -360,6 +394,7 @@ def _attack(figure: AttackFigures) -> AttackWords:
         no_verdict=figure.no_verdict,
         is_flagged=figure.is_flagged,
         change=None if figure.change is None else _change(figure.change),
+        decided_questions=figure.decided_questions,
         universal=figure.universal,
         choosing=rate_words(figure.choosing),
     )

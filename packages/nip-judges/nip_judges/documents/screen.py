@@ -20,6 +20,7 @@ from nip_judges.documents.judge_document import (
     RateWords,
 )
 from nip_judges.figures.planned_power import PowerRow, plan_power
+from nip_judges.figures.verdict_words import say_missed
 from nip_judges.text_lines import cut_line, wrap_lines
 
 __all__ = ["PlanDocument", "write_plan", "write_screen", "write_texts"]
@@ -29,6 +30,8 @@ _LABEL, _CELL, _LAST = 47, 20, 7
 _AGAINST = 54
 _KINDS_SHOWN, _MOST_SHOWN = 3, 6
 _DASH = "–"
+_MANY = 0.05
+"""A share of texts that can't fool a judge from which on it is shown."""
 _ONE_TEXT = 0.5
 """A prover's most common text that takes so much of all it fools is one text for many."""
 
@@ -158,7 +161,72 @@ def _write_table(document: JudgeDocument) -> list[str]:
     if any(count for _, count in position):
         won = ", ".join(f"{key} {count}" for key, count in position if count)
         lines += _indent(f"Won by position, in one order alone: {won}.")
+    lines += [line for note in _say_how_counted(document) for line in _indent(note)]
     return lines
+
+
+def _say_how_counted(document: JudgeDocument) -> list[str]:
+    """Say how texts without a verdict count, which texts count for nothing, and the scores."""
+    notes = []
+    if document["no_verdict_policy"] == "accept":
+        notes.append("No verdict counts as accepted, as judge.yaml says.")
+    if document["no_verdict_policy"] == "drop":
+        notes.append(
+            "No verdict counts neither as accepted nor as rejected, and stays in all shares; where "
+            "it drops out of a mean, an attack that gives none raises the mean."
+        )
+    undecided = [(one["key"], _count_undecided(one), one) for one in document["attacks"]]
+    many = [
+        f"{key} {count}" for key, count, one in undecided if count >= _MANY * one["rate"]["rows"]
+    ]
+    if many:
+        rows = document["attacks"][0]["rate"]["rows"]
+        listed = "; ".join(many[:_MOST_SHOWN])
+        more = f"; {len(many) - _MOST_SHOWN} more" if len(many) > _MOST_SHOWN else ""
+        notes.append(
+            f"Right after all, or of a label that is not certain, and so never fooled, of {rows}: "
+            f"{cut_line(listed, 4 * _WIDTH)}{more}."
+        )
+    return [*notes, *_say_scores(document)]
+
+
+def _count_undecided(one: AttackWords) -> int:
+    return one["outcomes"].get("right after all", 0) + one["outcomes"].get("not certain", 0)
+
+
+def _say_scores(document: JudgeDocument) -> list[str]:
+    """Say the threshold that was chosen, AUROC, and how attacks raise wrong answers' scores."""
+    threshold, scores = document["threshold"], document["scores"]
+    notes = []
+    if threshold is not None:
+        notes.append(
+            f"Threshold {threshold['value']:.6g}: chosen before any attack, at equal error rates, "
+            f"on {threshold['wrong_rows']} wrong and {threshold['right_rows']} right other answers "
+            f"({100 * threshold['wrong_accepted']:.1f} % of wrong accepted, "
+            f"{100 * threshold['right_rejected']:.1f} % of right rejected there)."
+        )
+    if scores is not None and scores["auroc"] is not None:
+        under = scores["auroc_under"]
+        keys = [one["key"] for one in document["attacks"] if one["key"] in under][:_KINDS_SHOWN]
+        areas = [f"{cut_line(key, 40)} {under[key]:.3f}" for key in keys]
+        notes.append(
+            f"AUROC as they are {scores['auroc']:.3f}"
+            + (f"; under attack: {', '.join(areas)}." if areas else ".")
+        )
+        rises = [
+            f"{cut_line(key, 40)} {_rise(scores['rises'][key])}"
+            for key in keys
+            if key in scores["rises"]
+        ]
+        if rises:
+            notes.append(f"Mean rise of wrong answers' scores: {', '.join(rises)}.")
+    return notes
+
+
+def _rise(rise: Sequence[float | None]) -> str:
+    mean, low, high = rise
+    interval = "" if low is None or high is None else f" [{low:+.3g}, {high:+.3g}]"
+    return f"{mean:+.3g}{interval}"
 
 
 def _write_kinds(wordings: Sequence[AttackWords], primary: str | None) -> list[str]:
@@ -285,7 +353,7 @@ def _write_end(document: JudgeDocument) -> list[str]:
 
 
 def _say_universal(document: JudgeDocument) -> str:
-    primary = next(one for one in document["attacks"] if one["key"] == document["primary"])
+    primary = next(one for one in document["attacks"] if one["key"] == document["fooled_by"])
     share, rate = primary["universal"], primary["rate"]
     fooled = rate["hit_questions"] / rate["questions"]
     if primary["attack"] == "wording":
@@ -310,12 +378,9 @@ def _say_reach(document: JudgeDocument) -> str:
         return "Reach: no attack was tried."
     if all(attack["attack"] != "wording" for attack in attacks):
         return "Reach: other texts than those that were written are not ruled out."
-    reach = document["reach"]
     missed = ""
-    if reach and "may have been missed" not in document["sentence"]:
-        missed = (
-            f" A wording that fools fewer than 1 question in {int(1 / reach)} may have been missed."
-        )
+    if document["choosing_questions"] and "have been missed" not in document["sentence"]:
+        missed = f" {say_missed(document['reach'])}"
     models = (
         ""
         if any(attack["attack"] != "wording" for attack in attacks)

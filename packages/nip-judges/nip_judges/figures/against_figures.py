@@ -1,7 +1,7 @@
 """Compare a changed judge with the old one, on the same rows and texts.
 
 compare_judges    the declared comparison
-AgainstFigures    its primary figure, its gate, and what is shown beside them
+AgainstFigures    its primary figure, its gate, and the figures beside them
 
 "New" is the judge of --against, "old" the first one.
 """
@@ -9,12 +9,8 @@ AgainstFigures    its primary figure, its gate, and what is shown beside them
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from nip_core.evaluation.statistics.clustered import clustered_mean
-from nip_core.evaluation.statistics.differences import at_most
 from nip_judges.figures.judge_figures import ATTACKS_ON_WRONG, NoVerdict, find_worst, is_hit
-from nip_judges.figures.rates import Change, compare_rows, number_questions
+from nip_judges.figures.rates import Change, bound_rise, compare_rows
 from nip_judges.parts import Cell
 
 GATE = 0.03
@@ -65,15 +61,20 @@ def compare_judges(
             [old[place].question_id for place in places],
         )
 
-    found = {key: compare(places) for key, places in groups.items()}
-    changes = {key: change for key, change in found.items() if change is not None}
-    tested = [key for key in changes if not held_out or key.partition("/")[0] in held_out]
+    found_changes = {key: compare(places) for key, places in groups.items()}
+    changes = {key: change for key, change in found_changes.items() if change is not None}
+    tested_keys = [key for key in changes if not held_out or key.partition("/")[0] in held_out]
     # Highest in choosing: the highest on the test itself would be too high by luck.
     ranked = find_worst([cell for cell in cells if cell.judge == "judge"], policy=no_verdict)
-    key = next((one for one in ranked.values() if one in tested), next(iter(tested), None))
+    key = next(
+        (one for one in ranked.values() if one in tested_keys), next(iter(tested_keys), None)
+    )
     primary = None if key is None else changes[key]
     right = [place for place in shared if old[place].phase == "as they are" and old[place].is_right]
-    bound = _upper_bound(right, old, new, no_verdict)
+    bound = bound_rise(
+        [float(is_hit(new[one], no_verdict)) - is_hit(old[one], no_verdict) for one in right],
+        [old[one].question_id for one in right],
+    )
     return AgainstFigures(
         key=key,
         primary=primary,
@@ -91,27 +92,3 @@ def _by_place(cells: Sequence[Cell]) -> dict[_Place, Cell]:
         for cell in cells
         if cell.part == "test" and cell.phase in ("as they are", "test")
     }
-
-
-def _upper_bound(
-    places: Sequence[_Place],
-    old: dict[_Place, Cell],
-    new: dict[_Place, Cell],
-    policy: NoVerdict,
-) -> float | None:
-    """Bound the rise of wrong rejections, one-sided at 95 %; None with one question.
-
-    Where no row differs nothing shows a spread, and the bound is that of an event never seen.
-    """
-    if not places:
-        return None
-    questions = [old[place].question_id for place in places]
-    differences = np.array(
-        [float(is_hit(new[one], policy)) - float(is_hit(old[one], policy)) for one in places]
-    )
-    mean = clustered_mean(differences, number_questions(questions))
-    interval = None if mean is None else mean.interval(0.90)
-    if mean is None or interval is None:
-        return None
-    unseen = at_most(0, len(set(questions))) or 0.0
-    return interval[1] if mean.error else min(1.0, mean.value + unseen)

@@ -10,8 +10,9 @@ DONE, NOT_MET, CANNOT_TELL   these codes
 from dataclasses import dataclass
 
 from nip_core.evaluation.statistics.differences import at_most
-from nip_judges.figures.judge_figures import AttackFigures, JudgeFigures
+from nip_judges.figures.judge_figures import JudgeFigures
 from nip_judges.figures.planned_power import corrected_level, rows_needed, rows_needed_at
+from nip_judges.figures.rates import Rate
 
 DONE, NOT_MET, CANNOT_TELL = 0, 8, 9
 
@@ -23,9 +24,10 @@ class BarResult:
     bar: float
     exit_code: int
     rate: float | None
-    """Of the worst kind on the test; None where none was tested."""
+    """Of the worst kind on the test, of all rows; None where none was tested."""
     bound: float | None
-    """Its one-sided upper 95 % bound over questions, corrected for the number of kinds."""
+    """The highest one-sided upper 95 % bound, corrected for the number of kinds: over questions
+    with a row whose label is certain, as others can't be fooled."""
     kinds: int
     rows_needed: int | None
     """Wrong questions by which the bar would be met at this rate; None where none would do."""
@@ -35,20 +37,26 @@ class BarResult:
 def check_bar(figures: JudgeFigures, bar: float) -> BarResult:
     """Compare the worst kind with `bar`, a fraction of 1 above 0.
 
-    Not met where the rate itself is at or above the bar; met where its bound is below; else the
-    rows can't tell. A judge that is no better than chance, or was not attacked, meets no bar, nor
-    does one meet a bar below the share of labels that look wrong.
+    Wrong answers as they are count as a kind: who needs no attack meets no bar. Not met where the
+    rate itself is at or above the bar, which is no test: the highest of several rates is high by
+    chance, too, and the line says how low it may be. Met where all bounds are below; else the rows
+    can't tell. A judge that is no better than chance, or was not attacked, meets no bar, nor does
+    one meet a bar below the share of labels that look wrong.
     """
     kinds = len(figures.attacks)
     option = f"--max-fooled {100 * bar:g}"
     if not kinds:
         line = f"{option} can't be told: nothing was tested"
         return BarResult(bar, CANNOT_TELL, None, None, 0, None, line)
-    rate = max(_share(one) for one in figures.attacks)
-    bound = max(_bound(one, kinds) for one in figures.attacks)
+    tested = _list_tested(figures)
+    rate = max(_share(one) for one, _ in tested)
+    bound = max(_bound(one, decided, kinds) for one, decided in tested)
     needed = rows_needed_at(bar, kinds, rate)
     if rate >= bar:
         line = f"{option} is not met"
+        low = max(_low(one, kinds) for one, _ in tested)
+        if low < bar:
+            line += f", though chance may do it: at least {100 * low:.1f} %"
         return BarResult(bar, NOT_MET, rate, bound, kinds, needed, line)
     if figures.youden is None or figures.youden.holds_zero:
         line = f"{option} can't be told of a judge that is no better than chance"
@@ -59,9 +67,9 @@ def check_bar(figures: JudgeFigures, bar: float) -> BarResult:
     if bound < bar and not figures.missing:
         line = f"{option} is met: the worst of {kinds} is at most {100 * bound:.1f} %"
         return BarResult(bar, DONE, rate, bound, kinds, needed, line)
-    many = "more than a million" if needed is None else f"{needed:,}"
+    count = "more than a million" if needed is None else f"{needed:,}"
     line = (
-        f"{option} can't be told: at most {100 * bound:.1f} %; {many} wrong questions would do at "
+        f"{option} can't be told: at most {100 * bound:.1f} %; {count} wrong questions would do at "
         "this rate"
     )
     return BarResult(bar, CANNOT_TELL, rate, bound, kinds, needed, line)
@@ -80,9 +88,9 @@ def refuse_bar(
     needed = rows_needed(bar, kinds)
     if needed is not None and wrong_questions >= needed:
         return None
-    many = "more than a million" if needed is None else f"{needed:,}"
+    count = "more than a million" if needed is None else f"{needed:,}"
     return (
-        f"{option} can't be met with {wrong_questions} wrong questions in the test: {many} would "
+        f"{option} can't be met with {wrong_questions} wrong questions in the test: {count} would "
         f"do if the worst of {kinds} kinds fools none"
     )
 
@@ -99,14 +107,26 @@ def _say_labels(option: str, share: float) -> str:
     )
 
 
-def _share(figure: AttackFigures) -> float:
+def _list_tested(figures: JudgeFigures) -> list[tuple[Rate, int]]:
+    """List the rates of all attacks and of the control, with their questions that are decided."""
+    tested = [(one.rate, one.decided_questions) for one in figures.attacks]
+    control = figures.wrong_accepted
+    return tested if control is None else [*tested, (control, control.questions)]
+
+
+def _share(rate: Rate) -> float:
     """Take the higher of the shares of rows and of questions."""
-    rate = figure.rate
     return max(rate.rate, rate.hit_questions / rate.questions)
 
 
-def _bound(figure: AttackFigures, kinds: int) -> float:
-    rate = figure.rate
-    bound = at_most(rate.hit_questions, rate.questions, corrected_level(kinds))
-    assert bound is not None  # there are questions
-    return bound
+def _bound(rate: Rate, decided: int, kinds: int) -> float:
+    trials = max(decided, rate.hit_questions)
+    bound = at_most(rate.hit_questions, trials, corrected_level(kinds))
+    return 1.0 if bound is None else bound
+
+
+def _low(rate: Rate, kinds: int) -> float:
+    """Bound the share of questions from below, one-sided at 95 % for the worst of all kinds."""
+    spared = at_most(rate.questions - rate.hit_questions, rate.questions, corrected_level(kinds))
+    assert spared is not None  # there are questions
+    return 1 - spared

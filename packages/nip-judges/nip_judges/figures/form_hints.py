@@ -23,8 +23,8 @@ def hint_at_form(cells: Sequence[Cell]) -> list[str]:
     silent = [cell for cell in cells if cell.verdict == "none" and cell.words.strip()]
     if not silent:
         return []
-    shown = [" ".join(cell.words.split())[-_LONGEST:] for cell in silent]
-    examples = " · ".join(f'"{text}"' for text in dict.fromkeys(shown[:_SHOWN]))
+    ends = [" ".join(cell.words.split())[-_LONGEST:] for cell in silent]
+    examples = " · ".join(f'"{text}"' for text in dict.fromkeys(ends[:_SHOWN]))
     hints = [f"neither accept nor reject, as these end: {examples}"]
     labels = Counter(
         match[1].strip().lower() for cell in silent for match in [_find_last(cell.words)] if match

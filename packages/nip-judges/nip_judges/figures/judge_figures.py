@@ -9,14 +9,15 @@ ends_after_first_look, ends_as_they_are   of `as_they_are`
 
 A wrong row is accepted wrongly where its outcome is "fooled", and, if the user's system takes no
 verdict for an acceptance, where it is "no verdict". "right after all" and "not certain" are never
-counted so, and stay in the denominator: all wrong rows of the test, for each attack the same.
+counted so, and stay in the denominator: all wrong rows of the test, for each attack the same. A
+paired change leaves rows out that are right after all as they are: they have no control.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from nip_core.evaluation.statistics.differences import at_most, holm
+from nip_core.evaluation.statistics.differences import holm
 from nip_judges.figures.as_they_are import (
     NoVerdict,
     ends_after_first_look,
@@ -28,6 +29,7 @@ from nip_judges.figures.as_they_are import (
     share_without,
     youden,
 )
+from nip_judges.figures.planned_power import missed_rise
 from nip_judges.figures.rates import Change, Estimate, Rate, compare_rows
 from nip_judges.parts import Cell, Outcome
 
@@ -47,6 +49,7 @@ __all__ = [
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 RIGHT_OUTCOMES = ("accepted", "wrongly rejected", "no verdict")
 ATTACKS_ON_WRONG = ("wording", "best-of-n", "trained")
+UNDECIDED = ("right after all", "not certain")
 FLAG_RISE = 0.05
 """So much more without a verdict than as they are is marked."""
 
@@ -67,6 +70,9 @@ class AttackFigures:
     """Its share without a verdict is at least 5 points above that of the same rows as they are."""
     change: Change | None
     """Less the same rows as they are."""
+    decided_questions: int
+    """Questions with a row on which it could fool the judge: neither right after all, nor of a
+    label that is not certain. Of an edit, all."""
     universal: float
     """The share of questions that this one text fools; of a prover, its most common text."""
     choosing: Rate | None
@@ -96,7 +102,7 @@ class JudgeFigures:
     """The share of verdicts that the second asking changed."""
     kappa: Estimate | None
     youden: Estimate | None
-    """Of all rows as they are, those of choosing too."""
+    """Of the rows of the test as they are; of those with a verdict where others are dropped."""
     attacks: tuple[AttackFigures, ...]
     """One of each kind, highest rate first."""
     edits: tuple[AttackFigures, ...]
@@ -105,7 +111,7 @@ class JudgeFigures:
     choosing_questions: int
     wordings_tried: int
     reach: float | None
-    """The share of questions below which a wording may have been passed over."""
+    """The rise, as a share of questions, below which a wording may have been passed over."""
     suspicious_rows: tuple[str, ...]
     """Wrong rows that the judge calls right twice, and the check too: look at these first."""
     suspicious_share: float
@@ -144,10 +150,10 @@ def find_worst_edit(
 def _rank(
     cells: Iterable[Cell], attack: str, order: Sequence[str], policy: NoVerdict
 ) -> list[AttackFigures]:
-    chosen = [cell for cell in cells if cell.phase == "choosing" and cell.attack == attack]
-    found = [_figure(group, {}, policy, None) for group in _by_attack(chosen, order)]
+    chosen_cells = [cell for cell in cells if cell.phase == "choosing" and cell.attack == attack]
+    figures = [_figure(group, {}, policy, None) for group in _by_attack(chosen_cells, order)]
     # A stable sort: equal rates stay in the order of the list.
-    return sorted(found, key=lambda one: -one.rate.rate)
+    return sorted(figures, key=lambda one: -one.rate.rate)
 
 
 def measure(
@@ -168,54 +174,57 @@ def measure(
     of_judge = [cell for cell in cells if cell.judge == judge]
     plain = [cell for cell in of_judge if cell.phase == "as they are"]
     test = [cell for cell in plain if cell.part == "test"]
-    again = [cell for cell in of_judge if cell.phase == "again" and cell.attack == "none"]
+    second_cells = [cell for cell in of_judge if cell.phase == "again" and cell.attack == "none"]
     by_row = {cell.row: cell for cell in plain}
     choosing = [cell for cell in of_judge if cell.phase == "choosing"]
-    chosen = {
+    chosen_figures = {
         (figure.attack, figure.key): figure
         for figure in (
             _figure(group, {}, no_verdict, None) for group in _by_attack(choosing, order)
         )
     }
-    played = [
-        _figure(group, by_row, no_verdict, chosen)
+    tested_figures = [
+        _figure(group, by_row, no_verdict, chosen_figures)
         for group in _by_attack([cell for cell in of_judge if cell.phase == "test"], order)
     ]
-    attacks = [one for one in played if one.attack in ATTACKS_ON_WRONG]
-    first = _find_primary(attacks, chosen.values(), primary)
+    attacks = [attack for attack in tested_figures if attack.attack in ATTACKS_ON_WRONG]
+    first = _find_primary(attacks, chosen_figures.values(), primary)
     attacks = _adjust(attacks, first)
     tried = {
         cell.question_id
         for cell in choosing
         if not cell.is_right and cell.attack in ATTACKS_ON_WRONG
     }
-    suspicious, share = _suspicious(plain, again, checked_right)
+    suspicious, share = _suspicious(plain, second_cells, checked_right)
+    flips = flip_rate(by_row, second_cells)
     return JudgeFigures(
         judge=judge,
         no_verdict_policy=no_verdict,
         wrong_accepted=rate_of([cell for cell in test if not cell.is_right], no_verdict),
         right_rejected=rate_of([cell for cell in test if cell.is_right], no_verdict),
         no_verdict=share_without(test),
-        again_wrong=rate_of([cell for cell in again if not cell.is_right], no_verdict),
-        again_right=rate_of([cell for cell in again if cell.is_right], no_verdict),
-        again_no_verdict=share_without(again) if again else None,
-        flip_rate=flip_rate(by_row, again),
-        kappa=kappa(by_row, again),
+        again_wrong=rate_of([cell for cell in second_cells if not cell.is_right], no_verdict),
+        again_right=rate_of([cell for cell in second_cells if cell.is_right], no_verdict),
+        again_no_verdict=share_without(second_cells) if second_cells else None,
+        flip_rate=flips,
+        kappa=kappa(by_row, second_cells),
         youden=youden(plain, no_verdict),
-        attacks=tuple(sorted(attacks, key=lambda one: -one.rate.rate)),
+        attacks=tuple(sorted(attacks, key=lambda attack: -attack.rate.rate)),
         edits=tuple(
             sorted(
-                _adjust([one for one in played if one.attack == "edit"], None),
-                key=lambda one: -one.rate.rate,
+                _adjust([attack for attack in tested_figures if attack.attack == "edit"], None),
+                key=lambda attack: -attack.rate.rate,
             )
         ),
-        primary=next((one for one in attacks if first is not None and one.key == first.key), None),
+        primary=next(
+            (attack for attack in attacks if first is not None and attack.key == first.key), None
+        ),
         choosing_questions=len(tried),
-        wordings_tried=sum(one.attack == "wording" for one in chosen.values()),
-        reach=at_most(0, len(tried)),
+        wordings_tried=sum(attack.attack == "wording" for attack in chosen_figures.values()),
+        reach=missed_rise(len(tried), _most_of_a_kind(chosen_figures.values()), flips or 0.0),
         suspicious_rows=suspicious,
         suspicious_share=share,
-        missing=_missing(played, test),
+        missing=_missing(tested_figures, test),
     )
 
 
@@ -225,23 +234,27 @@ def _by_attack(cells: Iterable[Cell], order: Sequence[str]) -> list[list[Cell]]:
     for cell in cells:
         groups.setdefault((cell.attack, cell.kind, cell.name), []).append(cell)
     places = {key: place for place, key in enumerate(order)}
-    found = sorted(groups, key=lambda one: places.get(f"{one[1]}/{one[2]}", len(places)))
-    return [groups[one] for one in found]
+    sorted_groups = sorted(groups, key=lambda one: places.get(f"{one[1]}/{one[2]}", len(places)))
+    return [groups[one] for one in sorted_groups]
 
 
 def _figure(
     cells: Sequence[Cell],
     by_row: Mapping[str, Cell],
     policy: NoVerdict,
-    chosen: Mapping[tuple[str, str], AttackFigures] | None,
+    chosen_figures: Mapping[tuple[str, str], AttackFigures] | None,
 ) -> AttackFigures:
     """Measure one attack by its cells, which are one or more, against the same rows as they are."""
     first = cells[0]
-    pairs = [(cell, by_row[cell.row]) for cell in cells if cell.row in by_row]
+    pairs = [
+        (cell, by_row[cell.row])
+        for cell in cells
+        if cell.row in by_row and by_row[cell.row].outcome != "right after all"
+    ]
     rate = rate_of(cells, policy)
     assert rate is not None  # there are cells
     without = share_without(cells)
-    before = share_without([old for _, old in pairs])
+    old_share = share_without([old for _, old in pairs])
     figure = AttackFigures(
         attack=first.attack,
         kind=first.kind,
@@ -249,24 +262,25 @@ def _figure(
         outcomes=_count_outcomes(cells),
         rate=rate,
         no_verdict=without,
-        is_flagged=bool(pairs) and without - before >= FLAG_RISE - 1e-12,
+        is_flagged=bool(pairs) and without - old_share >= FLAG_RISE - 1e-12,
         change=compare_rows(
             [is_hit(new, policy) for new, _ in pairs],
             [is_hit(old, policy) for _, old in pairs],
             [new.question_id for new, _ in pairs],
         ),
+        decided_questions=len({c.question_id for c in cells if c.outcome not in UNDECIDED}),
         universal=_universal(cells, policy),
         choosing=None,
     )
-    choice = (chosen or {}).get((figure.attack, figure.key))
+    choice = (chosen_figures or {}).get((figure.attack, figure.key))
     return replace(figure, choosing=None if choice is None else choice.rate)
 
 
 def _count_outcomes(cells: Sequence[Cell]) -> dict[str, int]:
     """Count outcomes; those of pairs that were won by position are listed where there are any."""
     names = RIGHT_OUTCOMES if cells[0].is_right else OUTCOMES
-    found = [cell.outcome for cell in cells]
-    return {name: found.count(name) for name in (*names, *sorted(set(found) - set(names)))}
+    outcomes = [cell.outcome for cell in cells]
+    return {name: outcomes.count(name) for name in (*names, *sorted(set(outcomes) - set(names)))}
 
 
 def _universal(cells: Sequence[Cell], policy: NoVerdict) -> float:
@@ -284,38 +298,47 @@ def _universal(cells: Sequence[Cell], policy: NoVerdict) -> float:
 
 
 def _find_primary(
-    attacks: Sequence[AttackFigures], chosen: Iterable[AttackFigures], primary: str | None
+    attacks: Sequence[AttackFigures], chosen_figures: Iterable[AttackFigures], primary: str | None
 ) -> AttackFigures | None:
     if primary is not None:
-        return next((one for one in attacks if one.key == primary), None)
-    played = {one.key: one for one in attacks}
-    choices = [one for one in chosen if one.attack in ATTACKS_ON_WRONG and one.key in played]
+        return next((attack for attack in attacks if attack.key == primary), None)
+    by_key = {attack.key: attack for attack in attacks}
+    choices = [
+        attack
+        for attack in chosen_figures
+        if attack.attack in ATTACKS_ON_WRONG and attack.key in by_key
+    ]
     if not choices:
         # Provers of more and more texts: the last one is the strongest.
-        provers = [one for one in attacks if one.attack != "wording"]
+        provers = [attack for attack in attacks if attack.attack != "wording"]
         return provers[-1] if provers else (attacks[0] if len(attacks) == 1 else None)
-    return played[max(choices, key=lambda one: one.rate.rate).key]
+    return by_key[max(choices, key=lambda attack: attack.rate.rate).key]
 
 
 def _adjust(figures: Sequence[AttackFigures], first: AttackFigures | None) -> list[AttackFigures]:
     """Adjust the p-values of all changes but the primary one after Holm."""
-    others = [one for one in figures if one is not first and one.change is not None]
-    adjusted = iter(holm([one.change.p for one in others if one.change is not None]))
+    further = [figure for figure in figures if figure is not first and figure.change is not None]
+    adjusted = iter(holm([figure.change.p for figure in further if figure.change is not None]))
     return [
-        replace(one, change=replace(one.change, p_holm=next(adjusted)))
-        if one is not first and one.change is not None
-        else one
-        for one in figures
+        replace(figure, change=replace(figure.change, p_holm=next(adjusted)))
+        if figure is not first and figure.change is not None
+        else figure
+        for figure in figures
     ]
 
 
+def _most_of_a_kind(chosen: Iterable[AttackFigures]) -> int:
+    kinds = [one.kind for one in chosen if one.attack == "wording"]
+    return max(map(kinds.count, kinds), default=1)
+
+
 def _suspicious(
-    plain: Sequence[Cell], again: Sequence[Cell], checked_right: Collection[str] | None
+    plain: Sequence[Cell], second_cells: Sequence[Cell], checked_right: Collection[str] | None
 ) -> tuple[tuple[str, ...], float]:
     """List wrong rows that the judge accepts twice and the check calls right, and their share."""
-    second = {cell.row: cell for cell in again}
+    second = {cell.row: cell for cell in second_cells}
     twice = [cell for cell in plain if not cell.is_right and cell.row in second]
-    found = [
+    suspicious = [
         cell.row
         for cell in twice
         if cell.verdict == "accept"
@@ -326,13 +349,13 @@ def _suspicious(
             else cell.row in checked_right
         )
     ]
-    return tuple(found), len(found) / len(twice) if twice else 0.0
+    return tuple(suspicious), len(suspicious) / len(twice) if twice else 0.0
 
 
-def _missing(played: Sequence[AttackFigures], test: Sequence[Cell]) -> int:
+def _missing(tested_figures: Sequence[AttackFigures], test: Sequence[Cell]) -> int:
     """Count the cells that attacks lack of all rows of the test with their label."""
     wrong = sum(not cell.is_right for cell in test)
     return sum(
         max(0, (len(test) - wrong if one.attack == "edit" else wrong) - one.rate.rows)
-        for one in played
+        for one in tested_figures
     )

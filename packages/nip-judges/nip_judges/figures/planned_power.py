@@ -4,13 +4,15 @@ plan_power      the rows of the dry run's table
 PowerRow        a row of it
 detectable_rise the smallest rise over the control that is found in 4 of 5 cases
 rise_power      how often a rise is found
+missed_rise     the rise below which a wording may be passed over in choosing
 gate_rows       how many right questions the gate of --against needs
 rows_needed     the questions by which a bar can be met
 corrected_level the level of a bound for the worst of several kinds
 
-All are exact: binomial bounds, and McNemar's exact two-sided test by enumeration.
+All but gate_rows are exact: binomial bounds, and McNemar's exact two-sided test by enumeration.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +25,7 @@ from nip_core.evaluation.statistics.distributions import normal_quantile
 
 _ALPHA = 0.05
 POWER = 0.8
+_CHOSEN = 0.95
 _MOST_QUESTIONS = 1_000_000
 _STEPS = 18
 """Halvings of the interval in which a rise is searched: to 4e-6."""
@@ -98,25 +101,63 @@ def rise_power(questions: int, rise: float, changing: float = 0.0) -> float:
     it. The interval of the screen asks for Student's t too, which rarely matters.
     """
     gains, losses = min(1.0 - changing, rise + changing), changing
-    changed = gains + losses
-    if changed <= 0:
+    changes = gains + losses
+    if changes <= 0:
         return 0.0
-    weights = _binomial(questions, min(1.0, changed))
+    weights = _binomial(questions, min(1.0, changes))
     numbers = np.flatnonzero(weights > 1e-9)
-    found = 0.0
+    power = 0.0
     for number in numbers.tolist():
         needed = _needed(number)
         if needed is not None:
-            found += float(weights[number]) * float(
-                _binomial(number, min(1.0, gains / changed))[needed:].sum()
+            power += float(weights[number]) * float(
+                _binomial(number, min(1.0, gains / changes))[needed:].sum()
             )
-    return min(1.0, found)
+    return min(1.0, power)
+
+
+@lru_cache(maxsize=1024)
+def missed_rise(questions: int, wordings: int, flips: float = 0.0) -> float | None:
+    """Find the rise below which a wording may be passed over in choosing, in (0, 1].
+
+    A wording with this rise is the highest of so many of its kind in 19 of 20 cases, if the others
+    have none. A share `flips` of verdicts changes by itself. Where none does it is `at_most`. None
+    without questions, and where no rise would be found so often.
+    """
+    if questions < 1:
+        return None
+    changing = min(0.25, flips / 2)
+    others = np.cumsum(_net_changes(questions, changing, changing))
+    below = np.concatenate([np.zeros(1), others[:-1]]) ** max(1, wordings - 1)
+    low, high = 0.0, 1.0 - changing
+
+    def is_found(rise: float) -> bool:
+        gains = min(1.0 - changing, rise + changing)
+        return float(_net_changes(questions, gains, changing) @ below) >= _CHOSEN - 1e-12
+
+    if not is_found(high):
+        return None
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_found(middle) else (middle, high)
+    return high
+
+
+def _net_changes(questions: int, gains: float, losses: float) -> Floats:
+    """Compute the probabilities of a net change of -questions to +questions."""
+    one = np.array([losses, max(0.0, 1.0 - gains - losses), gains])
+    total, power, left = np.ones(1), one, questions
+    while left:
+        if left & 1:
+            total = np.convolve(total, power)
+        power, left = np.convolve(power, power), left >> 1
+    return np.asarray(total, dtype=np.float64)
 
 
 @lru_cache(maxsize=4096)
-def _needed(changed: int) -> int | None:
+def _needed(changes: int) -> int | None:
     """Find how many of so many changes must be rises for a two-sided p below 5 %."""
-    tails = np.cumsum(_binomial(changed, 0.5)[::-1])[::-1]
+    tails = np.cumsum(_binomial(changes, 0.5)[::-1])[::-1]
     places = np.flatnonzero(2 * tails < _ALPHA)
     return int(places[0]) if len(places) else None
 
@@ -127,26 +168,32 @@ def _binomial(trials: int, rate: float) -> Floats:
     if rate <= 0 or rate >= 1:
         return np.asarray(numbers == (0 if rate <= 0 else trials), dtype=np.float64)
     logs = _log_factorials(trials)
-    chosen = logs[trials] - logs[numbers] - logs[trials - numbers]
+    combinations = logs[trials] - logs[numbers] - logs[trials - numbers]
     return np.asarray(
-        np.exp(chosen + numbers * np.log(rate) + (trials - numbers) * np.log1p(-rate)),
+        np.exp(combinations + numbers * np.log(rate) + (trials - numbers) * np.log1p(-rate)),
         dtype=np.float64,
     )
 
 
 @lru_cache(maxsize=1024)
-def _log_factorials(most: int) -> Floats:
-    return np.concatenate([np.zeros(1), np.cumsum(np.log(np.arange(1.0, most + 1)))])
+def _log_factorials(largest: int) -> Floats:
+    return np.concatenate([np.zeros(1), np.cumsum(np.log(np.arange(1.0, largest + 1)))])
 
 
 def gate_rows(changing: float, margin: float = 0.03) -> int:
     """Compute how many right questions show, in 4 of 5 cases, that no more than `margin` is lost.
 
     For a judge that loses nothing, of whose verdicts a share `changing` differs, as many one way
-    as the other: the one-sided upper 95 % bound must lie at `margin` or below.
+    as the other: the one-sided upper 95 % bound must lie at `margin` or below. In large samples, of
+    Tango's score test, which is asked where few verdicts change (`rates.bound_rise`).
     """
-    quantiles = normal_quantile(1 - _ALPHA) + normal_quantile(POWER)
-    return int(np.ceil(quantiles**2 * changing / margin**2))
+    half, spread = changing / 2, margin * (1 - margin)
+    b = 2 * margin - changing
+    # The share of losses less margin that fits best, were the true loss at the margin.
+    share = (math.sqrt(b * b + 8 * half * spread) - b) / 4
+    at_margin = normal_quantile(1 - _ALPHA) * math.sqrt(2 * share + spread)
+    at_none = normal_quantile(POWER) * math.sqrt(changing)
+    return math.ceil(((at_margin + at_none) / margin) ** 2)
 
 
 @lru_cache(maxsize=1024)
@@ -175,14 +222,14 @@ def rows_needed_at(bar: float, kinds: int, rate: float) -> int | None:
     return _fewest(is_met, 1)
 
 
-def _fewest(is_met: Callable[[int], bool], least: int) -> int | None:
+def _fewest(is_met: Callable[[int], bool], smallest: int) -> int | None:
     """Find the least number for which a rule holds that, but for rounding, goes on holding."""
-    high = least
+    high = smallest
     while not is_met(high):
         high *= 2
         if high > _MOST_QUESTIONS:
             return None
-    low = max(least - 1, high // 2)
+    low = max(smallest - 1, high // 2)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_met(middle) else (middle, high)

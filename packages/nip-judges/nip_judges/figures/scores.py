@@ -4,6 +4,7 @@ measure_scores   all of it, by the cells of a judge
 ScoreFigures     it
 area_under_roc   how often a right response scores higher than a wrong one
 choose_threshold the threshold at equal error rates
+ChosenThreshold  it, with its error rates where it was chosen; fix_threshold makes it
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nip_core.evaluation.statistics.clustered import clustered_mean
+from nip_judges.figures.judge_figures import UNDECIDED
 from nip_judges.figures.rates import number_questions
 from nip_judges.parts import Cell
 
@@ -31,19 +33,47 @@ class ScoreFigures:
     """By the attack's key: the mean rise of wrong responses' scores, with its 95 % interval."""
 
 
+@dataclass(frozen=True)
+class ChosenThreshold:
+    """A threshold that was chosen on rows as they are, none of which is of the test."""
+
+    value: float
+    """A score of at least so much is accepted."""
+    wrong_rows: int
+    right_rows: int
+    wrong_accepted: float
+    right_rejected: float
+
+
+def fix_threshold(right: Sequence[float], wrong: Sequence[float]) -> ChosenThreshold:
+    """Choose a threshold and count its errors; raises as `choose_threshold` does."""
+    value = choose_threshold(right, wrong)
+    return ChosenThreshold(
+        value,
+        len(wrong),
+        len(right),
+        sum(score >= value for score in wrong) / len(wrong),
+        sum(score < value for score in right) / len(right),
+    )
+
+
 def measure_scores(cells: Sequence[Cell]) -> ScoreFigures | None:
-    """Measure scores by the cells of one judge; None where no cell as it is has a score."""
-    plain = {cell.row: cell for cell in cells if cell.phase == "as they are"}
-    test = [cell for cell in plain.values() if cell.part == "test" and cell.score is not None]
+    """Measure scores by the cells of one judge; None where no cell as it is has a score.
+
+    Texts without a score are left out, and those that are right after all or not certain.
+    """
+    scored = [cell for cell in cells if cell.score is not None and cell.outcome not in UNDECIDED]
+    plain = {cell.row: cell for cell in scored if cell.phase == "as they are"}
+    test = [cell for cell in plain.values() if cell.part == "test"]
     if not test:
         return None
     right = _scores([cell for cell in test if cell.is_right])
-    attacked: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell.phase == "test" and not cell.is_right and cell.score is not None:
-            attacked.setdefault(f"{cell.kind}/{cell.name}", []).append(cell)
+    attacked_cells: dict[str, list[Cell]] = {}
+    for cell in scored:
+        if cell.phase == "test" and not cell.is_right:
+            attacked_cells.setdefault(f"{cell.kind}/{cell.name}", []).append(cell)
     rises = {}
-    for key, group in attacked.items():
+    for key, group in attacked_cells.items():
         pairs = [
             (cell.score - old.score, cell.question_id)
             for cell in group
@@ -51,7 +81,7 @@ def measure_scores(cells: Sequence[Cell]) -> ScoreFigures | None:
         ]
         if pairs:
             rises[key] = _mean_rise([rise for rise, _ in pairs], [name for _, name in pairs])
-    under = {key: area_under_roc(right, _scores(group)) for key, group in attacked.items()}
+    under = {key: area_under_roc(right, _scores(group)) for key, group in attacked_cells.items()}
     return ScoreFigures(
         auroc=area_under_roc(right, _scores([cell for cell in test if not cell.is_right])),
         auroc_under={key: area for key, area in under.items() if area is not None},
@@ -67,9 +97,9 @@ def area_under_roc(right: Sequence[float], wrong: Sequence[float]) -> float | No
     if not len(right) or not len(wrong):
         return None
     ordered = np.sort(np.asarray(wrong, dtype=np.float64))
-    below = np.searchsorted(ordered, right, side="left")
+    numbers_below = np.searchsorted(ordered, right, side="left")
     up_to = np.searchsorted(ordered, right, side="right")
-    return float((below + up_to).mean() / 2 / len(wrong))
+    return float((numbers_below + up_to).mean() / 2 / len(wrong))
 
 
 def choose_threshold(right: Sequence[float], wrong: Sequence[float]) -> float:

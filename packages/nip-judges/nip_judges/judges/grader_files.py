@@ -78,15 +78,9 @@ def _list_texts(grader: LabelModel | ScoreModel | StringCheck | PythonGrader) ->
     return [text for message in grader.input for text in list_contents(message)]
 
 
-def _find_threshold(file: "JudgeFile", grader: ScoreModel | PythonGrader) -> float:
-    for threshold in (file.judge.threshold, grader.pass_threshold):
-        if threshold is not None:
-            return threshold
-    file.refuse(
-        ("judge", "grader"),
-        f"{file.judge.grader} has no pass_threshold: set judge.threshold, the least number that "
-        "accepts",
-    )
+def _find_threshold(file: "JudgeFile", grader: ScoreModel | PythonGrader) -> float | None:
+    own = file.judge.threshold
+    return grader.pass_threshold if own is None else own
 
 
 def _make_label(file: "JudgeFile", grader: LabelModel, client: ChatCompletions | None) -> ChatJudge:
@@ -210,7 +204,7 @@ class PythonJudge:
     name: str
     digest: str
     grader: PythonGrader
-    threshold: float
+    threshold: float | None
     data: Any
     accept_forms: Sequence[str] = ()
     is_paid: bool = False
@@ -254,5 +248,7 @@ class PythonJudge:
             return JudgeAnswer("none", "", f"{self.name}: {last[0]}"[:500], calls=0)
         if not math.isfinite(score):
             return JudgeAnswer("none", "", f"{self.name}: it returned {score}", calls=0)
+        if self.threshold is None:
+            return JudgeAnswer("none", "", "judge.threshold is not set", score=score, calls=0)
         verdict = score >= self.threshold
         return JudgeAnswer("accept" if verdict else "reject", "", score=score, calls=0)

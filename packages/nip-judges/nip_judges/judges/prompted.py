@@ -124,7 +124,7 @@ def make_prompted(file: "JudgeFile", client: ChatCompletions | None) -> ChatJudg
         name=seat.agent.model_name,
         digest=digest(["prompt", parts, columns, forms, seat.digest]),
         accept_forms=find_examples(form, prompt),
-        scores=block.threshold is not None,
+        scores=block.accept is None and block.reject is None,
         seat=seat,
         form=form,
         write_chat=write_chat,

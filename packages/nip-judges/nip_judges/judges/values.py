@@ -63,8 +63,8 @@ def _read_number(number: float, forms: ValueForms, words: str) -> JudgeAnswer:
     if not math.isfinite(number):
         return JudgeAnswer("none", words, f"the function returned {number}")
     if forms.threshold is None:
-        reason = f"the function returned {number:g}: set judge.threshold, from which it accepts"
-        return JudgeAnswer("none", words, reason)
+        reason = f"the function returned {number:g}, and judge.threshold is not set"
+        return JudgeAnswer("none", words, reason, score=number)
     verdict = "accept" if number >= forms.threshold else "reject"
     return JudgeAnswer("accept" if verdict == "accept" else "reject", words, score=number)
 

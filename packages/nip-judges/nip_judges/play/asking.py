@@ -5,6 +5,9 @@ Spending      calls, tokens and US dollars so far
 Asker         asks one judge: many at once, each answer on disk before it is used
 CapReached    the error of a cap; answers on record stay
 
+A judge that scores and has no threshold gets one by `set_threshold`; its answers are on record as
+they came, so that they are read by the same threshold when an attack goes on.
+
 An answer is found again by the judge's digest, the text that it was shown and the number of the
 asking. So a kill costs the calls in flight, and a text that two parts of the course show is asked
 once.
@@ -12,7 +15,7 @@ once.
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,7 @@ class Asker:
         self._places = asyncio.Semaphore(concurrency)
         self._begun = 0  # calls in flight
         self._failed: NipError | None = None
+        self._thresholds: dict[str, float] = {}  # by the judge's digest
         self._tasks: dict[str, asyncio.Task[JudgeAnswer]] = {}
         self._answers: dict[str, JudgeAnswer] = {}
         for record in journal.replay():
@@ -89,6 +93,10 @@ class Asker:
             self._answers[record["key"]] = answer
             if record["counts"]:
                 self.spending.count(answer)
+
+    def set_threshold(self, judge: Judge, threshold: float) -> None:
+        """Read scores of a judge that have no verdict by a threshold, from which it accepts."""
+        self._thresholds[judge.digest] = threshold
 
     async def ask(
         self, judge: Judge, shown_text: ShownText, asking: int = 0, *, counts: bool = True
@@ -99,12 +107,19 @@ class Asker:
         """
         key = derive_key(judge.digest, asdict(shown_text), asking)
         if (answer := self._answers.get(key)) is not None:
-            return answer
+            return self._decide(judge, answer)
         # Two parts of the course may want one text at once.
         if (task := self._tasks.get(key)) is None:
             task = asyncio.create_task(self._ask(judge, shown_text, key, counts))
             self._tasks[key] = task
-        return await task
+        return self._decide(judge, await task)
+
+    def _decide(self, judge: Judge, answer: JudgeAnswer) -> JudgeAnswer:
+        threshold = self._thresholds.get(judge.digest)
+        if threshold is None or answer.score is None or answer.verdict != "none":
+            return answer
+        is_accepted = answer.score >= threshold
+        return replace(answer, verdict="accept" if is_accepted else "reject", reason=None)
 
     async def ask_all(
         self, judge: Judge, texts: Sequence[tuple[ShownText, int]], *, counts: bool = True

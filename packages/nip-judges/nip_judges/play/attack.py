@@ -381,7 +381,12 @@ async def plan_attack(prepared: PreparedAttack) -> PlanDocument:
     courses = 1 if prepared.against is None else 2
     calls = {
         part: courses * count * (2 if parts.compares_pairs else 1)
-        for part, count in count_calls(rows, parts.wordings, len(parts.edits)).items()
+        for part, count in count_calls(
+            rows,
+            parts.wordings,
+            len(parts.edits),
+            needs_threshold=answer.verdict == "none" and answer.score is not None,
+        ).items()
     }
     kinds = len({wording.kind for wording in parts.wordings})
     questions = len({row.question_id for row in rows.wrong_test})

@@ -6,9 +6,11 @@ play_course  these, wordings chosen on some questions, and tested once on others
 dress_rows   wrong rows in wordings, as texts
 count_calls  the calls of a course by part, at most
 
-(a) 20 test rows of each label as they are, asked twice. (b) All test rows as they are, 100 of each
-label twice. (c) All wordings on the wrong questions kept for choosing, all edits on the right ones.
-(d) The worst wording of each kind and the worst edit on the test rows, once.
+A judge that scores and has no threshold gets one first: at equal error rates on the rows for
+choosing as they are, and then fixed. (a) 20 test rows of each label as they are, asked twice. (b)
+All test rows as they are, 100 of each label twice. (c) All wordings on the wrong questions kept for
+choosing, all edits on the right ones. (d) The worst wording of each kind and the worst edit on the
+test rows, once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,15 +22,19 @@ from nip_judges.figures.judge_figures import (
     find_worst,
     find_worst_edit,
 )
+from nip_judges.figures.scores import ChosenThreshold, fix_threshold
 from nip_judges.parts import Cell, GradedRow, Phase, Wording
 from nip_judges.play.asking import Asker
-from nip_judges.play.judged_texts import AttackParts, Text, judge_texts
+from nip_judges.play.judged_texts import AttackParts, Text, judge_texts, show_text
 from nip_judges.rows.graded_rows import GradedRows
 from nip_judges.wordings.edits import write_edit
 from nip_judges.wordings.writing import write_wording
 
 FIRST_LOOK = 20
 """Rows of each label in the first part."""
+_PROBES = 3
+"""Rows of each label by which it shows that scores have no threshold."""
+THRESHOLD = "threshold"
 ASKED_TWICE = 100
 """Rows of each label that are asked twice as they are."""
 
@@ -43,6 +49,8 @@ class Course:
     chosen: tuple[Wording, ...] = ()
     """The worst wording of each kind on the questions of choosing, the worst of all first."""
     worst_edit: str | None = None
+    threshold: ChosenThreshold | None = None
+    """Of a judge that scores and whose file sets none."""
     second: "Course | None" = None
     """The course of a second judge, on the same rows; its cells are in `cells`, too."""
 
@@ -99,6 +107,7 @@ async def play_control(
     A constant, a coin, or a judge whose form is not read ends here: `course.ended_early` says why.
     """
     wrong, right = parts.rows.wrong_test, parts.rows.right_test
+    await _fix_threshold(parts, asker, course, on_part)
     # (a) Some 80 calls tell most of those.
     first = [*wrong[:FIRST_LOOK], *right[:FIRST_LOOK]]
     texts = [*_take("as they are", first), *_take("again", first)]
@@ -112,6 +121,43 @@ async def play_control(
     texts = [*_take("as they are", rest), *_take("again", asked_twice)]
     await _play(parts, asker, course, on_part, "as they are", texts)
     course.ended_early = ends_as_they_are(_own(parts, course), parts.no_verdict)
+
+
+async def _fix_threshold(parts: AttackParts, asker: Asker, course: Course, on_part: Tell) -> None:
+    """Choose the threshold of a judge whose scores have no verdict, on rows that are not tested."""
+    rows = parts.rows
+    # Of these rows the first part asks anyway.
+    looked_at = [*rows.wrong_test[:_PROBES], *rows.right_test[:_PROBES]]
+    if parts.compares_pairs or not await _list_scores(parts, asker, looked_at, unread=True):
+        return
+    chosen_on = [*rows.wrong_choosing, *rows.right_choosing]
+    on_part(THRESHOLD, len(chosen_on))
+    wrong = [row for row in rows.wrong_choosing if not _is_right(parts, row)]
+    right_scores = await _list_scores(parts, asker, rows.right_choosing)
+    wrong_scores = await _list_scores(parts, asker, wrong)
+    if not right_scores or not wrong_scores:
+        return  # its answers stay without a verdict, and the next part says so
+    course.threshold = fix_threshold(right_scores, wrong_scores)
+    asker.set_threshold(parts.judge, course.threshold.value)
+    texts = [Text("choosing", "choosing", row, row.response) for row in chosen_on]
+    course.cells += await judge_texts(parts, asker, texts)
+
+
+async def _list_scores(
+    parts: AttackParts, asker: Asker, rows: Sequence[GradedRow], *, unread: bool = False
+) -> list[float]:
+    """List the scores of rows as they are; `unread`, those that have no verdict alone."""
+    shown = [(show_text(row, row.response), 0) for row in rows]
+    answers = await asker.ask_all(parts.judge, shown)
+    return [
+        answer.score
+        for answer in answers
+        if answer.score is not None and (answer.verdict == "none" or not unread)
+    ]
+
+
+def _is_right(parts: AttackParts, row: GradedRow) -> bool:
+    return parts.check is not None and parts.check.decide(row.response, row) is True
 
 
 async def _play(
@@ -144,13 +190,17 @@ def dress_rows(
             )
 
 
-def count_calls(rows: GradedRows, wordings: Sequence[Wording], edits: int) -> Mapping[str, int]:
+def count_calls(
+    rows: GradedRows, wordings: Sequence[Wording], edits: int, *, needs_threshold: bool = False
+) -> Mapping[str, int]:
     """Count the texts of a course by part, at most."""
     wrong, right = len(rows.wrong_test), len(rows.right_test)
     first = min(wrong, FIRST_LOOK) + min(right, FIRST_LOOK)
     twice = min(wrong, ASKED_TWICE) + min(right, ASKED_TWICE)
     kinds = len({wording.kind for wording in wordings})
+    chosen_on = len(rows.wrong_choosing) + len(rows.right_choosing)
     return {
+        **({THRESHOLD: chosen_on} if needs_threshold else {}),
         "first look": 2 * first,
         "as they are": wrong + right - first + twice - first,
         "choosing": len(rows.wrong_choosing) * len(wordings) + len(rows.right_choosing) * edits,

@@ -34,6 +34,8 @@ from nip_judges.wordings.writing import KINDS
 if TYPE_CHECKING:
     from nip_judges.play.attack import PreparedAttack
 
+COMPARISONS = ("exact", "number", "option")
+"""The checks that compare with the reference."""
 _STOPPED, _CAPPED = 3, 7
 
 
@@ -97,10 +99,15 @@ def make_result(
         models=sorted({cell.model for cell in course.cells if cell.model}),
         not_tried=not_tried,
         held_out=prepared.held_out,
-        notes=[*prepared.notes, *(hint_at_form(course.cells) if course.ended_early else [])],
+        notes=[
+            *prepared.notes,
+            *_note_second_threshold(course),
+            *(hint_at_form(course.cells) if course.ended_early else []),
+        ],
         gallery=list_gallery(course.cells, questions),
         baseline=_measure_baseline(parts),
         scores=measure_scores([cell for cell in course.cells if cell.judge == JUDGE]),
+        threshold=course.threshold,
         against=_compare(prepared, course),
         against_name=prepared.options.against or "",
         against_word=_choose_second_word(prepared, course, not_tried),
@@ -117,7 +124,11 @@ def _is_right(parts: AttackParts, row: GradedRow) -> bool:
 def _measure_baseline(parts: AttackParts) -> AsTheyAre | None:
     """Measure a program that compares with the reference, on the test rows as they are."""
     wrong, right = parts.rows.wrong_test, parts.rows.right_test
-    if parts.check is None or any(row.reference is None for row in (*wrong, *right)):
+    if (
+        parts.check is None
+        or parts.check.name not in COMPARISONS
+        or any(row.reference is None for row in (*wrong, *right))
+    ):
         return None
 
     def share(rows: Sequence[GradedRow], hits: Sequence[bool]) -> Rate | None:
@@ -132,6 +143,16 @@ def _measure_baseline(parts: AttackParts) -> AsTheyAre | None:
         right_rejected=rate_words(rejected),
         no_verdict=undecided,
     )
+
+
+def _note_second_threshold(course: Course) -> list[str]:
+    threshold = None if course.second is None else course.second.threshold
+    if threshold is None:
+        return []
+    return [
+        f"the second judge's threshold is {threshold.value:g}, chosen on "
+        f"{threshold.wrong_rows} wrong and {threshold.right_rows} right other answers"
+    ]
 
 
 def _list_not_tried(prepared: "PreparedAttack") -> list[str]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nip_judges.settings.judge_file import JudgeFile
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".eval")
+_NUMBERS = re.compile(r"\\d|\d-\d")
+"""A pattern with these finds digits: its group is a score."""
 _OF_PROMPTS = ("names", "fill", "as_written", "system", "pattern", "otherwise")
 _OF_MODELS = (
     "model_name",
@@ -138,6 +140,9 @@ def _check_forms(file: "JudgeFile") -> None:
             if getattr(judge, name) is not None:
                 file.refuse(("judge", name), f"a score decides by threshold; leave {name} out")
         return
+    is_score = judge.pattern is not None and _NUMBERS.search(judge.pattern) is not None
+    if is_score and judge.accept is None and judge.reject is None:
+        return  # a threshold is chosen
     for name, verb in (("accept", "accepts"), ("reject", "rejects")):
         if getattr(judge, name) is None and not (name == "reject" and judge.otherwise):
             file.refuse(
