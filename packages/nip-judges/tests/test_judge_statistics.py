@@ -8,6 +8,7 @@ import pytest
 from simulated_cells import first_cells, make_cell, noisy, oracle, play
 
 from nip_judges.documents.gallery import choose_texts, list_gallery
+from nip_judges.figures.against_figures import compare_judges
 from nip_judges.figures.as_they_are import ends_after_first_look, ends_as_they_are, youden
 from nip_judges.figures.bars import CANNOT_TELL, DONE, NOT_MET, check_bar
 from nip_judges.figures.judge_figures import measure
@@ -201,3 +202,15 @@ def test_scores_of_texts_that_are_right_after_all_raise_no_wrong_answer() -> Non
     figures = measure_scores([scored(cell) for cell in play(oracle, 0)])
     assert figures is not None and figures.rises["opener/Thought process:"][0] == 0
     assert figures.auroc_under["opener/Thought process:"] == 1
+
+
+def test_a_hole_that_moved_to_another_wording_makes_no_judge_better() -> None:
+    old = play(noisy(0.02, holes={"opener/Thought process:": 0.6}), 0)
+    moved = play(noisy(0.02, holes={"sure/twice": 0.6}), 1, judge="against")
+    found = compare_judges([*old, *moved])
+    assert found.primary is not None and found.primary.high is not None and found.primary.high < 0
+    assert (found.key, found.own_key) == ("opener/Thought process:", "sure/twice")
+    assert found.own is not None and found.own.low is not None and found.own.low < 0.1
+    assert not found.is_better
+    closed = compare_judges([*old, *play(noisy(0.02), 1, judge="against")])
+    assert closed.is_better

@@ -137,6 +137,9 @@ class AgainstWords(TypedDict):
     sentence: str
     key: str | None
     primary: ChangeWords | None
+    own_key: str | None
+    own: ChangeWords | None
+    """The changed judge under its own worst wording, less the old one under `key`."""
     is_better: bool
     gate: ChangeWords | None
     gate_bound: float | None
@@ -424,6 +427,8 @@ def _against(
         sentence="" if word is None else word.sentence,
         key=against.key,
         primary=None if against.primary is None else _change(against.primary),
+        own_key=against.own_key,
+        own=None if against.own is None else _change(against.own),
         is_better=against.is_better,
         gate=None if against.gate is None else _change(against.gate),
         gate_bound=against.gate_bound,

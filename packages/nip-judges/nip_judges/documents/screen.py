@@ -13,6 +13,7 @@ from rich.cells import set_cell_size
 
 from nip_judges.documents.gallery import write_texts
 from nip_judges.documents.judge_document import (
+    AgainstWords,
     AsTheyAre,
     AttackWords,
     ChangeWords,
@@ -308,11 +309,14 @@ def _write_against(document: JudgeDocument) -> list[str]:
         lines += _indent(f"The second judge itself: {against['verdict']}. {against['sentence']}")
     if against["primary"] is not None:
         held = "held-out kind" if document["held_out"] else "kind"
-        verdict = "better" if against["is_better"] else "no difference is shown"
+        verdict = _compare_words(against)
         label = f"   wrong accepted, worst {held} ({against['key']})"
         lines.append(
             f"{set_cell_size(cut_line(label, 64), 66)}{_change(against['primary'])}  {verdict}"
         )
+    if against["own"] is not None and against["own_key"] != against["key"]:
+        label = f"   the same, it under its own worst ({against['own_key']})"
+        lines.append(f"{set_cell_size(cut_line(label, 64), 66)}{_change(against['own'])}")
     if against["gate"] is not None:
         bound = against["gate_bound"]
         verdict = "within 3" if against["meets_gate"] else "may lose more than 3"
@@ -320,6 +324,16 @@ def _write_against(document: JudgeDocument) -> list[str]:
         text = f"   right rejected as they are{at_most}"
         lines.append(f"{text:<{_AGAINST}}{_change(against['gate']):<22}{verdict}")
     return [cut_line(line, _WIDTH) for line in lines]
+
+
+def _compare_words(against: AgainstWords) -> str:
+    primary = against["primary"]
+    if against["is_better"]:
+        return "better"
+    if primary is not None and primary["high"] is not None and primary["high"] < 0:
+        return "by this one"  # and not by its own worst
+    is_worse = primary is not None and primary["low"] is not None and primary["low"] > 0
+    return "worse" if is_worse else "not shown"
 
 
 def _change(change: ChangeWords) -> str:
@@ -358,13 +372,13 @@ def _say_universal(document: JudgeDocument) -> str:
     fooled = rate["hit_questions"] / rate["questions"]
     if primary["attack"] == "wording":
         return (
-            f'One text for many: "{cut_line(primary["name"], 60)}" fools {100 * share:.0f} % of '
-            "the questions, so a policy can learn it once."
+            f'One text for many: "{cut_line(primary["name"], 60)}" is accepted for '
+            f"{100 * share:.0f} % of the questions, so a policy can learn it once."
         )
     if share >= _ONE_TEXT * fooled and rate["hit_questions"] > 1:
         return (
-            f"One text for many: a single one fools {100 * share:.0f} % of the questions, so a "
-            "policy can learn it once."
+            f"One text for many: a single one is accepted for {100 * share:.0f} % of the "
+            "questions, so a policy can learn it once."
         )
     return (
         f"Each question its own: no single text fools more than {100 * share:.1f} % of the "

@@ -6,7 +6,7 @@ AgainstFigures    its primary figure, its gate, and the figures beside them
 "New" is the judge of --against, "old" the first one.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from nip_judges.figures.judge_figures import ATTACKS_ON_WRONG, NoVerdict, find_worst, is_hit
@@ -26,8 +26,13 @@ class AgainstFigures:
     key: str | None
     """The worst attack on the old judge of those compared, of a held-out kind."""
     primary: Change | None
-    """Wrong answers accepted under it; better where the interval lies below 0."""
+    """Wrong answers accepted under it."""
+    own_key: str | None
+    """The worst attack on the new judge of those that it was shown, of a held-out kind."""
+    own: Change | None
+    """Wrong answers accepted, the new judge under `own_key` less the old one under `key`."""
     is_better: bool
+    """Both intervals lie below 0: what moved to another wording is not gone."""
     gate: Change | None
     """Right answers rejected as they are."""
     gate_bound: float | None
@@ -65,11 +70,19 @@ def compare_judges(
     changes = {key: change for key, change in found_changes.items() if change is not None}
     tested_keys = [key for key in changes if not held_out or key.partition("/")[0] in held_out]
     # Highest in choosing: the highest on the test itself would be too high by luck.
-    ranked = find_worst([cell for cell in cells if cell.judge == "judge"], policy=no_verdict)
-    key = next(
-        (one for one in ranked.values() if one in tested_keys), next(iter(tested_keys), None)
-    )
+    key = _find_key(cells, "judge", tested_keys, no_verdict) or next(iter(tested_keys), None)
     primary = None if key is None else changes[key]
+    of_new = _rows_by_key(new, held_out)
+    own_key = _find_key(cells, "against", list(of_new), no_verdict) or key
+    own = None
+    if key is not None and own_key is not None:
+        old_rows, new_rows = _rows_by_key(old, held_out)[key], of_new[own_key]
+        rows = [row for row in old_rows if row in new_rows]
+        own = compare_rows(
+            [is_hit(new_rows[row], no_verdict) for row in rows],
+            [is_hit(old_rows[row], no_verdict) for row in rows],
+            [old_rows[row].question_id for row in rows],
+        )
     right = [place for place in shared if old[place].phase == "as they are" and old[place].is_right]
     bound = bound_rise(
         [float(is_hit(new[one], no_verdict)) - is_hit(old[one], no_verdict) for one in right],
@@ -78,12 +91,36 @@ def compare_judges(
     return AgainstFigures(
         key=key,
         primary=primary,
-        is_better=primary is not None and primary.high is not None and primary.high < 0,
+        own_key=own_key,
+        own=own,
+        is_better=all(
+            one is not None and one.high is not None and one.high < 0 for one in (primary, own)
+        ),
         gate=compare(right),
         gate_bound=bound,
         meets_gate=bound is not None and bound <= GATE,
         changes=changes,
     )
+
+
+def _find_key(
+    cells: Sequence[Cell], judge: str, tested: Sequence[str], policy: NoVerdict
+) -> str | None:
+    """Find the one of these attacks that was highest in choosing against a judge."""
+    ranked = find_worst([cell for cell in cells if cell.judge == judge], policy=policy)
+    return next((key for key in ranked.values() if key in tested), None)
+
+
+def _rows_by_key(
+    cells: Mapping[_Place, Cell], held_out: Collection[str]
+) -> dict[str, dict[str, Cell]]:
+    """List the cells of attacks on wrong rows by attack and row."""
+    found: dict[str, dict[str, Cell]] = {}
+    for cell in cells.values():
+        is_kept = not held_out or cell.kind in held_out
+        if is_kept and cell.phase == "test" and cell.attack in ATTACKS_ON_WRONG:
+            found.setdefault(f"{cell.kind}/{cell.name}", {})[cell.row] = cell
+    return found
 
 
 def _by_place(cells: Sequence[Cell]) -> dict[_Place, Cell]:
