@@ -180,7 +180,7 @@ test-verifiers:
 	NIP_VERIFIERS_EPISODES=$(EPISODES) $(VERIFIERS)/bin/python -m pytest -n $(TEST_JOBS) --dist loadfile tests/verifiers
 
 # Inspect's scorers, and judges of verifiers, TRL, DSPy and ART: the first asks for a newer openai than
-# the others take, so there are two environments.
+# the others take, so there are two environments. The second has reasoning-gym, too.
 test-judges:
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_inspect.sh $(INSPECT)
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_judges.sh $(JUDGES)
@@ -188,6 +188,7 @@ test-judges:
 		$${part%:*}/bin/python -m pytest packages/nip-judges/tests/libraries/$${part#*:} \
 			packages/nip-judges/tests/libraries/test_openai_graders.py || exit; \
 	done
+	$(JUDGES)/bin/python -m pytest tests/scenarios/test_reasoning_gym.py
 
 # nip view in a browser, from the system's packages: apt-get install chromium, or NIP_CHROMIUM. What
 # drives it and looks for barriers comes from npm. NIP_SHOTS=DIR takes pictures of every page.

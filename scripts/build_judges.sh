@@ -15,7 +15,8 @@
 # openai<3, and constraints.txt has the newer one. Inspect asks for openai>=3.4 where it calls a
 # server of OpenAI's API, so its scorers are tested in the environment of build_inspect.sh. TRL comes
 # without its requirements, as they bring torch; its reward functions need none of them but
-# math-verify, which verifiers brings.
+# math-verify, which verifiers brings. pycosat, which reasoning-gym requires, is compiled, so a C
+# compiler is needed.
 set -euo pipefail
 
 REBUILD="${REBUILD:-${NEWEST:-}}"
@@ -23,8 +24,8 @@ REBUILD="${REBUILD:-${NEWEST:-}}"
 use_environment .judges-env judges_constraints.txt "$@"
 if [ -n "${NEWEST:-}" ]; then CONSTRAINTS=/dev/null; fi
 make_environment
-echo "verifiers, dspy, openpipe-art, nip and what they require ..."
-install_nip figures,graphs -c "$CONSTRAINTS" verifiers dspy openpipe-art \
+echo "verifiers, dspy, openpipe-art, reasoning-gym, nip and their requirements ..."
+install_nip figures,graphs,reasoning-gym -c "$CONSTRAINTS" verifiers dspy openpipe-art \
     pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis certifi
 "$DIR/bin/python" -m pip check
 echo "trl ..."
@@ -36,7 +37,7 @@ from art.rewards.ruler import ruler
 from trl.rewards import accuracy_reward
 from verifiers.v1.judges import ReferenceJudge
 
-names = "verifiers dspy trl openpipe-art openai litellm".split()
+names = "verifiers dspy trl openpipe-art openai litellm reasoning-gym".split()
 print(", ".join(f"{name} {version(name)}" for name in names))
 EOF
 note_environment
