@@ -81,9 +81,9 @@ def sweep_judges(
         if not quiet:
             say(f"nip: {name}: {texts} texts", file=sys.stderr, flush=True)
 
-    played = asyncio.run(play_sweep(plan, tell))
-    facts = make_facts(plan, surveyed, played, declaration)
-    results = write_sweep(plan.folder, facts, played.cells, declaration)
+    outcome = asyncio.run(play_sweep(plan, tell))
+    facts = make_facts(plan, surveyed, outcome, declaration)
+    results = write_sweep(plan.folder, facts, outcome.cells, declaration)
     if as_json:
         _say_json(results)
     else:
@@ -95,8 +95,8 @@ def sweep_judges(
         if declaration is None and plan.file.hypotheses:
             say("Not declared before the first attack: the plan's hypotheses are not tested.")
         say(f"{plan.folder}: README.md, results.json, cells.parquet, facts.json")
-    if played.errors:
-        raise _name_first(played.errors, played.failures)
+    if outcome.errors:
+        raise _name_first(outcome.errors, outcome.failures)
     return 0
 
 
@@ -131,29 +131,35 @@ def _show_plan(plan: JudgeSweep, surveyed: Sequence[SurveyedAttack], as_json: bo
     if as_json:
         attacks = [
             {
-                "name": one.attack.name,
-                "judge": one.attack.judge,
-                "seed": one.attack.seed,
-                "calls": dict(one.calls),
-                "is_paid": one.is_paid,
-                "prompt_tokens": one.prompt_tokens,
-                "prompt_usd": one.prompt_usd,
-                "has_begun": one.has_begun,
+                "name": attack.attack.name,
+                "judge": attack.attack.judge,
+                "seed": attack.attack.seed,
+                "calls": dict(attack.calls),
+                "is_paid": attack.is_paid,
+                "prompt_tokens": attack.prompt_tokens,
+                "prompt_usd": attack.prompt_usd,
+                "has_begun": attack.has_begun,
             }
-            for one in surveyed
+            for attack in surveyed
         ]
         power_words = power.model_dump(mode="json")
         _say_json(
             {"sweep": plan.name, "attacks": attacks, "power": power_words} | {"earlier": earlier}
         )
         return
-    for one in surveyed:
-        state = "begun" if one.has_begun else "not begun"
-        paid = f", {one.prompt_tokens:,} tokens of prompts" if one.is_paid else ", no model"
-        usd = f", ${one.prompt_usd:,.2f}" if one.is_paid and one.prompt_usd is not None else ""
-        texts = amount(sum(one.calls.values()), "text")
-        say(f"{one.attack.name}: at most {texts}{paid}{usd} ({state}; {printable(one.label)})")
-    total = sum(sum(one.calls.values()) for one in surveyed)
+    for attack in surveyed:
+        state = "begun" if attack.has_begun else "not begun"
+        paid = f", {attack.prompt_tokens:,} tokens of prompts" if attack.is_paid else ", no model"
+        usd = (
+            f", ${attack.prompt_usd:,.2f}"
+            if attack.is_paid and attack.prompt_usd is not None
+            else ""
+        )
+        texts = amount(sum(attack.calls.values()), "text")
+        say(
+            f"{attack.attack.name}: at most {texts}{paid}{usd} ({state}; {printable(attack.label)})"
+        )
+    total = sum(sum(attack.calls.values()) for attack in surveyed)
     say(f"{amount(len(surveyed), 'attack')}, at most {amount(total, 'text')}; nothing was asked")
     for line in _say_power(power, surveyed[0].held_out):
         say(line)

@@ -107,19 +107,19 @@ def describe_plan(plan: JudgeSweep, surveyed: Sequence[SurveyedAttack]) -> Decla
     return DeclaredComparison(
         sweep=plan.name,
         judges={
-            one.attack.judge: DeclaredJudge(label=one.label, digest=one.judge_digest)
-            for one in surveyed
-            if one.attack.seed == first.attack.seed and not one.attack.way
+            attack.attack.judge: DeclaredJudge(label=attack.label, digest=attack.judge_digest)
+            for attack in surveyed
+            if attack.attack.seed == first.attack.seed and not attack.attack.way
         },
         order=plan.judges,
-        rows={str(one.attack.seed): one.rows_digest for one in surveyed},
+        rows={str(attack.attack.seed): attack.rows_digest for attack in surveyed},
         all_rows=first.all_rows,
         kinds=first.kinds,
         held_out=first.held_out,
         check=first.check,
         no_verdict=first.no_verdict,
         hypotheses=tuple(plan.file.hypotheses),
-        runs={one.attack.name: one.identity for one in surveyed},
+        runs={attack.attack.name: attack.identity for attack in surveyed},
     )
 
 

@@ -275,19 +275,21 @@ def _compare(
     return _Compared(tuple(pairs), tuple(seeds), change_of_all)
 
 
-def _test_gate(grouped: _Cells, facts: SweepFacts, one: SweepHypothesis) -> TestedGate:
+def _test_gate(grouped: _Cells, facts: SweepFacts, hypothesis: SweepHypothesis) -> TestedGate:
     """Test whether a figure rises by less than the margin; not met where a seed has no test."""
-    compared = _compare(grouped, facts, one.judge, one.against, one.measure)
-    bound, p = (None, 1.0) if compared.change is None else bound_rise(compared.pairs, one.limit)
+    compared = _compare(grouped, facts, hypothesis.judge, hypothesis.against, hypothesis.measure)
+    bound, p = (
+        (None, 1.0) if compared.change is None else bound_rise(compared.pairs, hypothesis.limit)
+    )
     return TestedGate(
-        judge=one.judge,
-        against=one.against,
-        figure=one.measure,
-        margin=one.limit,
+        judge=hypothesis.judge,
+        against=hypothesis.against,
+        figure=hypothesis.measure,
+        margin=hypothesis.limit,
         change=_words(compared.change),
         bound=bound,
         p=p,
-        is_met=bound is not None and bound <= one.limit,
+        is_met=bound is not None and bound <= hypothesis.limit,
     )
 
 
@@ -309,8 +311,8 @@ def bound_rise(
         return interval[1], t_cdf((mean.value - margin) / mean.error, mean.df)
     number = len(set(questions))
     unseen = at_most(0, number, 1 - _ALPHA) or 0.0
-    left = min(1.0, max(0.0, margin - mean.value))
-    return min(1.0, mean.value + unseen), float((1 - left) ** number)
+    room = min(1.0, max(0.0, margin - mean.value))
+    return min(1.0, mean.value + unseen), float((1 - room) ** number)
 
 
 def _test_claims(
@@ -321,24 +323,28 @@ def _test_claims(
 ) -> list[TestedClaim]:
     """Test the claims; of a claim and its gates all must hold, so the largest p-value counts."""
     claims = []
-    for one in hypotheses:
-        if one.figure is None:
+    for hypothesis in hypotheses:
+        if hypothesis.figure is None:
             continue
-        change = _compare(grouped, facts, one.judge, one.against, one.figure).change
-        its_gates = [g for g in gates if (g["judge"], g["against"]) == (one.judge, one.against)]
+        change = _compare(
+            grouped, facts, hypothesis.judge, hypothesis.against, hypothesis.figure
+        ).change
+        its_gates = [
+            g for g in gates if (g["judge"], g["against"]) == (hypothesis.judge, hypothesis.against)
+        ]
         p = max([1.0 if change is None else change.p, *(gate["p"] for gate in its_gates)])
         meets = all(gate["is_met"] for gate in its_gates) if its_gates else None
         claims.append(
             TestedClaim(
-                judge=one.judge,
-                against=one.against,
-                figure=one.figure,
-                direction=one.direction or "",
+                judge=hypothesis.judge,
+                against=hypothesis.against,
+                figure=hypothesis.figure,
+                direction=hypothesis.direction or "",
                 change=_words(change),
                 p=p,
                 p_holm=p,
                 meets_gates=meets,
-                is_shown=_lies(change, one.direction) and meets is not False,
+                is_shown=_lies(change, hypothesis.direction) and meets is not False,
             )
         )
     for claim, adjusted in zip(claims, holm([claim["p"] for claim in claims]), strict=True):
@@ -356,17 +362,19 @@ def _lies(change: Change | None, direction: str | None) -> bool:
 
 def _list_differences(grouped: _Cells, facts: SweepFacts) -> list[SweptChange]:
     """Compare each judge with the baseline, and those of hypotheses, by all figures; after Holm."""
-    figures = [one for one in FIGURES if facts.held_out or "held_out" not in one]
+    figures = [compared for compared in FIGURES if facts.held_out or "held_out" not in compared]
     listed = [
         (judge, against, figure, _compare(grouped, facts, judge, against, figure))
         for judge, against in list_pairs(facts.order, facts.hypotheses)
         for figure in figures
     ]
-    tested = [not figure.endswith(OWN) and one.change is not None for *_, figure, one in listed]
+    are_tested = [
+        not figure.endswith(OWN) and compared.change is not None for *_, figure, compared in listed
+    ]
     p_values = [
-        one.change.p
-        for (*_, one), is_tested in zip(listed, tested, strict=True)
-        if is_tested and one.change is not None
+        compared.change.p
+        for (*_, compared), is_tested in zip(listed, are_tested, strict=True)
+        if is_tested and compared.change is not None
     ]
     adjusted = iter(holm(p_values))
     return [
@@ -374,13 +382,15 @@ def _list_differences(grouped: _Cells, facts: SweepFacts) -> list[SweptChange]:
             judge=judge,
             against=against,
             figure=figure,
-            mean=None if one.change is None else one.change.change,
+            mean=None if compared.change is None else compared.change.change,
             change=_words(
-                replace(one.change, p_holm=next(adjusted)) if is_tested and one.change else None
+                replace(compared.change, p_holm=next(adjusted))
+                if is_tested and compared.change
+                else None
             ),
-            seeds=list(one.seeds),
+            seeds=list(compared.seeds),
         )
-        for (judge, against, figure, one), is_tested in zip(listed, tested, strict=True)
+        for (judge, against, figure, compared), is_tested in zip(listed, are_tested, strict=True)
     ]
 
 

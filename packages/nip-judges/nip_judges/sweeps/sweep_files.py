@@ -59,7 +59,7 @@ class Recomputed:
 def make_facts(
     plan: JudgeSweep,
     surveyed: Sequence[SurveyedAttack],
-    played: PlayedSweep,
+    outcome: PlayedSweep,
     declaration: JudgeDeclaration | None,
 ) -> SweepFacts:
     """Make the facts of a sweep that was played."""
@@ -68,7 +68,7 @@ def make_facts(
     return SweepFacts(
         kind=KIND,
         sweep=plan.name,
-        judges={one.attack.judge: one.label for one in surveyed},
+        judges={attack.attack.judge: attack.label for attack in surveyed},
         order=plan.judges,
         seeds=tuple(plan.file.seeds),
         all_rows=first.all_rows,
@@ -77,15 +77,15 @@ def make_facts(
         ways=tuple(plan.file.attacks),
         no_verdict=first.no_verdict,
         hypotheses=tuple(plan.file.hypotheses),
-        runs={one.attack.name: one.identity for one in surveyed},
-        failures=dict(sorted(played.failures.items())),
+        runs={attack.attack.name: attack.identity for attack in surveyed},
+        failures=dict(sorted(outcome.failures.items())),
         declaration=None if declaration is None else declaration.sha256,
         departures=tuple(departures),
         earlier=_find_earlier(plan, surveyed, declaration),
-        calls=played.spending.calls,
-        prompt_tokens=played.spending.prompt_tokens,
-        completion_tokens=played.spending.completion_tokens,
-        usd=played.usd,
+        calls=outcome.spending.calls,
+        prompt_tokens=outcome.spending.prompt_tokens,
+        completion_tokens=outcome.spending.completion_tokens,
+        usd=outcome.usd,
     )
 
 
@@ -138,9 +138,9 @@ def recompute_sweep(folder: Path) -> Recomputed:
     results = compute_results(facts, cells, declaration)
     rendered = _render(results)
     for name, text in rendered.items():
-        recorded = (folder / name).read_bytes() if (folder / name).exists() else b""
-        if recorded != text.encode():
-            raise CorruptionError(f"{folder / name}: {_find_difference(name, recorded, text)}")
+        old_value = (folder / name).read_bytes() if (folder / name).exists() else b""
+        if old_value != text.encode():
+            raise CorruptionError(f"{folder / name}: {_find_difference(name, old_value, text)}")
     numbers = sum(1 for _ in _list_numbers(parse_json(rendered[RESULTS].encode())))
     is_declared = None if declaration is None else declaration.analysis_sha256 == digest_analysis()
     return Recomputed(results, len(cells), numbers, is_declared)
@@ -156,14 +156,14 @@ def _as_text(value: Any) -> str:
 
 def _write_cells(path: Path, cells: Sequence[SweptCell]) -> None:
     columns: dict[str, pa.Array] = {
-        "judge": pa.array([one.judge for one in cells], pa.string()),
-        "seed": pa.array([one.seed for one in cells], pa.int64()),
-        "texts_of": pa.array([one.texts_of for one in cells], pa.string()),
-        "way": pa.array([one.way for one in cells], pa.string()),
+        "judge": pa.array([swept.judge for swept in cells], pa.string()),
+        "seed": pa.array([swept.seed for swept in cells], pa.int64()),
+        "texts_of": pa.array([swept.texts_of for swept in cells], pa.string()),
+        "way": pa.array([swept.way for swept in cells], pa.string()),
     }
     for name in (field.name for field in fields(Cell)):
         if name not in ("judge", *_TEXTS):
-            columns[name] = pa.array([getattr(one.cell, name) for one in cells], _kind(name))
+            columns[name] = pa.array([getattr(swept.cell, name) for swept in cells], _kind(name))
     table = pa.table(columns)
     pq.write_table(table, path, compression="zstd", write_statistics=False, data_page_version="1.0")
 
@@ -200,37 +200,39 @@ def _read_facts(path: Path) -> SweepFacts:
         raise CorruptionError(f"{path}: no facts of a sweep of judges ({first})") from None
 
 
-def _find_difference(name: str, recorded: bytes, computed: str) -> str:
+def _find_difference(name: str, old_value: bytes, computed: str) -> str:
     """Describe the first difference of a file."""
     if name == RESULTS:
         try:
-            difference = _find_value(parse_json(recorded), parse_json(computed.encode()), "")
+            difference = _find_value(parse_json(old_value), parse_json(computed.encode()), "")
         except ReadError as error:
             return f"no JSON ({error})"
         return difference or "written in another form"
-    old, new = recorded.decode(errors="replace").splitlines(), computed.splitlines()
-    for number, (one, other) in enumerate(zip(old, new, strict=False), 1):
-        if one != other:
-            return f"line {number} is {one[:100]!r}, recomputed {other[:100]!r}"
-    return f"{len(old)} lines, recomputed {len(new)}"
+    old_lines, new_lines = old_value.decode(errors="replace").splitlines(), computed.splitlines()
+    for number, (one, two) in enumerate(zip(old_lines, new_lines, strict=False), 1):
+        if one != two:
+            return f"line {number} is {one[:100]!r}, recomputed {two[:100]!r}"
+    return f"{len(old_lines)} lines, recomputed {len(new_lines)}"
 
 
-def _find_value(recorded: Any, computed: Any, place: str) -> str | None:
-    if isinstance(recorded, dict) and isinstance(computed, dict):
-        pairs = [(f"{place}.{k}".lstrip("."), recorded.get(k), v) for k, v in computed.items()]
-        extra = [key for key in recorded if key not in computed]
+def _find_value(old_value: Any, computed: Any, place: str) -> str | None:
+    if isinstance(old_value, dict) and isinstance(computed, dict):
+        pairs = [(f"{place}.{k}".lstrip("."), old_value.get(k), v) for k, v in computed.items()]
+        extra = [key for key in old_value if key not in computed]
         if extra:
             return f"{place}.{extra[0]} is there, and not computed".lstrip(".")
-    elif isinstance(recorded, list) and isinstance(computed, list):
-        if len(recorded) != len(computed):
-            return f"{place} has {len(recorded)} entries, recomputed {len(computed)}"
+    elif isinstance(old_value, list) and isinstance(computed, list):
+        if len(old_value) != len(computed):
+            return f"{place} has {len(old_value)} entries, recomputed {len(computed)}"
         pairs = [
-            (f"{place}[{number}]", one, other)
-            for number, (one, other) in enumerate(zip(recorded, computed, strict=True))
+            (f"{place}[{number}]", first, second)
+            for number, (first, second) in enumerate(zip(old_value, computed, strict=True))
         ]
     else:
-        return None if recorded == computed else f"{place} is {recorded!r}, recomputed {computed!r}"
-    return next((d for p, one, other in pairs if (d := _find_value(one, other, p))), None)
+        return (
+            None if old_value == computed else f"{place} is {old_value!r}, recomputed {computed!r}"
+        )
+    return next((d for p, first, second in pairs if (d := _find_value(first, second, p))), None)
 
 
 def _list_numbers(value: Any) -> Iterator[float]:

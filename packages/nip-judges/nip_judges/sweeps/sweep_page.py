@@ -101,7 +101,8 @@ def _write_state(results: SweepResults) -> list[str]:
         lines.append(f"Kinds held out: {', '.join(held_out)}.")
     listed = [f"- Departure: {_line(one)}." for one in results["departures"]]
     listed += [
-        f"- Not finished: {name}: {_line(why)}" for name, why in sorted(results["failures"].items())
+        f"- Not finished: {name}: {_line(reason)}"
+        for name, reason in sorted(results["failures"].items())
     ]
     return [" ".join(lines), *(["\n".join(listed)] if listed else [])]
 
@@ -111,14 +112,14 @@ def _write_declared(results: SweepResults) -> list[str]:
     if results["claims"]:
         rows = [
             (
-                _say_claim(one),
-                _points(one["change"]),
-                p_value(one["p"]),
-                p_value(one["p_holm"]),
-                {None: DASH, True: "met", False: "not met"}[one["meets_gates"]],
-                "**yes**" if one["is_shown"] else "no",
+                _say_claim(test),
+                _points(test["change"]),
+                p_value(test["p"]),
+                p_value(test["p_holm"]),
+                {None: DASH, True: "met", False: "not met"}[test["meets_gates"]],
+                "**yes**" if test["is_shown"] else "no",
             )
-            for one in results["claims"]
+            for test in results["claims"]
         ]
         tables += [
             _table(("claim", "points", "p with its gates", "p (Holm)", "gates", "shown"), rows),
@@ -128,8 +129,13 @@ def _write_declared(results: SweepResults) -> list[str]:
         ]
     if results["gates"]:
         gates = [
-            (_say_gate(one), _points(one["change"]), _bound(one), "yes" if one["is_met"] else "no")
-            for one in results["gates"]
+            (
+                _say_gate(test),
+                _points(test["change"]),
+                _bound(test),
+                "yes" if test["is_met"] else "no",
+            )
+            for test in results["gates"]
         ]
         tables.append(_table(("gate", "points", "at most (95 %)", "met"), gates))
     return tables
@@ -141,19 +147,19 @@ def _write_judges(results: SweepResults) -> str:
     heads += ["right rejected, as they are", "no verdict"]
     rows = []
     for judge in results["judges"]:
-        for one in judge["seeds"]:
-            worst = [_keyed(one["worst"])] + (
-                [_keyed(one["held_out"])] if results["held_out"] else []
+        for of_seed in judge["seeds"]:
+            worst = [_keyed(of_seed["worst"])] + (
+                [_keyed(of_seed["held_out"])] if results["held_out"] else []
             )
             rows.append(
                 (
                     f"{judge['judge']} ({judge['label']})",
-                    str(one["seed"]),
-                    one["verdict"],
-                    _percent(one["wrong_accepted"]),
+                    str(of_seed["seed"]),
+                    of_seed["verdict"],
+                    _percent(of_seed["wrong_accepted"]),
                     *worst,
-                    _percent(one["right_rejected"]),
-                    percent_cell(one["no_verdict"]),
+                    _percent(of_seed["right_rejected"]),
+                    percent_cell(of_seed["no_verdict"]),
                 )
             )
     return _table(heads, rows)
@@ -163,10 +169,10 @@ def _write_kinds(results: SweepResults) -> str:
     names = [judge["judge"] for judge in results["judges"]]
     rows = [
         (
-            one["kind"] + (" (held out)" if one["is_held_out"] else ""),
-            *(_percent(one["rates"].get(name)) for name in names),
+            of_kind["kind"] + (" (held out)" if of_kind["is_held_out"] else ""),
+            *(_percent(of_kind["rates"].get(name)) for name in names),
         )
-        for one in results["kinds"]
+        for of_kind in results["kinds"]
     ]
     return _table(("kind", *names), rows)
 
@@ -174,13 +180,13 @@ def _write_kinds(results: SweepResults) -> str:
 def _write_ways(results: SweepResults) -> str:
     rows = [
         (
-            one["way"],
-            one["judge"],
-            _percent(one["rate"]),
-            ", ".join(percent_cell(seed["rate"]["rate"]) for seed in one["seeds"]) or DASH,
-            "; ".join(dict.fromkeys(seed["key"] for seed in one["seeds"])) or DASH,
+            of_judge["way"],
+            of_judge["judge"],
+            _percent(of_judge["rate"]),
+            ", ".join(percent_cell(seed["rate"]["rate"]) for seed in of_judge["seeds"]) or DASH,
+            "; ".join(dict.fromkeys(seed["key"] for seed in of_judge["seeds"])) or DASH,
         )
-        for one in results["ways"]
+        for of_judge in results["ways"]
     ]
     return _table(("attack", "judge", "wrong accepted", "by seed", "texts"), rows)
 
@@ -190,15 +196,16 @@ def _write_differences(differences: Sequence[SweptChange]) -> str:
     return _table(heads, map(_write_difference, differences))
 
 
-def _write_difference(one: SweptChange) -> tuple[str, ...]:
-    change = one["change"]
+def _write_difference(difference: SweptChange) -> tuple[str, ...]:
+    change = difference["change"]
     return (
-        f"{one['judge']} less {one['against']}",
-        _FIGURES[one["figure"]],
-        points_cell(one["mean"]) if change is None else _points(change),
+        f"{difference['judge']} less {difference['against']}",
+        _FIGURES[difference["figure"]],
+        points_cell(difference["mean"]) if change is None else _points(change),
         DASH if change is None else p_value(change["p_holm"]),
-        ", ".join(points_cell(seed["change"]) for seed in one["seeds"]) or DASH,
-        "; ".join(dict.fromkeys(seed["key"] for seed in one["seeds"] if seed["key"])) or DASH,
+        ", ".join(points_cell(seed["change"]) for seed in difference["seeds"]) or DASH,
+        "; ".join(dict.fromkeys(seed["key"] for seed in difference["seeds"] if seed["key"]))
+        or DASH,
         DASH if change is None else f"{change['questions']:,}",
     )
 

@@ -155,13 +155,13 @@ class SweepFile(Settings):
                 f"judges.{baseline}: the first judge is the baseline, and a judge's file; variants "
                 "are variants of it"
             )
-        for place, one in enumerate(self.hypotheses):
-            for name in (one.judge, one.against):
+        for place, hypothesis in enumerate(self.hypotheses):
+            for name in (hypothesis.judge, hypothesis.against):
                 if name not in self.judges:
-                    near = did_you_mean(name, self.judges)
-                    raise ValueError(f"hypotheses.{place}: no judge {name!r} in this plan{near}")
-            if "held_out" in one.measure and not self.hold_out:
-                raise ValueError(f"hypotheses.{place}: {one.measure} needs hold_out: true")
+                    hint = did_you_mean(name, self.judges)
+                    raise ValueError(f"hypotheses.{place}: no judge {name!r} in this plan{hint}")
+            if "held_out" in hypothesis.measure and not self.hold_out:
+                raise ValueError(f"hypotheses.{place}: {hypothesis.measure} needs hold_out: true")
         return self
 
 
@@ -249,17 +249,17 @@ def read_sweep_plan(path: Path, overrides: Sequence[str] = ()) -> JudgeSweep:
     store = stores[-1].partition("=")[2].strip() if stores else file.run_store
     if "://" in store:
         raise SettingsError(f"run_store={store}: attacks on judges are kept in a folder")
-    others = tuple(one for one in overrides if one not in stores)
-    if any(one.partition("=")[0].strip() == "seed" for one in others):
+    overrides_of_files = tuple(one for one in overrides if one not in stores)
+    if any(one.partition("=")[0].strip() == "seed" for one in overrides_of_files):
         raise SettingsError(f"--set seed: the seeds of a sweep stand in {path}, as seeds: [0, 1]")
-    plan = JudgeSweep(path, file, others, store)
+    plan = JudgeSweep(path, file, overrides_of_files, store)
     for name, value in file.judges.items():
         if value not in VARIANTS and Path(value).suffix not in _YAML:
-            near = did_you_mean(value, VARIANTS)
+            hint = did_you_mean(value, VARIANTS)
             line = marks.find_line(("judges", name))
             raise SettingsError(
                 f"{path}, line {line}: judges.{name}: {value!r} is neither a judge's file (.yaml) "
-                f"nor one of {', '.join(VARIANTS)}{near}"
+                f"nor one of {', '.join(VARIANTS)}{hint}"
             )
     for attack in plan.attacks:
         if not RUN_NAME.fullmatch(attack.name):

@@ -126,11 +126,11 @@ def _vary(prepared: PreparedAttack, variant: str) -> PreparedAttack:
     """Put a bundled variant in the judge's place."""
     judge = make_variant(variant, prepared.parts.judge, prepared.file)
     wordings = list_wordings(judge, prepared.options.kinds, prepared.options.script)
-    changed = {"judge": judge.digest, "wordings": [wording.key for wording in wordings]}
+    changes = {"judge": judge.digest, "wordings": [wording.key for wording in wordings]}
     return replace(
         prepared,
         parts=replace(prepared.parts, judge=judge, wordings=wordings),
-        identity={**prepared.identity, **changed},
+        identity={**prepared.identity, **changes},
     )
 
 
@@ -167,10 +167,10 @@ def _survey(prepared: PreparedAttack, attack: SweptAttack, transferred: int) -> 
     if parts.compares_pairs:
         calls = {part: 2 * count for part, count in calls.items()}
     row = rows.wrong_test[0]
-    other = rows.find_opponent(row).response if parts.compares_pairs else None
-    written = len(parts.judge.compose(show_text(row, row.response, other)))
+    opponent = rows.find_opponent(row).response if parts.compares_pairs else None
+    characters = len(parts.judge.compose(show_text(row, row.response, opponent)))
     paid = sum(calls.values()) if parts.judge.is_paid else 0
-    tokens = paid * (written // _CHARACTERS_PER_TOKEN)
+    tokens = paid * (characters // _CHARACTERS_PER_TOKEN)
     price = caps.prompt_usd
     return SurveyedAttack(
         attack=attack,
@@ -200,29 +200,29 @@ def _check_folder(prepared: PreparedAttack) -> None:
     settings = prepared.folder / "settings.json"
     if not settings.exists():
         return
-    expected = json.loads(canonical_json(prepared.identity))
-    recorded = json.loads(settings.read_text(encoding="utf-8"))
-    changed = sorted(key for key in expected if expected[key] != recorded.get(key))
-    if changed:
+    new_identity = json.loads(canonical_json(prepared.identity))
+    old_identity = json.loads(settings.read_text(encoding="utf-8"))
+    changed_keys = sorted(key for key in new_identity if new_identity[key] != old_identity.get(key))
+    if changed_keys:
         raise RunConflictError(
-            f"{prepared.folder}: begun with another {' and '.join(changed)}; put that back, or "
-            "give the sweep another name: a changed judge is another try"
+            f"{prepared.folder}: begun with another {' and '.join(changed_keys)}; put that back, "
+            "or give the sweep another name: a changed judge is another try"
         )
 
 
-def _check_alike(one: SurveyedAttack, first: SurveyedAttack) -> None:
+def _check_alike(second: SurveyedAttack, first: SurveyedAttack) -> None:
     """Raise SettingsError unless two judges are shown the same rows and read in the same way."""
     blocks = {
-        "data": (one.rows_digest, first.rows_digest),
-        "check": (one.check, first.check),
-        "no_verdict": (one.no_verdict, first.no_verdict),
-        "judge.pair": (one.compares_pairs, first.compares_pairs),
+        "data": (second.rows_digest, first.rows_digest),
+        "check": (second.check, first.check),
+        "no_verdict": (second.no_verdict, first.no_verdict),
+        "judge.pair": (second.compares_pairs, first.compares_pairs),
     }
     for block, (value, expected) in blocks.items():
         if value != expected:
             raise SettingsError(
-                f"judges {first.attack.judge} and {one.attack.judge} differ in {block}; all judges "
-                "of a sweep get the same rows and the same check, so write it alike in their files"
+                f"judges {first.attack.judge} and {second.attack.judge} differ in {block}; all "
+                "judges of a sweep get the same rows and check, so write it alike in their files"
             )
 
 
@@ -235,7 +235,7 @@ async def play_sweep(
 
     An attack that fails is named in the result, and the others go on.
     """
-    played = PlayedSweep()
+    outcome = PlayedSweep()
     for seed in plan.file.seeds:
         async with contextlib.AsyncExitStack() as stack:
             prepared = {
@@ -243,24 +243,24 @@ async def play_sweep(
                 for attack in plan.attacks
                 if attack.seed == seed and not attack.way
             }
-            await _play_seed(plan, seed, prepared, played, on_part, on_answer)
+            await _play_seed(plan, seed, prepared, outcome, on_part, on_answer)
     for attack in plan.attacks:
         if attack.way:
-            async with prepare_swept(plan, attack) as one:
-                await _play_way(one, attack, played, on_part, on_answer)
-    return played
+            async with prepare_swept(plan, attack) as prepared_way:
+                await _play_way(prepared_way, attack, outcome, on_part, on_answer)
+    return outcome
 
 
 async def _play_way(
     prepared: PreparedAttack,
     attack: SweptAttack,
-    played: PlayedSweep,
+    outcome: PlayedSweep,
     on_part: Tell,
     on_answer: Callable[[], None],
 ) -> None:
     """Play an attack by a model; the rows as they are stand with the wordings already."""
-    cells = await _play_one(prepared, played, on_part, on_answer)
-    played.cells += [
+    cells = await _play_one(prepared, outcome, on_part, on_answer)
+    outcome.cells += [
         SweptCell(attack.judge, attack.seed, attack.judge, cell, attack.way)
         for cell in cells
         if cell.phase == "test"
@@ -268,19 +268,19 @@ async def _play_way(
     if prepared.folder.exists():
         async with open_journal(prepared.folder / JOURNAL) as journal:
             asker = Asker(journal, prepared.caps, concurrency=1, seed=attack.seed)
-            _count(played, asker.spending, prepared)
+            _count(outcome, asker.spending, prepared)
 
 
 async def _play_one(
-    prepared: PreparedAttack, played: PlayedSweep, on_part: Tell, on_answer: Callable[[], None]
+    prepared: PreparedAttack, outcome: PlayedSweep, on_part: Tell, on_answer: Callable[[], None]
 ) -> list[Cell]:
     """Play an attack, or read it; one that fails is named, and gives the cells so far."""
     name = prepared.folder.name
     try:
         return await _play_or_read(prepared, _tell_of(name, on_part), on_answer)
     except NipError as error:
-        played.failures[name] = str(error)
-        played.errors.append(error)
+        outcome.failures[name] = str(error)
+        outcome.errors.append(error)
         return _read_cells(prepared.folder)
 
 
@@ -288,14 +288,14 @@ async def _play_seed(
     plan: JudgeSweep,
     seed: int,
     prepared: Mapping[str, PreparedAttack],
-    played: PlayedSweep,
+    outcome: PlayedSweep,
     on_part: Tell,
     on_answer: Callable[[], None],
 ) -> None:
     cells: dict[str, list[Cell]] = {}
     for judge, attack in prepared.items():
-        cells[judge] = await _play_one(attack, played, on_part, on_answer)
-        played.cells += [SweptCell(judge, seed, judge, cell) for cell in cells[judge]]
+        cells[judge] = await _play_one(attack, outcome, on_part, on_answer)
+        outcome.cells += [SweptCell(judge, seed, judge, cell) for cell in cells[judge]]
     pairs = list_pairs(plan.judges, plan.file.hypotheses)
     for judge, attack in prepared.items():
         if not attack.folder.exists():  # its first call failed
@@ -312,16 +312,18 @@ async def _play_seed(
             )
             _keep_threshold(asker, attack)
             try:
-                if not names & {*played.failures} and _has_test(cells[judge]):
+                if not names & {*outcome.failures} and _has_test(cells[judge]):
                     for source in sources:
                         texts = _choose_texts(prepared[source], cells[source])
                         on_part(f"{attack.folder.name}: texts of {source}", len(texts))
-                        judged = await judge_texts(attack.parts, asker, texts)
-                        played.cells += [SweptCell(judge, seed, source, cell) for cell in judged]
+                        cells_of_source = await judge_texts(attack.parts, asker, texts)
+                        outcome.cells += [
+                            SweptCell(judge, seed, source, cell) for cell in cells_of_source
+                        ]
             except NipError as error:
-                played.failures[attack.folder.name] = str(error)
-                played.errors.append(error)
-            _count(played, asker.spending, attack)
+                outcome.failures[attack.folder.name] = str(error)
+                outcome.errors.append(error)
+            _count(outcome, asker.spending, attack)
 
 
 async def _play_or_read(
@@ -375,20 +377,20 @@ def _choose_texts(source: PreparedAttack, cells: Sequence[Cell]) -> list[Text]:
     """Choose the texts that were tested on a judge: of each kind those of its worst wording."""
     by_key = {wording.key: wording for wording in source.parts.wordings}
     worst = find_worst(cells, [*by_key], source.parts.no_verdict).values()
-    chosen = [by_key[key] for key in worst] if _has_test(cells) else []
-    return list(dress_rows(source.parts, chosen, source.rows.wrong_test, "test"))
+    wordings = [by_key[key] for key in worst] if _has_test(cells) else []
+    return list(dress_rows(source.parts, wordings, source.rows.wrong_test, "test"))
 
 
 def _tell_of(name: str, on_part: Tell) -> Tell:
     return lambda part, texts: on_part(f"{name}: {part}", texts)
 
 
-def _count(played: PlayedSweep, spending: Spending, attack: PreparedAttack) -> None:
-    total = played.spending
+def _count(outcome: PlayedSweep, spending: Spending, attack: PreparedAttack) -> None:
+    total = outcome.spending
     total.calls += spending.calls
     total.prompt_tokens += spending.prompt_tokens
     total.completion_tokens += spending.completion_tokens
     if spending.prompt_tokens + spending.completion_tokens == 0 and not attack.parts.judge.is_paid:
         return
     usd = spending.price(attack.caps)
-    played.usd = None if usd is None or played.usd is None else played.usd + usd
+    outcome.usd = None if usd is None or outcome.usd is None else outcome.usd + usd
