@@ -101,7 +101,7 @@ def test_shown_kinds_train_it_and_a_held_out_kind_says_once_whether_it_is_harder
     assert first["is_proved"] and first["model"].startswith("ft:sim:harden-")
     assert document["primary"] == "opener/thought process" and document["change"] is not None
     assert document["change"]["change"] == -1 and document["is_better"]
-    assert (document["shown"], document["held_out"]) == (["nothing"], ["opener"])
+    assert (document["shown_kinds"], document["held_out"]) == (["nothing"], ["opener"])
     # Examples are balanced, of questions for choosing, and of no held-out kind.
     folder = tmp_path / "runs" / "judges" / "hard"
     examples = [json.loads(line) for line in (folder / "round-1.jsonl").read_text().splitlines()]
@@ -161,7 +161,7 @@ def test_a_hole_that_moves_within_its_kind_is_not_called_closed() -> None:
         cells,
         [],
         judge="sim",
-        shown=["nothing"],
+        shown_kinds=["nothing"],
         held_out=["opener"],
         no_verdict="reject",
         stopped=None,

@@ -23,7 +23,7 @@ from nip_judges.harden.hardening_screen import write_harden_plan, write_harden_s
 def run_judge_hardening(
     path: Path,
     options: Mapping[str, Any],
-    refused: Mapping[str, Any],
+    refusals: Mapping[str, Any],
     *,
     dry_run: bool,
     as_json: bool,
@@ -31,10 +31,10 @@ def run_judge_hardening(
 ) -> int:
     """Harden the judge of a file, print the result, and return the exit code 0.
 
-    `options` are the fields of `HardenOptions`; `refused` are options that mean nothing here, which
-    are None or empty where they are not given. Raises BudgetError (7), JobError or StageError.
+    `options` are the fields of `HardenOptions`; `refusals` are options that mean nothing here,
+    which are None or empty where they are not given. Raises BudgetError (7), JobError or StageError.
     """
-    for option, value in refused.items():
+    for option, value in refusals.items():
         if value:
             raise SettingsError(f"{option} is not for --judge; leave it out")
     return asyncio.run(_run(path, HardenOptions(**options), dry_run, as_json, shown))

@@ -61,11 +61,10 @@ def find_gold_forms(file: JudgeFile, judge: Judge) -> tuple[ChatJudge, GoldForms
     if block.prompt is None or not isinstance(judge, ChatJudge):
         file.refuse(("judge",), "nip harden trains a judge that is a prompt; set judge.prompt")
     if block.pair or block.threshold is not None:
-        given = "pair" if block.pair else "threshold"
+        key = "pair" if block.pair else "threshold"
         file.refuse(
-            ("judge", given),
-            "nip harden trains a judge that accepts or rejects one response; "
-            f"take judge.{given} out",
+            ("judge", key),
+            f"nip harden trains a judge that accepts or rejects one response; take judge.{key} out",
         )
     accept, reject = block.accept or "", block.reject or ""
     if block.pattern is not None:
@@ -102,16 +101,16 @@ def make_examples(
     """
     by_id = {row.id: row for row in rows.rows}
     # A text that the model can't read, mostly a long one, would end the training.
-    read = [cell for cell in cells if was_read(cell)]
-    right = _list_right([by_id[cell.row] for cell in read if cell.is_right])
-    plain = [_see(by_id, cell) for cell in read if not cell.is_right and cell.attack == "none"]
-    dressed = [_see(by_id, cell) for cell in read if cell.attack == "wording" and cell.label_by]
-    found = [_see(by_id, cell) for cell in fooled if was_read(cell)]
-    most = min(show // 2, len(right) // 2 if found else len(right))
+    readable = [cell for cell in cells if was_read(cell)]
+    right = _list_right([by_id[cell.row] for cell in readable if cell.is_right])
+    plain = [_see(by_id, cell) for cell in readable if not cell.is_right and cell.attack == "none"]
+    dressed = [_see(by_id, cell) for cell in readable if cell.attack == "wording" and cell.label_by]
+    fooling = [_see(by_id, cell) for cell in fooled if was_read(cell)]
+    most = min(show // 2, len(right) // 2 if fooling else len(right))
     rejected = plain[:most]
     rejected += _leave_out(_take_turns(dressed, seed), rejected)[: most - len(rejected)]
     gold = len(rejected)
-    rejected += _leave_out(_take_turns(found, seed), rejected)[: len(right) - gold]
+    rejected += _leave_out(_take_turns(fooling, seed), rejected)[: len(right) - gold]
     texts = [*right[: len(rejected)], *rejected]
     chats = [_write_example(judge, forms, text) for text in texts]
     chats.sort(key=lambda chat: derive_key("order of a judge's examples", seed, chat))
@@ -143,11 +142,11 @@ def _list_right(rows: Sequence[GradedRow]) -> list[Judged]:
 
 def _leave_out(texts: Iterable[Judged], others: Iterable[Judged]) -> list[Judged]:
     """Leave out texts that stand among `others`, or twice."""
-    seen = {(text.row.id, text.response) for text in others}
+    keys = {(text.row.id, text.response) for text in others}
     first: dict[tuple[str, str], Judged] = {}
     for text in texts:
         first.setdefault((text.row.id, text.response), text)
-    return [text for key, text in first.items() if key not in seen]
+    return [text for key, text in first.items() if key not in keys]
 
 
 def _take_turns(texts: Sequence[Judged], seed: int) -> list[Judged]:

@@ -89,8 +89,8 @@ class PreparedHardening:
     attack: PreparedAttack
     judge: ChatJudge
     forms: GoldForms
-    shown: tuple[str, ...]
-    """The kinds by which it is attacked in rounds."""
+    shown_kinds: tuple[str, ...]
+    """The kinds by which it is attacked_model in rounds."""
     held_out: tuple[str, ...]
     training: TrainingSettings
     folder: Path
@@ -104,18 +104,18 @@ class PreparedHardening:
 
     @property
     def shown_wordings(self) -> tuple[Wording, ...]:
-        return tuple(one for one in self.attack.parts.wordings if one.kind in self.shown)
+        return tuple(one for one in self.attack.parts.wordings if one.kind in self.shown_kinds)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """List what is to be known before anything is paid for, for people."""
         right = len({row.question_id for row in self.rows.right_test})
-        least = next(count for count in range(1, 1000) if (at_most(0, count) or 1.0) <= GATE)
-        if right >= least:
+        fewest = next(count for count in range(1, 1000) if (at_most(0, count) or 1.0) <= GATE)
+        if right >= fewest:
             return self.attack.notes
         few = (
             f"the gate, right rejected by at most {100 * GATE:.0f} points more, can't be met by "
-            f"{right} right questions of the test: {least} are the fewest, with no new rejection"
+            f"{right} right questions of the test: {fewest} are the fewest, with no new rejection"
         )
         return (*self.attack.notes, few)
 
@@ -181,7 +181,7 @@ async def prepare_hardening(path: Path, options: HardenOptions) -> AsyncIterator
                 f"{file.data.file}: {texts} questions of each label are for choosing, and a "
                 f"training takes {MIN_EXAMPLES // 2}; grade some more rows"
             )
-        shown, held_out = split_kinds([wording.kind for wording in attack.parts.wordings])
+        shown_kinds, held_out = split_kinds([wording.kind for wording in attack.parts.wordings])
         identity = {
             "judge": judge.digest,
             "rows": attack.rows.digest,
@@ -202,7 +202,7 @@ async def prepare_hardening(path: Path, options: HardenOptions) -> AsyncIterator
             attack=attack,
             judge=judge,
             forms=forms,
-            shown=shown,
+            shown_kinds=shown_kinds,
             held_out=held_out,
             training=settings,
             folder=Path(options.run_store) / "judges" / name,
@@ -248,7 +248,7 @@ async def harden_judge(
         cells,
         rounds,
         judge=prepared.judge.name,
-        shown=prepared.shown,
+        shown_kinds=prepared.shown_kinds,
         held_out=prepared.held_out,
         no_verdict=file.no_verdict,
         stopped=stopped,
@@ -290,9 +290,9 @@ async def _play_rounds(
         path = prepared.folder / f"round-{number}.jsonl"
         path.write_bytes(to_jsonl(examples.chats))
         on_part(f"round {number}: training", len(examples.chats))
-        trained = await jobs.train(number, examples.chats, judge.seat)
-        parts = prepared.make_parts(trained.model)
-        rounds.append(_describe_round(number, judge.name, cells, policy, examples, trained))
+        new_model = await jobs.train(number, examples.chats, judge.seat)
+        parts = prepared.make_parts(new_model.model)
+        rounds.append(_describe_round(number, judge.name, cells, policy, examples, new_model))
     return parts
 
 
@@ -312,18 +312,18 @@ async def _attack(
 
 def _describe_round(
     number: int,
-    attacked: str,
+    attacked_model: str,
     cells: Sequence[Cell],
     policy: NoVerdict,
     examples: Examples,
-    trained: TrainedJudge,
+    model: TrainedJudge,
 ) -> RoundWords:
     plain = [cell for cell in cells if cell.attack == "none"]
     dressed = [cell for cell in cells if cell.attack == "wording"]
     sides = [[cell for cell in plain if cell.is_right is label] for label in (False, True)]
     return RoundWords(
         number=number,
-        attacked=attacked,
+        attacked_model=attacked_model,
         texts=sum(cell.label_by != "" for cell in dressed),
         fooled=sum(is_hit(cell, policy) for cell in dressed),
         wrong_accepted=sum(is_hit(cell, policy) for cell in sides[0]),
@@ -332,11 +332,11 @@ def _describe_round(
         right_rows=len(sides[1]),
         examples=len(examples.chats),
         of_fooled=examples.fooled,
-        job=trained.job,
-        model=trained.model,
-        weights=trained.digest,
-        is_proved=trained.is_proved,
-        trained_tokens=trained.trained_tokens,
+        job=model.job,
+        model=model.model,
+        weights=model.digest,
+        is_proved=model.is_proved,
+        trained_tokens=model.trained_tokens,
     )
 
 
@@ -348,7 +348,7 @@ def plan_hardening(prepared: PreparedHardening) -> dict[str, Any]:
     gold = 2 * min(prepared.options.show // 2, count_right_texts(rows))
     return {
         "judge": prepared.judge.name,
-        "shown": [*prepared.shown],
+        "shown": [*prepared.shown_kinds],
         "held_out": [*prepared.held_out],
         "calls": {
             "attacks of the rounds": rounds * attack,
@@ -373,12 +373,12 @@ def _claim_folder(prepared: PreparedHardening) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         settings.write_text(text, encoding="utf-8")
         return
-    recorded, wanted = json.loads(settings.read_text(encoding="utf-8")), json.loads(text)
-    changed = sorted(key for key in wanted if wanted[key] != recorded.get(key))
-    if changed:
+    on_record, identity = json.loads(settings.read_text(encoding="utf-8")), json.loads(text)
+    differences = sorted(key for key in identity if identity[key] != on_record.get(key))
+    if differences:
         raise RunConflictError(
-            f"{folder} has a hardening with another {' and '.join(changed)}; name this one with "
-            "--name, or leave --name out"
+            f"{folder} has a hardening with another {' and '.join(differences)}; name this one "
+            "with --name, or leave --name out"
         )
 
 
@@ -393,9 +393,9 @@ def _read_finished(folder: Path) -> HardenDocument | None:
 
 def _count_tries(prepared: PreparedHardening) -> int:
     """Count the hardenings of this store on the same rows: who tries often, finds by luck."""
-    found = 0
+    tries = 0
     for path in prepared.folder.parent.glob(f"*/{SETTINGS}"):
         with contextlib.suppress(OSError, ValueError):
-            recorded = json.loads(path.read_text(encoding="utf-8"))
-            found += recorded.get("rows") == prepared.rows.digest
-    return found
+            on_record = json.loads(path.read_text(encoding="utf-8"))
+            tries += on_record.get("rows") == prepared.rows.digest
+    return tries

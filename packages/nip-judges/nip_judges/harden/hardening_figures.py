@@ -39,7 +39,7 @@ class RoundWords(TypedDict):
     """A round: an attack on the questions for choosing, and a training."""
 
     number: int
-    attacked: str
+    attacked_model: str
     """The model that was attacked."""
     texts: int
     """Texts of the shown kinds with a certain label."""
@@ -91,7 +91,7 @@ class HardenDocument(TypedDict):
     model: str | None
     """The model of the trained judge."""
     rounds: list[RoundWords]
-    shown: list[str]
+    shown_kinds: list[str]
     held_out: list[str]
     primary: str | None
     """The held-out wording that fooled the first judge most in choosing."""
@@ -122,7 +122,7 @@ def make_harden_document(
     rounds: Sequence[RoundWords],
     *,
     judge: str,
-    shown: Sequence[str],
+    shown_kinds: Sequence[str],
     held_out: Sequence[str],
     no_verdict: NoVerdict,
     stopped: NipError | None,
@@ -136,9 +136,9 @@ def make_harden_document(
     """Make harden.json of a hardening, as far as it came."""
     old = measure(cells, no_verdict=no_verdict, judge=JUDGE)
     new = measure(cells, no_verdict=no_verdict, judge=AGAINST)
-    found = compare_judges(cells, held_out=held_out, no_verdict=no_verdict)
+    figures = compare_judges(cells, held_out=held_out, no_verdict=no_verdict)
     worst = _compare_worst(cells, held_out, no_verdict)
-    verdict, sentence = _choose_word(old, new, found, worst, stopped, bool(rounds))
+    verdict, sentence = _choose_word(old, new, figures, worst, stopped, bool(rounds))
     return HardenDocument(
         format=FORMAT,
         verdict=verdict,
@@ -148,17 +148,17 @@ def make_harden_document(
         judge=judge,
         model=rounds[-1]["model"] if rounds else None,
         rounds=[*rounds],
-        shown=[*shown],
+        shown_kinds=[*shown_kinds],
         held_out=[*held_out],
         primary=worst.old_key,
         own_worst=worst.new_key,
         change=_change(worst.change),
-        same_text=_change(found.changes.get(worst.old_key or "")),
+        same_text=_change(figures.changes.get(worst.old_key or "")),
         is_better=worst.is_better,
-        gate=_change(found.gate),
-        gate_bound=found.gate_bound,
-        meets_gate=found.meets_gate,
-        attacks=_list_tested(old, new, found, held_out),
+        gate=_change(figures.gate),
+        gate_bound=figures.gate_bound,
+        meets_gate=figures.meets_gate,
+        attacks=_list_tested(old, new, figures, held_out),
         old=_describe(old),
         new=_describe(new),
         tries=tries,
@@ -193,9 +193,9 @@ def _compare_worst(cells: Sequence[Cell], held_out: Sequence[str], no_verdict: N
         own = [cell for cell in cells if cell.judge == judge]
         worst = find_worst(own, policy=no_verdict)
         key = next((key for kind, key in worst.items() if kind in held_out), None)
-        tested = [c for c in own if c.phase == "test" and f"{c.kind}/{c.name}" == key]
+        cells_of_key = [c for c in own if c.phase == "test" and f"{c.kind}/{c.name}" == key]
         keys.append(key)
-        hits.append({cell.row: is_hit(cell, no_verdict) for cell in tested})
+        hits.append({cell.row: is_hit(cell, no_verdict) for cell in cells_of_key})
     questions = {cell.row: cell.question_id for cell in cells}
     rows = [row for row in hits[0] if row in hits[1]]
     new, old = [hits[1][row] for row in rows], [hits[0][row] for row in rows]
@@ -205,7 +205,7 @@ def _compare_worst(cells: Sequence[Cell], held_out: Sequence[str], no_verdict: N
 def _choose_word(
     old: JudgeFigures,
     new: JudgeFigures,
-    found: AgainstFigures,
+    figures: AgainstFigures,
     worst: _Worst,
     stopped: NipError | None,
     is_trained: bool,
@@ -221,31 +221,33 @@ def _choose_word(
             f"accepts {_rate(new, True)} of wrong ones and rejects {_rate(new, False)} of right "
             "ones.",
         )
-    said = _say_worst(old, new, found, worst)
-    if not found.meets_gate:
-        change = "" if found.gate is None else f" The change is {in_points(found.gate)}."
-        bound = "" if found.gate_bound is None else f": at most {100 * found.gate_bound:.1f} (95 %)"
+    sentence = _say_worst(old, new, figures, worst)
+    if not figures.meets_gate:
+        change = "" if figures.gate is None else f" The change is {in_points(figures.gate)}."
+        bound = (
+            "" if figures.gate_bound is None else f": at most {100 * figures.gate_bound:.1f} (95 %)"
+        )
         return (
             "GATE NOT MET",
             f"The trained judge may reject more than {100 * GATE:.0f} points more of right "
-            f"answers{bound}.{change} {said}",
+            f"answers{bound}.{change} {sentence}",
         )
-    return ("HARDER" if worst.is_better else "NOT SHOWN"), said
+    return ("HARDER" if worst.is_better else "NOT SHOWN"), sentence
 
 
-def _say_worst(old: JudgeFigures, new: JudgeFigures, found: AgainstFigures, worst: _Worst) -> str:
+def _say_worst(old: JudgeFigures, new: JudgeFigures, figures: AgainstFigures, worst: _Worst) -> str:
     """Say the primary figure: each judge under its own worst wording of a held-out kind."""
-    before, after = _find(old, worst.old_key), _find(new, worst.new_key)
-    if before is None or after is None or worst.change is None:
+    old_figure, new_figure = _find(old, worst.old_key), _find(new, worst.new_key)
+    if old_figure is None or new_figure is None or worst.change is None:
         return "No wording of a held-out kind could be tested."
-    same = found.changes.get(before.key)
+    same = figures.changes.get(old_figure.key)
     text = (
-        f"Of kinds that were held out, {_name(after)} fools the trained judge most: it accepts "
-        f"{in_percent(after.rate)} of wrong answers. The first judge accepts "
-        f"{in_percent(before.rate)} under {_name(before)}. The change is {in_points(worst.change)}."
+        f"Of kinds that were held out, {_name(new_figure)} fools the trained judge most: it accepts "
+        f"{in_percent(new_figure.rate)} of wrong answers. The first judge accepts "
+        f"{in_percent(old_figure.rate)} under {_name(old_figure)}. The change is {in_points(worst.change)}."
     )
-    if same is not None and after.key != before.key:
-        text += f" Under {_name(before)} itself it is {in_points(same)}."
+    if same is not None and new_figure.key != old_figure.key:
+        text += f" Under {_name(old_figure)} itself it is {in_points(same)}."
     return f"{text} Chosen on {old.choosing_questions} other questions."
 
 
@@ -263,27 +265,27 @@ def _find(figures: JudgeFigures, key: str | None) -> AttackFigures | None:
 
 
 def _list_tested(
-    old: JudgeFigures, new: JudgeFigures, found: AgainstFigures, held_out: Sequence[str]
+    old: JudgeFigures, new: JudgeFigures, figures: AgainstFigures, held_out: Sequence[str]
 ) -> list[TestedWords]:
     """List wordings at both judges, held-out kinds first, each half by the old judge's rate."""
-    tested = []
-    for before in old.attacks:
-        after = _find(new, before.key)
-        old_rate = rate_words(before.rate)
-        new_rate = None if after is None else rate_words(after.rate)
+    lines = []
+    for old_figure in old.attacks:
+        new_figure = _find(new, old_figure.key)
+        old_rate = rate_words(old_figure.rate)
+        new_rate = None if new_figure is None else rate_words(new_figure.rate)
         if old_rate is not None and new_rate is not None:
-            change = _change(found.changes.get(before.key))
-            is_held_out = before.kind in held_out
-            tested.append(
+            change = _change(figures.changes.get(old_figure.key))
+            is_held_out = old_figure.kind in held_out
+            lines.append(
                 TestedWords(
-                    key=before.key,
+                    key=old_figure.key,
                     is_held_out=is_held_out,
                     old=old_rate,
                     new=new_rate,
                     change=change,
                 )
             )
-    return sorted(tested, key=lambda one: (not one["is_held_out"], -one["old"]["rate"]))
+    return sorted(lines, key=lambda one: (not one["is_held_out"], -one["old"]["rate"]))
 
 
 def _describe(figures: JudgeFigures) -> JudgeWords:

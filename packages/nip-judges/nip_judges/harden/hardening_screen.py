@@ -55,7 +55,7 @@ def write_harden_plan(plan: Mapping[str, Any]) -> str:
 def _write_round(words: RoundWords) -> str:
     line = (
         f" round {words['number']}: {words['fooled']} of {words['texts']} texts fooled "
-        f"{words['attacked']}; {words['examples']} examples -> {words['model']}"
+        f"{words['attacked_model']}; {words['examples']} examples -> {words['model']}"
     )
     return "\n".join(wrap_lines(line.strip(), _WIDTH, " ", " " * 8))
 
@@ -80,18 +80,20 @@ def _write_table(document: HardenDocument) -> list[str]:
         ),
     ]
     half: bool | None = None
-    for one in document["attacks"]:
-        if one["is_held_out"] is not half:
-            half = one["is_held_out"]
+    for attack in document["attacks"]:
+        if attack["is_held_out"] is not half:
+            half = attack["is_held_out"]
             lines.append(
                 " wrong accepted, held-out kinds" if half else " wrong accepted, shown kinds"
             )
-        marks = "*" if one["key"] == document["primary"] else " "
-        marks += "*" if one["key"] == document["own_worst"] else " "
-        kind, _, name = one["key"].partition("/")
+        marks = "*" if attack["key"] == document["primary"] else " "
+        marks += "*" if attack["key"] == document["own_worst"] else " "
+        kind, _, name = attack["key"].partition("/")
         label = f" {marks}{kind:<10} {name}"
         lines.append(
-            _line(label, _percent(one["old"]), _percent(one["new"]), _points(one["change"]))
+            _line(
+                label, _percent(attack["old"]), _percent(attack["new"]), _points(attack["change"])
+            )
         )
     return lines
 

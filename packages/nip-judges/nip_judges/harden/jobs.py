@@ -66,9 +66,9 @@ class TrainedJudge:
 
 def split_overrides(overrides: Iterable[str]) -> tuple[list[str], list[str]]:
     """Split overrides into those of the judge's file and those of the training."""
-    given = [*overrides]
-    training = [one for one in given if one.strip().startswith(_PLACE)]
-    return [one for one in given if one not in training], training
+    texts = [*overrides]
+    training = [one for one in texts if one.strip().startswith(_PLACE)]
+    return [one for one in texts if one not in training], training
 
 
 def read_training(
@@ -81,8 +81,8 @@ def read_training(
     agent = file.agent
     service = None if agent is None else agent.provider.training
     if agent is None or service is None or not service.takes("supervised"):
-        whose = "this judge" if agent is None else f"model_provider {agent.model_provider}"
-        file.refuse(("judge", "model_provider"), f"{whose} trains no model by supervised examples")
+        name = "this judge" if agent is None else f"model_provider {agent.model_provider}"
+        file.refuse(("judge", "model_provider"), f"{name} trains no model by supervised examples")
     values: dict[str, Any] = {"n_epochs": passes or _PASSES}
     known_names = {*_WORDS, *NipSettings.model_fields}
     for override in overrides:

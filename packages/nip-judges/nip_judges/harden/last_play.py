@@ -31,23 +31,23 @@ async def play_last_test(
     judges are shown what was chosen for either. Raises CapReached, or as the judges do.
     """
     pair = (replace(first, name=JUDGE), replace(last, name=AGAINST))
-    rows, chosen = first.rows, list[Wording]()
+    rows, worst_wordings = first.rows, list[Wording]()
     for parts in pair:
         texts = [*dress_rows(parts, parts.wordings, rows.wrong_choosing, "choosing")]
         on_part(f"{_name(parts)}: choosing", len(texts))
-        found = await judge_texts(parts, asker, texts)
+        choosing_cells = await judge_texts(parts, asker, texts)
         by_key = {wording.key: wording for wording in parts.wordings}
-        worst = find_worst(found, [*by_key], parts.no_verdict)
-        chosen += [by_key[key] for key in worst.values()]
-        cells += found
-    tested = tuple(dict.fromkeys(chosen))
+        worst = find_worst(choosing_cells, [*by_key], parts.no_verdict)
+        worst_wordings += [by_key[key] for key in worst.values()]
+        cells += choosing_cells
+    wordings = tuple(dict.fromkeys(worst_wordings))
     for parts in pair:
         plain = [*rows.wrong_test, *rows.right_test]
-        again = [*rows.wrong_test[:ASKED_TWICE], *rows.right_test[:ASKED_TWICE]]
+        asked_twice = [*rows.wrong_test[:ASKED_TWICE], *rows.right_test[:ASKED_TWICE]]
         texts = [Text("as they are", "test", row, row.response) for row in plain]
-        texts += [Text("again", "test", row, row.response, asking=1) for row in again]
+        texts += [Text("again", "test", row, row.response, asking=1) for row in asked_twice]
         # The wordings are written once, with the forms of the first judge: the same texts.
-        texts += dress_rows(first, tested, rows.wrong_test, "test")
+        texts += dress_rows(first, wordings, rows.wrong_test, "test")
         on_part(f"{_name(parts)}: test", len(texts))
         cells += await judge_texts(parts, asker, texts)
     return cells
@@ -57,10 +57,10 @@ def count_last_test(rows: GradedRows, wordings: Sequence[Wording]) -> int:
     """Count the texts of the last test of two judges, at most."""
     wrong, right = len(rows.wrong_test), len(rows.right_test)
     kinds = len({wording.kind for wording in wordings})
-    again = min(wrong, ASKED_TWICE) + min(right, ASKED_TWICE)
+    asked_twice = min(wrong, ASKED_TWICE) + min(right, ASKED_TWICE)
     most_tested = min(len(wordings), 2 * kinds)
     choosing = len(rows.wrong_choosing) * len(wordings)
-    return 2 * (choosing + wrong + right + again + wrong * most_tested)
+    return 2 * (choosing + wrong + right + asked_twice + wrong * most_tested)
 
 
 def _name(parts: AttackParts) -> str:
