@@ -32,7 +32,8 @@ def run_judge_hardening(
     """Harden the judge of a file, print the result, and return the exit code 0.
 
     `options` are the fields of `HardenOptions`; `refusals` are options that mean nothing here,
-    which are None or empty where they are not given. Raises BudgetError (7), JobError or StageError.
+    which are None or empty where they are not given. Raises BudgetError (7), JobError or
+    StageError.
     """
     for option, value in refusals.items():
         if value:

@@ -242,9 +242,10 @@ def _say_worst(old: JudgeFigures, new: JudgeFigures, figures: AgainstFigures, wo
         return "No wording of a held-out kind could be tested."
     same = figures.changes.get(old_figure.key)
     text = (
-        f"Of kinds that were held out, {_name(new_figure)} fools the trained judge most: it accepts "
-        f"{in_percent(new_figure.rate)} of wrong answers. The first judge accepts "
-        f"{in_percent(old_figure.rate)} under {_name(old_figure)}. The change is {in_points(worst.change)}."
+        f"Of kinds that were held out, {_name(new_figure)} fools the trained judge most: it "
+        f"accepts {in_percent(new_figure.rate)} of wrong answers. The first judge accepts "
+        f"{in_percent(old_figure.rate)} under {_name(old_figure)}. The change is "
+        f"{in_points(worst.change)}."
     )
     if same is not None and new_figure.key != old_figure.key:
         text += f" Under {_name(old_figure)} itself it is {in_points(same)}."
