@@ -39,9 +39,7 @@ def run_judge_attack(
     return asyncio.run(_run(path, judge_options, dry_run, as_json, shown))
 
 
-async def _run(
-    path: Path, options: JudgeOptions, dry_run: bool, as_json: bool, shown: Shown
-) -> int:
+async def _run(path: Path, options: JudgeOptions, dry_run: bool, as_json: bool, view: Shown) -> int:
     async with prepare_attack(path, options) as prepared:
         if dry_run:
             plan = await plan_attack(prepared)
@@ -49,7 +47,7 @@ async def _run(
             return 0
         for note in prepared.notes:
             say(f"nip: {note}", file=sys.stderr)
-        with _show_progress(shown) as progress:
+        with _show_progress(view) as progress:
             result = await attack_judge(prepared, progress.begin, progress.advance)
         _print(result, as_json)
         run = await publish_run(prepared, result)
@@ -100,11 +98,11 @@ class _Bars(_Quiet):
 
 
 @contextlib.contextmanager
-def _show_progress(shown: Shown) -> Iterator[_Quiet]:
+def _show_progress(view: Shown) -> Iterator[_Quiet]:
     console = make_console(stderr=True)
-    if shown is Shown.live or (shown is Shown.auto and console.is_terminal):
+    if view is Shown.live or (view is Shown.auto and console.is_terminal):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
             yield _Bars(progress)
     else:
-        yield _Lines() if shown in (Shown.auto, Shown.lines) else _Quiet()
+        yield _Lines() if view in (Shown.auto, Shown.lines) else _Quiet()

@@ -87,8 +87,8 @@ FAULTS = [
         "line 3: judge.model_name: no model is asked by these settings; leave it out",
     ),
     (
-        FUNCTION.replace("data:", "  names: {a: response}\ndata:"),
-        "line 3: judge.names is of a prompt, not of a function; leave it out",
+        FUNCTION.replace("data:", "  accept: A\n  fill: {a: b}\ndata:"),
+        "line 4: judge.fill is of a prompt, not of a function; leave it out",
     ),
     (FUNCTION.replace("my_judge.py", "my_jugde.py"), 'did you mean "my_judge.py"?'),
     (FUNCTION.replace("my_judge.py:", "no.package:"), "there is no module no.package here"),

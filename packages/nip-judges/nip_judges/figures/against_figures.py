@@ -74,27 +74,28 @@ def compare_judges(
     primary = None if key is None else changes[key]
     of_new = _rows_by_key(new, held_out)
     own_key = _find_key(cells, "against", list(of_new), no_verdict) or key
-    own = None
+    own_change = None
     if key is not None and own_key is not None:
         old_rows, new_rows = _rows_by_key(old, held_out)[key], of_new[own_key]
         rows = [row for row in old_rows if row in new_rows]
-        own = compare_rows(
+        own_change = compare_rows(
             [is_hit(new_rows[row], no_verdict) for row in rows],
             [is_hit(old_rows[row], no_verdict) for row in rows],
             [old_rows[row].question_id for row in rows],
         )
     right = [place for place in shared if old[place].phase == "as they are" and old[place].is_right]
     bound = bound_rise(
-        [float(is_hit(new[one], no_verdict)) - is_hit(old[one], no_verdict) for one in right],
-        [old[one].question_id for one in right],
+        [float(is_hit(new[place], no_verdict)) - is_hit(old[place], no_verdict) for place in right],
+        [old[place].question_id for place in right],
     )
     return AgainstFigures(
         key=key,
         primary=primary,
         own_key=own_key,
-        own=own,
+        own=own_change,
         is_better=all(
-            one is not None and one.high is not None and one.high < 0 for one in (primary, own)
+            one is not None and one.high is not None and one.high < 0
+            for one in (primary, own_change)
         ),
         gate=compare(right),
         gate_bound=bound,
@@ -103,24 +104,28 @@ def compare_judges(
     )
 
 
+def _is_below_zero(change: Change | None) -> bool:
+    return change is not None and change.high is not None and change.high < 0
+
+
 def _find_key(
-    cells: Sequence[Cell], judge: str, tested: Sequence[str], policy: NoVerdict
+    cells: Sequence[Cell], judge: str, tested_keys: Sequence[str], policy: NoVerdict
 ) -> str | None:
     """Find the one of these attacks that was highest in choosing against a judge."""
     ranked = find_worst([cell for cell in cells if cell.judge == judge], policy=policy)
-    return next((key for key in ranked.values() if key in tested), None)
+    return next((key for key in ranked.values() if key in tested_keys), None)
 
 
 def _rows_by_key(
     cells: Mapping[_Place, Cell], held_out: Collection[str]
 ) -> dict[str, dict[str, Cell]]:
     """List the cells of attacks on wrong rows by attack and row."""
-    found: dict[str, dict[str, Cell]] = {}
+    by_key: dict[str, dict[str, Cell]] = {}
     for cell in cells.values():
         is_kept = not held_out or cell.kind in held_out
         if is_kept and cell.phase == "test" and cell.attack in ATTACKS_ON_WRONG:
-            found.setdefault(f"{cell.kind}/{cell.name}", {})[cell.row] = cell
-    return found
+            by_key.setdefault(f"{cell.kind}/{cell.name}", {})[cell.row] = cell
+    return by_key
 
 
 def _by_place(cells: Sequence[Cell]) -> dict[_Place, Cell]:

@@ -48,13 +48,13 @@ def check_bar(figures: JudgeFigures, bar: float) -> BarResult:
     if not kinds:
         line = f"{option} can't be told: nothing was tested"
         return BarResult(bar, CANNOT_TELL, None, None, 0, None, line)
-    tested = _list_tested(figures)
-    rate = max(_share(one) for one, _ in tested)
-    bound = max(_bound(one, decided, kinds) for one, decided in tested)
+    tested_rates = _list_tested(figures)
+    rate = max(_share(one) for one, _ in tested_rates)
+    bound = max(_bound(one, decided, kinds) for one, decided in tested_rates)
     needed = rows_needed_at(bar, kinds, rate)
     if rate >= bar:
         line = f"{option} is not met"
-        low = max(_low(one, kinds) for one, _ in tested)
+        low = max(_low(one, kinds) for one, _ in tested_rates)
         if low < bar:
             line += f", though chance may do it: at least {100 * low:.1f} %"
         return BarResult(bar, NOT_MET, rate, bound, kinds, needed, line)
@@ -109,9 +109,9 @@ def _say_labels(option: str, share: float) -> str:
 
 def _list_tested(figures: JudgeFigures) -> list[tuple[Rate, int]]:
     """List the rates of all attacks and of the control, with their questions that are decided."""
-    tested = [(one.rate, one.decided_questions) for one in figures.attacks]
+    rates = [(one.rate, one.decided_questions) for one in figures.attacks]
     control = figures.wrong_accepted
-    return tested if control is None else [*tested, (control, control.questions)]
+    return rates if control is None else [*rates, (control, control.questions)]
 
 
 def _share(rate: Rate) -> float:

@@ -127,13 +127,15 @@ def missed_rise(questions: int, wordings: int, flips: float = 0.0) -> float | No
     if questions < 1:
         return None
     changing = min(0.25, flips / 2)
-    others = np.cumsum(_net_changes(questions, changing, changing))
-    below = np.concatenate([np.zeros(1), others[:-1]]) ** max(1, wordings - 1)
+    cumulated = np.cumsum(_net_changes(questions, changing, changing))
+    highest_of_others = np.concatenate([np.zeros(1), cumulated[:-1]]) ** max(1, wordings - 1)
     low, high = 0.0, 1.0 - changing
 
     def is_found(rise: float) -> bool:
         gains = min(1.0 - changing, rise + changing)
-        return float(_net_changes(questions, gains, changing) @ below) >= _CHOSEN - 1e-12
+        return (
+            float(_net_changes(questions, gains, changing) @ highest_of_others) >= _CHOSEN - 1e-12
+        )
 
     if not is_found(high):
         return None
@@ -146,11 +148,11 @@ def missed_rise(questions: int, wordings: int, flips: float = 0.0) -> float | No
 def _net_changes(questions: int, gains: float, losses: float) -> Floats:
     """Compute the probabilities of a net change of -questions to +questions."""
     one = np.array([losses, max(0.0, 1.0 - gains - losses), gains])
-    total, power, left = np.ones(1), one, questions
-    while left:
-        if left & 1:
+    total, power, remaining = np.ones(1), one, questions
+    while remaining:
+        if remaining & 1:
             total = np.convolve(total, power)
-        power, left = np.convolve(power, power), left >> 1
+        power, remaining = np.convolve(power, power), remaining >> 1
     return np.asarray(total, dtype=np.float64)
 
 

@@ -120,19 +120,19 @@ def compare_rows(
     clusters = number_questions(questions)
     differences = np.array(new, dtype=np.float64) - np.array(old, dtype=np.float64)
     changes = np.bincount(clusters, differences).astype(np.float64)
-    found = compare_pairs(differences, clusters, changes)
-    low, high = (None, None) if found.interval is None else found.interval
-    mean, asked = float(differences.mean()), len(set(questions))
+    comparison = compare_pairs(differences, clusters, changes)
+    low, high = (None, None) if comparison.interval is None else comparison.interval
+    mean, trials = float(differences.mean()), len(set(questions))
     if low is not None and high is not None:
-        gained, lost = int((changes > 0).sum()), int((changes < 0).sum())
-        lowest, highest = score_limits(gained, lost, asked, Z_95)
-        unseen = at_most(0, asked, 0.975)
+        gained, losses = int((changes > 0).sum()), int((changes < 0).sum())
+        lowest, highest = score_limits(gained, losses, trials, Z_95)
+        unseen = at_most(0, trials, 0.975)
         if low == high and unseen is not None:
             lowest, highest = min(lowest, mean - unseen), max(highest, mean + unseen)
         # The test decides whether 0 is excluded, and the limits how far the interval reaches.
         low = low if lowest <= 0 < low else max(-1.0, min(low, lowest))
         high = high if high < 0 <= highest else min(1.0, max(high, highest))
-    return Change(mean, low, high, found.p, found.p, len(new), asked)
+    return Change(mean, low, high, comparison.p, comparison.p, len(new), trials)
 
 
 def bound_rise(differences: Sequence[float], questions: Sequence[str]) -> float | None:
@@ -147,32 +147,34 @@ def bound_rise(differences: Sequence[float], questions: Sequence[str]) -> float 
     if mean is None or interval is None:
         return None
     changes = np.bincount(clusters, values)
-    gained, lost, asked = int((changes > 0).sum()), int((changes < 0).sum()), len(changes)
-    highest = max(interval[1], score_limits(gained, lost, asked, _Z_ONE_SIDED)[1])
+    gained, losses, trials = int((changes > 0).sum()), int((changes < 0).sum()), len(changes)
+    highest = max(interval[1], score_limits(gained, losses, trials, _Z_ONE_SIDED)[1])
     if not mean.error:
-        highest = max(highest, mean.value + (at_most(0, asked) or 0.0))
+        highest = max(highest, mean.value + (at_most(0, trials) or 0.0))
     return min(1.0, highest)
 
 
-def score_limits(gained: int, lost: int, trials: int, z: float) -> Interval:
-    """Find the limits of (gained - lost) / trials in the population, by Tango's score test.
+def score_limits(gained: int, losses: int, trials: int, z: float) -> Interval:
+    """Find the limits of (gained - losses) / trials in the population, by Tango's score test.
 
     Of paired verdicts; z is the normal quantile of each side. Tango, "Equivalence test and
     confidence interval for the difference in proportions for the paired-sample design", Statistics
     in Medicine 17 (1998). It keeps its width where few verdicts changed, or none.
     """
-    return -_upper_limit(lost, gained, trials, z), _upper_limit(gained, lost, trials, z)
+    return -_upper_limit(losses, gained, trials, z), _upper_limit(gained, losses, trials, z)
 
 
-def _upper_limit(gained: int, lost: int, trials: int, z: float) -> float:
-    low, high = (gained - lost) / trials, 1.0
+def _upper_limit(gained: int, lost_count: int, trials: int, z: float) -> float:
+    low, high = (gained - lost_count) / trials, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        b = (2 * trials - gained + lost) * middle - gained - lost
+        b = (2 * trials - gained + lost_count) * middle - gained - lost_count
         variance = middle * (1 - middle)
-        losses = (math.sqrt(max(0.0, b * b + 8 * trials * lost * variance)) - b) / (4 * trials)
+        losses = (math.sqrt(max(0.0, b * b + 8 * trials * lost_count * variance)) - b) / (
+            4 * trials
+        )
         error = math.sqrt(max(0.0, trials * (2 * losses + variance)))
-        is_held = gained - lost - trials * middle >= -z * error
+        is_held = gained - lost_count - trials * middle >= -z * error
         low, high = (middle, high) if is_held else (low, middle)
     return high
 

@@ -98,11 +98,11 @@ def keep_surfaces(file: JudgeFile, wordings: Sequence[Wording]) -> tuple[Wording
     """
     if file.surface is None:
         return tuple(wordings)
-    kept = tuple(w for w in wordings if w.surface in (*file.surface, "free"))
-    if not kept:
+    allowed = tuple(w for w in wordings if w.surface in (*file.surface, "free"))
+    if not allowed:
         have = ", ".join(dict.fromkeys(w.surface for w in wordings))
         file.refuse(
             ("surface",),
             f"no wording that was asked for is {' or '.join(file.surface)}: all are {have}",
         )
-    return kept
+    return allowed

@@ -123,8 +123,8 @@ def attack(
         **{"max_fooled": max_fooled, "max_usd": max_usd, "max_calls": max_calls},
     }
     if judge is not None:
-        asked = {"iteration": iteration, "every": every, "RUN": run}
-        for option, value in asked.items():
+        refused_options = {"iteration": iteration, "every": every, "RUN": run}
+        for option, value in refused_options.items():
             if value is not None:
                 raise SettingsError(f"{option} is not for --judge; leave it out")
         from nip_judges.command import run_judge_attack
@@ -139,8 +139,8 @@ def attack(
         options |= {"problems": problems, "run_store": run_store, "overrides": overrides or ()}
         options |= {"steps": steps, "until": until, "start_from": start_from}
         options["n"] = None if n is None else _numbers(n)
-        ended = run_judge_attack(judge, options, dry_run=dry_run, as_json=as_json, shown=shown)
-        raise typer.Exit(ended)
+        exit_code = run_judge_attack(judge, options, dry_run=dry_run, as_json=as_json, shown=shown)
+        raise typer.Exit(exit_code)
     _refuse("a RUN", of_judges)
     if run is None or by is None:
         raise SettingsError("name a RUN and --by, or a judge of yours with --judge judge.yaml")

@@ -81,11 +81,11 @@ def harden(
             "problems": problems,
         }
         options |= {"name": name, "run_store": run_store, "overrides": overrides or ()}
-        refused = {"RUN": run, "--attack": attack, "--steps": steps, "--every": every}
-        refused |= {"--until": until, "--attack-set": attack_overrides}
+        refused_options = {"RUN": run, "--attack": attack, "--steps": steps, "--every": every}
+        refused_options |= {"--until": until, "--attack-set": attack_overrides}
         raise typer.Exit(
             run_judge_hardening(
-                judge, options, refused, dry_run=dry_run, as_json=as_json, shown=shown
+                judge, options, refused_options, dry_run=dry_run, as_json=as_json, shown=shown
             )
         )
     if run is None or not attack:
