@@ -17,7 +17,12 @@ from nip_core.errors import BudgetError, CorruptionError, RunConflictError, Sett
 from nip_judges.figures.against_figures import compare_judges
 from nip_judges.play.attack import JudgeOptions, attack_judge, prepare_attack
 from nip_judges.sweeps.sweep_command import sweep_judges
-from nip_judges.sweeps.sweep_declaration import declare_sweep, read_declaration
+from nip_judges.sweeps.sweep_declaration import (
+    DECLARATION,
+    declare_sweep,
+    find_departures,
+    read_declaration,
+)
 from nip_judges.sweeps.sweep_figures import bound_rise
 from nip_judges.sweeps.sweep_files import recompute_sweep
 from nip_judges.sweeps.sweep_plan import read_sweep_plan
@@ -188,6 +193,15 @@ def test_a_judge_that_was_changed_after_its_declaration_is_a_departure_and_later
     strict.write_text(strict.read_text(encoding="utf-8").replace(":strict", ":harsh"))
     results, folder = play(path)
     (departure,) = results["departures"]
+    plan = read_sweep_plan(write_plan(tmp_path, "{old: weak.yaml, harsh: harsh.yaml}", "", "[1]"))
+    assert find_departures(read_declaration(folder), plan, asyncio.run(survey_sweep(plan))) == [
+        "judge strict was declared, and is not played",
+        "judge harsh was not declared",
+        "seed 0 was declared, and is not played",
+        "seed 1 was not declared",
+        "the plan has other hypotheses now; those that were declared are tested",
+    ]
+    path = write_plan(tmp_path, "{old: weak.yaml, strict: strict.yaml}", HYPOTHESES)
     assert departure.startswith("judge strict is other than declared")
     assert f"Departure: {departure}" in (folder / "README.md").read_text(encoding="utf-8")
     # Once its attack has begun, a change is a try of its own, under another name.
@@ -215,7 +229,10 @@ def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not_killed(played, tmp_
     _, whole, _ = played
     write_files(tmp_path)
     path = write_plan(tmp_path, "{old: weak.yaml, strict: strict.yaml}", HYPOTHESES, "[0, 1]")
-    declare(path)
+    folder = read_sweep_plan(path).folder
+    folder.mkdir(parents=True)
+    (folder / DECLARATION).write_bytes((whole / DECLARATION).read_bytes())
+    assert not declare(path)[1]  # the same plan
     code = (
         "import sys; from pathlib import Path; from nip_cli.printing.options import Shown\n"
         "from nip_judges.sweeps.sweep_command import sweep_judges\n"
@@ -227,7 +244,7 @@ def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not_killed(played, tmp_
     attacks = tmp_path / "runs" / "judges"
     assert (attacks / "graders-old-0" / "judge.json").exists()
     assert not (attacks / "graders-strict-0" / "judge.json").exists()
-    _, folder = play(path)
+    play(path)
     for name in ("cells.parquet", "results.json", "README.md", "facts.json"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 

@@ -243,10 +243,32 @@ def find_departures(
         for key, words in shared.items()
         if getattr(expected, key) != getattr(actual, key)
     ]
+    lines += _compare_ways(expected, actual)
     if expected.hypotheses != actual.hypotheses:
         lines.append("the plan has other hypotheses now; those that were declared are tested")
     if not lines and expected.order != actual.order:
         lines.append("the judges stand in another order, so that another one is the baseline")
+    return lines
+
+
+def _compare_ways(expected: DeclaredComparison, actual: DeclaredComparison) -> list[str]:
+    """Describe how attacks by models are other than declared."""
+    of_both = [
+        {
+            name: identity
+            for name, identity in plan.runs.items()
+            if name not in {f"{plan.sweep}-{j}-{seed}" for j in plan.judges for seed in plan.rows}
+        }
+        for plan in (expected, actual)
+    ]
+    lines = []
+    for name in {**of_both[0], **of_both[1]}:
+        if name not in of_both[1]:
+            lines.append(f"attack {name} was declared, and is not played")
+        elif name not in of_both[0]:
+            lines.append(f"attack {name} was not declared")
+        elif of_both[0][name] != of_both[1][name]:
+            lines.append(f"attack {name} is other than declared")
     return lines
 
 

@@ -213,6 +213,12 @@ class JudgeSweep:
             for judge in self.judges
         )
 
+    @property
+    def script(self) -> str | None:
+        """Return the address of the user's own wordings, seen from the plan's file."""
+        script = self.file.script
+        return None if script is None else str(self.path.parent / script)
+
     def find_judge(self, judge: str) -> tuple[Path, str | None]:
         """Find the file of a judge, and the name of the variant of it, if it is one."""
         value = self.file.judges[judge]

@@ -117,7 +117,7 @@ async def prepare_swept(plan: JudgeSweep, attack: SweptAttack) -> AsyncIterator[
         options = replace(options, **plan.file.attacks[attack.way].model_dump())
     else:
         file = plan.file
-        options = replace(options, kinds=file.kinds, script=file.script, hold_out=file.hold_out)
+        options = replace(options, kinds=file.kinds, script=plan.script, hold_out=file.hold_out)
     async with prepare_attack(path, options) as prepared:
         yield prepared if variant is None else _vary(prepared, variant)
 
