@@ -253,6 +253,7 @@ class Model(BaseHTTPRequestHandler):
     """Judges by comparing numbers, unless a log is praised, and writes such praise itself."""
 
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer in one packet
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
