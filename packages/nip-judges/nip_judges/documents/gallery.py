@@ -33,37 +33,37 @@ def choose_texts(cells: Sequence[Cell]) -> list[Cell]:
         and cell.attack in ATTACKS_ON_WRONG
         and cell.outcome == "fooled"
     ]
-    asked = _askings(cells)
+    by_text = _askings(cells)
     counts: dict[tuple[str, str], int] = {}
     for cell in fooled:
         counts[cell.kind, cell.name] = counts.get((cell.kind, cell.name), 0) + 1
-    if asked:
-        fooled = [cell for cell in fooled if _text_key(cell) in asked]
+    if by_text:
+        fooled = [cell for cell in fooled if _text_key(cell) in by_text]
 
     def convincing(cell: Cell) -> tuple[float, float, int, int]:
-        askings = asked.get(_text_key(cell), [])
+        askings = by_text.get(_text_key(cell), [])
         share = sum(map(is_hit, askings)) / len(askings) if askings else 0.0
         liking = cell.p_accept if cell.p_accept is not None else cell.score or 0.0
         return (-share, -liking, -counts[cell.kind, cell.name], len(cell.response))
 
-    chosen: list[Cell] = []
+    chosen_cells: list[Cell] = []
     texts = set[tuple[str, str]]()
     for cell in sorted(fooled, key=convincing):
-        of_kind = [one for one in chosen if one.kind == cell.kind]
+        of_kind = [one for one in chosen_cells if one.kind == cell.kind]
         is_new = (cell.question_id, cell.response) not in texts
-        if is_new and len(of_kind) < MOST_OF_A_KIND and len(chosen) < MOST_TEXTS:
-            chosen.append(cell)
+        if is_new and len(of_kind) < MOST_OF_A_KIND and len(chosen_cells) < MOST_TEXTS:
+            chosen_cells.append(cell)
             texts.add((cell.question_id, cell.response))
-    return chosen
+    return chosen_cells
 
 
 def list_gallery(cells: Sequence[Cell], questions: Mapping[str, str]) -> list[ShownCell]:
     """List the chosen texts; `questions` has each question's text by its id."""
-    asked = _askings(cells)
-    shown = []
+    by_text = _askings(cells)
+    shown_cells = []
     for cell in choose_texts(cells):
-        askings = asked.get(_text_key(cell), [])
-        shown.append(
+        askings = by_text.get(_text_key(cell), [])
+        shown_cells.append(
             ShownCell(
                 kind=cell.kind,
                 name=cell.name,
@@ -76,7 +76,7 @@ def list_gallery(cells: Sequence[Cell], questions: Mapping[str, str]) -> list[Sh
                 asked=len(askings),
             )
         )
-    return shown
+    return shown_cells
 
 
 def write_texts(document: JudgeDocument) -> str:

@@ -177,13 +177,13 @@ def _say_how_counted(document: JudgeDocument) -> list[str]:
             "it drops out of a mean, an attack that gives none raises the mean."
         )
     undecided = [(one["key"], _count_undecided(one), one) for one in document["attacks"]]
-    many = [
+    counts = [
         f"{key} {count}" for key, count, one in undecided if count >= _MANY * one["rate"]["rows"]
     ]
-    if many:
+    if counts:
         rows = document["attacks"][0]["rate"]["rows"]
-        listed = "; ".join(many[:_MOST_SHOWN])
-        more = f"; {len(many) - _MOST_SHOWN} more" if len(many) > _MOST_SHOWN else ""
+        listed = "; ".join(counts[:_MOST_SHOWN])
+        more = f"; {len(counts) - _MOST_SHOWN} more" if len(counts) > _MOST_SHOWN else ""
         notes.append(
             f"Right after all, or of a label that is not certain, and so never fooled, of {rows}: "
             f"{cut_line(listed, 4 * _WIDTH)}{more}."

@@ -93,10 +93,7 @@ def compare_judges(
         primary=primary,
         own_key=own_key,
         own=own_change,
-        is_better=all(
-            one is not None and one.high is not None and one.high < 0
-            for one in (primary, own_change)
-        ),
+        is_better=_is_below_zero(primary) and _is_below_zero(own_change),
         gate=compare(right),
         gate_bound=bound,
         meets_gate=bound is not None and bound <= GATE,

@@ -60,8 +60,8 @@ def ends_after_first_look(cells: Sequence[Cell], no_verdict: NoVerdict = "reject
     if all(cell.outcome == BY_POSITION for cell in asked_cells):
         return f"it chose by position {askings} pairs: one order against the other"
     if len({cell.verdict for cell in asked_cells}) == 1:
-        named = _named(asked_cells[0])
-        return f"it gave the same verdict, {named}, {askings} answers, right and wrong ones"
+        verdict = _named(asked_cells[0])
+        return f"it gave the same verdict, {verdict}, {askings} answers, right and wrong ones"
     by_row = {cell.row: cell for cell in plain}
     rights = sum(cell.is_right for cell in plain)
     is_short = min(rights, len(plain) - rights) < LEAST_LOOKED_AT
@@ -149,8 +149,8 @@ def youden(plain: Sequence[Cell], policy: NoVerdict, z: float = Z_95) -> Estimat
     Where the user's system drops rows without a verdict they are left out: an answer that is gone
     was not told from others.
     """
-    kept = [cell for cell in plain if policy != "drop" or not has_no_verdict(cell)]
-    sides = [[cell for cell in kept if cell.is_right is label] for label in (True, False)]
+    counted_cells = [cell for cell in plain if policy != "drop" or not has_no_verdict(cell)]
+    sides = [[cell for cell in counted_cells if cell.is_right is label] for label in (True, False)]
     accepted = [[is_accepted(cell, policy) for cell in side] for side in sides]
     questions = [[cell.question_id for cell in side] for side in sides]
     arguments = (accepted[0], questions[0], accepted[1], questions[1])
