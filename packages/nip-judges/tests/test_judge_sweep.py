@@ -299,7 +299,7 @@ def test_paid_judges_keep_to_their_caps_and_a_model_writes_against_each(tmp_path
             f"judge: {{prompt: {judge}.txt, model_name: stub, model_provider: SelfHosted, "
             f"base_url: '{address}', accept: 'GRADE: C', reject: 'GRADE: I'}}\n"
             "data: {file: graded.jsonl, reference: reference}\ncheck: number\n"
-            "prices: {prompt_usd: 1, completion_usd: 1}\n"
+            "prices: {prompt_usd: 1, completion_usd: 1}\nconcurrency: 4\n"
         )
     more = "attacks:\n  best: {by: best-of-n, attacker: judge, n: [1, 2]}\n"
     path = write_plan(tmp_path, "{easy: easy.yaml, careful: careful.yaml}", more)
