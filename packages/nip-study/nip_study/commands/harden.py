@@ -21,8 +21,16 @@ from nip_study.commands.runs_view import RunsView
 
 
 def harden(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of the run, or STORE/NAME; none with --judge.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    *,
     rounds: Annotated[int, typer.Option(help="Rounds of training; each ends with an attack.")],
-    run: Annotated[str | None, typer.Argument(help="Of nip.", autocompletion=complete_run)] = None,
     attack: Annotated[
         list[str] | None,
         typer.Option(help="sneaky, script or script:NAME; several: all of them in each round."),
@@ -42,7 +50,9 @@ def harden(
     ] = "all",
     iterations: Annotated[
         int | None,
-        typer.Option(help="Iterations of training in a round; of a judge passes; default: RUN's."),
+        typer.Option(
+            help="Iterations of training in a round; of a judge passes, 3; default: RUN's."
+        ),
     ] = None,
     steps: Steps = None,
     every: Every = None,
