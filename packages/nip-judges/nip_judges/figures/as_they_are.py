@@ -46,7 +46,7 @@ def ends_after_first_look(cells: Sequence[Cell], no_verdict: NoVerdict = "reject
     """Say why an attack ends after its first rows of each label, asked twice; None if it goes on.
 
     A coin ends here: its verdicts agree with themselves and with the labels no more than by chance.
-    Both intervals are of 99 %, so that few judges that are only noisy end here; one that never
+    Both intervals are of 99.5 %, so that few judges that are only noisy end here; one that never
     changed a verdict goes on. With fewer than 20 rows of a label they would end good judges, too:
     `ends_as_they_are` decides then.
     """

@@ -29,9 +29,9 @@ from nip_core.evaluation.statistics.clustered import (
 from nip_core.evaluation.statistics.differences import at_most
 from nip_core.evaluation.statistics.paired import compare_pairs
 
-_Z_99, _Z_ONE_SIDED = 2.5758293035489004, 1.6448536269514722
+_Z_995, _Z_ONE_SIDED = 2.807033768343811, 1.6448536269514722
 _HALVINGS = 40
-EARLY_Z = _Z_99
+EARLY_Z = _Z_995
 """Normal quantile of the intervals that may end an attack after its first rows."""
 
 
