@@ -105,7 +105,8 @@ class HyperParameters(AttackQuestions, Parameters):
     """Directory or URL under which runs are kept: file://, s3://bucket/prefix, gs://bucket/prefix."""
     scenario: str = "code_validation"
     """The domain of the problems: code_validation, arithmetic, bags, chain, graphs, reading,
-    reasoning_gym, solutions, or a class of one's own: "path/to/file.py:Class" or "package.module:Class"."""
+    reasoning_gym, solutions, or a class of one's own: "path/to/file.py:Class" or
+    "package.module:Class"."""
     scenario_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the scenario, see docs/scenarios.md. Those of code_validation stand in a block of
     that name."""
