@@ -22,12 +22,7 @@ from nip_study.commands.runs_view import RunsView
 
 def harden(
     run: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of the run, or STORE/NAME; none with --judge.",
-            show_default=False,
-            autocompletion=complete_run,
-        ),
+        str | None, typer.Argument(help="None with --judge.", autocompletion=complete_run)
     ] = None,
     *,
     rounds: Annotated[int, typer.Option(help="Rounds of training; each ends with an attack.")],
@@ -49,10 +44,7 @@ def harden(
         typer.Option(help="The problems on which attackers play in training: all, or wrong."),
     ] = "all",
     iterations: Annotated[
-        int | None,
-        typer.Option(
-            help="Iterations of training in a round; of a judge passes, 3; default: RUN's."
-        ),
+        int | None, typer.Option(help="Of training in a round; default: RUN's, for a judge 3.")
     ] = None,
     steps: Steps = None,
     every: Every = None,
