@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nip_core.evaluation.statistics.clustered import clustered_mean
-from nip_core.evaluation.statistics.differences import at_most, holm
+from nip_core.evaluation.statistics.differences import holm
 from nip_core.evaluation.statistics.distributions import t_cdf
 from nip_judges.documents.judge_document import ChangeWords, rate_words
 from nip_judges.figures.as_they_are import (
@@ -26,6 +26,7 @@ from nip_judges.figures.as_they_are import (
 )
 from nip_judges.figures.judge_figures import find_worst, measure
 from nip_judges.figures.rates import Change, compare_rows, number_questions
+from nip_judges.figures.rates import bound_rise as bound_mean_rise
 from nip_judges.figures.verdict_words import choose_word
 from nip_judges.parts import Cell
 from nip_judges.sweeps.sweep_declaration import JudgeDeclaration
@@ -298,21 +299,21 @@ def bound_rise(
 ) -> tuple[float | None, float]:
     """Compute the one-sided upper 95 % bound of a rise, and the p-value of one of `margin`.
 
-    Pairs are new, old and question. Where no row differs nothing shows a spread, and the bound is
-    that of an event never seen. (None, 1) with one question.
+    Pairs are new, old and question. (None, 1) with one question.
     """
-    differences = np.array([float(new) - float(old) for new, old, _ in pairs])
+    differences = [float(new) - float(old) for new, old, _ in pairs]
     questions = [question for _, _, question in pairs]
-    mean = clustered_mean(differences, number_questions(questions))
-    interval = None if mean is None else mean.interval(1 - 2 * _ALPHA)
-    if mean is None or interval is None:
+    bound = bound_mean_rise(differences, questions)
+    mean = clustered_mean(np.array(differences), number_questions(questions))
+    if mean is None or bound is None:
         return None, 1.0
     if mean.error:
-        return interval[1], t_cdf((mean.value - margin) / mean.error, mean.df)
-    number = len(set(questions))
-    unseen = at_most(0, number, 1 - _ALPHA) or 0.0
-    room = min(1.0, max(0.0, margin - mean.value))
-    return min(1.0, mean.value + unseen), float((1 - room) ** number)
+        p = t_cdf((mean.value - margin) / mean.error, mean.df)
+    else:
+        room = min(1.0, max(0.0, margin - mean.value))
+        p = float((1 - room) ** len(set(questions)))
+    # The bound is the higher of two; a p-value of one alone would contradict it.
+    return bound, max(p, _ALPHA) if bound > margin else p
 
 
 def _test_claims(

@@ -155,7 +155,9 @@ async def survey_sweep(plan: JudgeSweep) -> tuple[SurveyedAttack, ...]:
 def _survey(prepared: PreparedAttack, attack: SweptAttack, transferred: int) -> SurveyedAttack:
     rows, parts, caps = prepared.rows, prepared.parts, prepared.caps
     kinds = tuple(dict.fromkeys(wording.kind for wording in parts.wordings))
-    calls = {**count_calls(rows, parts.wordings, len(parts.edits))}
+    chooses = parts.judge.scores and prepared.file.judge.threshold is None
+    edits = len(parts.edits)
+    calls = {**count_calls(rows, parts.wordings, edits, needs_threshold=chooses)}
     if attack.way:
         # Of a trained attacker those of its training come on top.
         counts = prepared.options.n or USUAL_N
