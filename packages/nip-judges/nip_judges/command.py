@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -22,6 +22,8 @@ from nip_judges.play.attack import (
     publish_run,
 )
 from nip_judges.play.result import AttackResult
+
+_T = TypeVar("_T")
 
 
 def run_judge_attack(
@@ -40,15 +42,17 @@ def run_judge_attack(
 
 
 async def _run(path: Path, options: JudgeOptions, dry_run: bool, as_json: bool, view: Shown) -> int:
-    async with prepare_attack(path, options) as prepared:
+    async with contextlib.AsyncExitStack() as stack:
+        prepared = await _keep_stdout(stack.enter_async_context(prepare_attack(path, options)))
         if dry_run:
-            plan = await plan_attack(prepared)
+            plan = await _keep_stdout(plan_attack(prepared))
             say(json.dumps(plan, indent=2, ensure_ascii=False) if as_json else write_plan(plan))
             return 0
         for note in prepared.notes:
             say(f"nip: {note}", file=sys.stderr)
         with _show_progress(view) as progress:
-            result = await attack_judge(prepared, progress.begin, progress.advance)
+            attack = attack_judge(prepared, progress.begin, progress.advance)
+            result = await _keep_stdout(attack)
         _print(result, as_json)
         run = await publish_run(prepared, result)
     if run is not None and not as_json:
@@ -56,6 +60,12 @@ async def _run(path: Path, options: JudgeOptions, dry_run: bool, as_json: bool, 
     if result.stopped is not None:
         raise result.stopped
     return result.exit_status
+
+
+async def _keep_stdout(work: Awaitable[_T]) -> _T:
+    """Do work while all that a user's code prints goes to standard error: the result stays JSON."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return await work
 
 
 def _print(result: AttackResult, as_json: bool) -> None:

@@ -252,6 +252,35 @@ def test_a_function_that_would_end_the_program_is_no_verdict(tmp_path: Path) -> 
     assert "SystemExit: no" in (ask(function(tmp_path, source))[1].reason or "")
 
 
+@pytest.mark.parametrize("stop", ["SystemExit(3)", "KeyboardInterrupt"])
+def test_an_async_function_that_would_end_the_program_ends_no_other_call(
+    tmp_path: Path, stop: str
+) -> None:
+    body = (
+        f"async def judge(question, response):\n    if response == 'end':\n        raise {stop}\n"
+    )
+    (tmp_path / "judge.py").write_text(f"{body}    return True\n")
+    judge = make_judge(write_file(tmp_path, "function: judge.py:judge"), None)
+    ending = asyncio.run(judge.ask(ShownText("2 + 2?", "end", "4", {}), 0))
+    assert ending.verdict == "none" and stop.partition("(")[0] in (ending.reason or "")
+    assert asyncio.run(judge.ask(ROW, 0)).verdict == "accept"
+
+
+@pytest.mark.parametrize("body", ["return '\\ud800'", "raise ValueError('\\ud800')"])
+def test_halves_of_characters_in_a_functions_words_can_be_kept(tmp_path: Path, body: str) -> None:
+    (tmp_path / "judge.py").write_text(f"def judge(question, response):\n    {body}\n")
+    judge = make_judge(write_file(tmp_path, "function: judge.py:judge"), None)
+    answer = asyncio.run(judge.ask(ROW, 0))
+    assert answer.verdict == "none" and f"{answer.words}{answer.reason}".encode()
+
+
+def test_an_argument_without_a_name_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text("def judge(question, response, /):\n    return True\n")
+    judge = make_judge(write_file(tmp_path, "function: judge.py:judge"), None)
+    with pytest.raises(SettingsError, match="its argument 'question' can't be given by name"):
+        asyncio.run(judge.ask(ROW, 0))
+
+
 @pytest.mark.parametrize("kind", ["", "async "])
 def test_a_function_that_hangs_is_no_verdict_with_its_line(tmp_path: Path, kind: str) -> None:
     wait = "await asyncio.sleep(30)" if kind else "time.sleep(30)"

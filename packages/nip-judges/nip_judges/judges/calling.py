@@ -15,7 +15,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,7 +33,7 @@ async def call_with_timeout(
     if is_async(function):
         loop, thread = _shared_loop()
         coroutine = function(**arguments)
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        future = asyncio.run_coroutine_threadsafe(_guard(coroutine), loop)
     else:
         coroutine = None
         thread = threading.Thread(
@@ -68,6 +68,14 @@ def _work(
             _settle(future.set_exception, _wrap_stop(error))
     else:
         _settle(future.set_result, value)
+
+
+async def _guard(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Await a user's coroutine; what would end the loop of all calls ends this one alone."""
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _wrap_stop(error) from None
 
 
 def _settle(put: Callable[[Any], None], value: object) -> None:

@@ -10,7 +10,7 @@ a number, a word, an object with a `value` as Inspect's scores have, or None. It
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from nip_base.importing import find_line, import_object
 from nip_core.errors import SettingsError
 from nip_core.hashing import digest
 from nip_core.nearest import did_you_mean
+from nip_core.rollouts.client.answer_parts import make_storable
 from nip_judges.judges.calling import HangsError, call_with_timeout
 from nip_judges.judges.filling import list_values
 from nip_judges.judges.values import ValueForms, read_value
@@ -60,7 +61,8 @@ class FunctionJudge:
     def list_arguments(self, shown_text: ShownText) -> dict[str, str | None]:
         """List the arguments of a call.
 
-        Raises SettingsError for an argument without a default that no field or column is called.
+        Raises SettingsError for an argument without a default that no field or column is called,
+        and for one that has no name.
         """
         values: dict[str, str | None] = {**list_values(shown_text, self.data)}
         if shown_text.reference is None:
@@ -70,6 +72,11 @@ class FunctionJudge:
             return values
         arguments: dict[str, str | None] = {}
         for parameter in parameters:
+            if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+                raise SettingsError(
+                    f"{self.name}: its argument {parameter.name!r} can't be given by name; leave "
+                    "out the '/' behind it"
+                )
             if parameter.kind not in _NAMED:
                 continue
             if parameter.name in values:
@@ -86,7 +93,9 @@ class FunctionJudge:
         arguments = self.list_arguments(shown_text)
         try:
             value = await call_with_timeout(self.function, arguments, self.timeout_s)
-            return read_value(value, self.forms)
+            answer = read_value(value, self.forms)
+            reason = None if answer.reason is None else make_storable(answer.reason)
+            return replace(answer, words=make_storable(answer.words), reason=reason)
         except HangsError as error:
             return JudgeAnswer("none", "", f"{self.name}: {error}")
         except Exception as error:  # whatever a function of the user's raises
@@ -96,7 +105,7 @@ class FunctionJudge:
         line = find_line(error, self.source) if self.source else ""
         place = f" ({Path(self.source).name}{line})" if line else ""
         message = " ".join(str(error).split())
-        return f"{type(error).__name__}: {message}"[:_LONGEST_REASON] + place
+        return make_storable(f"{type(error).__name__}: {message}"[:_LONGEST_REASON]) + place
 
 
 def make_function(file: "JudgeFile") -> FunctionJudge:
