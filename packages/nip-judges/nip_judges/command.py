@@ -50,7 +50,7 @@ async def _run(path: Path, options: JudgeOptions, dry_run: bool, as_json: bool, 
             return 0
         for note in prepared.notes:
             say(f"nip: {note}", file=sys.stderr)
-        with _show_progress(view) as progress:
+        with show_progress(view) as progress:
             attack = attack_judge(prepared, progress.begin, progress.advance)
             result = await _keep_stdout(attack)
         _print(result, as_json)
@@ -76,7 +76,7 @@ def _print(result: AttackResult, as_json: bool) -> None:
     say(f" {result.folder}: judge.json, cells.parquet, texts.txt")
 
 
-class _Quiet:
+class Quiet:
     """Shows nothing."""
 
     def begin(self, name: str, texts: int) -> None:
@@ -86,14 +86,14 @@ class _Quiet:
         """Count an answer."""
 
 
-class _Lines(_Quiet):
+class _Lines(Quiet):
     """Says each part of the course in a line."""
 
     def begin(self, name: str, texts: int) -> None:
         say(f"nip: {name}: {texts} texts", file=sys.stderr, flush=True)
 
 
-class _Bars(_Quiet):
+class _Bars(Quiet):
     """Shows a bar for the part in progress."""
 
     def __init__(self, progress: Progress) -> None:
@@ -108,11 +108,11 @@ class _Bars(_Quiet):
 
 
 @contextlib.contextmanager
-def _show_progress(view: Shown) -> Iterator[_Quiet]:
+def show_progress(view: Shown) -> Iterator[Quiet]:
     console = make_console(stderr=True)
     if view is Shown.live or (view is Shown.auto and console.is_terminal):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
             yield _Bars(progress)
     else:
-        yield _Lines() if view in (Shown.auto, Shown.lines) else _Quiet()
+        yield _Lines() if view in (Shown.auto, Shown.lines) else Quiet()

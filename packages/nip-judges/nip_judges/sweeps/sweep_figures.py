@@ -7,6 +7,7 @@ A comparison is paired by seed and row. All rows and seeds of a question count t
 split the same rows, so they are no further questions. The wording is chosen anew in each seed.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -313,7 +314,7 @@ def bound_rise(
         room = min(1.0, max(0.0, margin - mean.value))
         p = float((1 - room) ** len(set(questions)))
     # The bound is the higher of two; a p-value of one alone would contradict it.
-    return bound, max(p, _ALPHA) if bound > margin else p
+    return bound, max(p, math.nextafter(_ALPHA, 1)) if bound > margin else p
 
 
 def _test_claims(
