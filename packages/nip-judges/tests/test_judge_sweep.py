@@ -386,5 +386,7 @@ def test_the_bound_of_a_gate_and_its_p_value_say_the_same():
     ):
         bound, p = bound_rise(pairs, 0.03)
         assert bound is not None and (bound <= 0.03) == (p <= 0.05)
-        assert bound_rise(pairs, bound)[1] <= 0.05 < bound_rise(pairs, bound - 1e-6)[1]
+        assert (
+            bound_rise(pairs, bound)[1] <= 0.05 + 1e-9 and bound_rise(pairs, bound - 1e-6)[1] > 0.05
+        )
     assert bound_rise([(True, False, "one")], 0.03) == (None, 1.0)

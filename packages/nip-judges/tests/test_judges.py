@@ -50,6 +50,16 @@ def ask(
     return asyncio.run(once())
 
 
+def test_further_fields_stand_in_each_request_and_make_another_judge(tmp_path: Path) -> None:
+    with answering(say("GRADE: C")) as endpoint:
+        plain, _ = ask(prompted(tmp_path, endpoint.url, "{response}"))
+        grammar = 'extra_body: {grammar: \'root ::= "GRADE: C" | "GRADE: I"\'}'
+        held, _ = ask(prompted(tmp_path, endpoint.url, "{response}", grammar))
+    assert "grammar" not in endpoint.requests[0]
+    assert endpoint.requests[1]["grammar"].startswith("root ::= ")
+    assert plain.digest != held.digest
+
+
 def test_a_prompt_shows_the_attacked_response_and_fills_no_placeholder_in_it(
     tmp_path: Path,
 ) -> None:

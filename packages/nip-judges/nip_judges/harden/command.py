@@ -10,7 +10,7 @@ from typing import Any
 from nip_cli.printing.options import Shown
 from nip_cli.printing.terminal import say
 from nip_core.errors import SettingsError
-from nip_judges.command import show_progress as show_progress
+from nip_judges.command import show_progress
 from nip_judges.harden.hardening import (
     HardenOptions,
     harden_judge,

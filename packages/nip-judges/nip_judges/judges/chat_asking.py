@@ -129,6 +129,8 @@ class ModelSeat:
     client: ChatCompletions
     endpoint: Endpoint
     agent: PureTextAgentParameters
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of each request; they stand above those of nip."""
     _without: set[str] = field(default_factory=set, compare=False, repr=False)
     """Fields of a request that the endpoint has refused, whatever it asked."""
 
@@ -136,7 +138,8 @@ class ModelSeat:
     def digest(self) -> str:
         """Hash the model, its address and its settings, and no key."""
         settings = {name: getattr(self.agent, name) for name in _ASKING}
-        return digest([self.endpoint.base_url, settings])
+        extra = [self.extra_body] if self.extra_body else []
+        return digest([self.endpoint.base_url, settings, *extra])
 
     async def say(self, chat: Chat, seed: int, *, with_logprobs: bool = False) -> Said:
         """Ask once. A refusal, a filtered answer and an empty one are no answer, with the reason.
@@ -164,6 +167,7 @@ class ModelSeat:
             del body[dialect.limit]
         if with_logprobs:
             body |= {"logprobs": True, "top_logprobs": LIKELIEST}
+        body |= self.extra_body
         async with self.client.answers(self.endpoint, body) as answers:
             answer = answers[0]
         if answer.finish_reason == "content_filter":
@@ -182,4 +186,5 @@ def make_seat(
     """Make the seat of the model that a judge's file, or a grader's, names."""
     if client is None:
         raise SettingsError(f"{file.path.name}: this judge asks a model, which needs a client")
-    return ModelSeat(client, find_judge_endpoint(file), find_agent(file, settings))
+    agent = find_agent(file, settings)
+    return ModelSeat(client, find_judge_endpoint(file), agent, file.judge.extra_body)

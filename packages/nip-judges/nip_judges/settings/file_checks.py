@@ -30,6 +30,7 @@ _OF_MODELS = (
     "reasoning_effort",
     "served_as",
     "max_tokens_per_message",
+    "extra_body",
     "key",
 )
 _OWN_LABELS = re.compile(r"(?i)(?<![a-z])(judge|grader|autograder|llm|verdict|model_graded)")

@@ -8,7 +8,7 @@ CHECKS          the names that `check` takes beside a function's address
 list_keys       the keys of a block, for errors
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -49,6 +49,8 @@ class ModelSettings(Settings):
     served_as: tuple[Text, ...] = ()
     max_tokens_per_message: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of an answer. None: the provider's limit; of an attacker's text 225."""
+    extra_body: dict[str, Any] = {}
+    """Further fields of each request, such as the grammar by which a server holds a form."""
     key: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")] | None = None
     """The name of the environment variable with the key. None: the provider's."""
 

@@ -94,7 +94,11 @@ def find_attacker(file: JudgeFile, name: str | None) -> dict[str, Any]:
                 f"{file.path}"
             )
         return {"model_provider": "SelfHosted", "model_name": name}
-    settings = {key: getattr(block, key) for key in block.model_fields_set if key != "key"}
+    settings = {
+        key: getattr(block, key)
+        for key in block.model_fields_set
+        if key not in ("key", "extra_body")
+    }
     if name is not None:
         settings["model_name"] = name
     if settings.get("model_name") is None:
@@ -125,7 +129,10 @@ async def open_writer(
             endpoint = find_endpoint(file, "attacker", agent, key)
         sees = file.attacker_sees == "prompt"
         prompt = file.prompt_text if sees else None
-        yield ModelWriter(ModelSeat(client, endpoint, agent), judge_prompt=prompt, around=around)
+        # The judge's own extra fields may hold its answers to the form of a verdict.
+        extra = {} if name == OF_JUDGE or file.attacker is None else file.attacker.extra_body
+        seat = ModelSeat(client, endpoint, agent, extra)
+        yield ModelWriter(seat, judge_prompt=prompt, around=around)
 
 
 async def _start_server(
