@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from nip_cli.printing.console import make_console
 from nip_cli.printing.options import Shown
 from nip_cli.printing.terminal import say
+from nip_core.errors import StoreError
 from nip_judges.documents.screen import write_plan, write_screen
 from nip_judges.play.attack import (
     JudgeOptions,
@@ -38,7 +39,14 @@ def run_judge_attack(
     kinds = options["kinds"]
     listed = None if kinds is None else [kind.strip() for kind in kinds.split(",") if kind.strip()]
     judge_options = JudgeOptions(**{**options, "kinds": listed})
-    return asyncio.run(_run(path, judge_options, dry_run, as_json, shown))
+    try:
+        return asyncio.run(_run(path, judge_options, dry_run, as_json, shown))
+    except OSError as error:  # of the folder of the attack: full, read-only, a file in its place
+        place = error.filename or options["run_store"]
+        raise StoreError(
+            f"{place}: {error.strerror or error}; answers on record are kept, and running again "
+            "goes on"
+        ) from None
 
 
 async def _run(path: Path, options: JudgeOptions, dry_run: bool, as_json: bool, view: Shown) -> int:

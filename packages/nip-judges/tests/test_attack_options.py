@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nip_core.errors import SettingsError
+from nip_cli.printing.options import Shown
+from nip_core.errors import RunConflictError, SettingsError, StoreError
+from nip_judges.command import run_judge_attack
 from nip_judges.play.attack import JudgeOptions, PreparedAttack, plan_attack, prepare_attack
 
 _FUNCTION = """
@@ -97,3 +99,22 @@ def test_a_store_that_is_no_folder_is_refused_before_any_call(judge: Path) -> No
     with pytest.raises(SettingsError, match="kept in a folder of this machine") as caught:
         asyncio.run(plan_attack(prepared))
     assert "word" not in str(caught.value)
+
+
+def test_a_damaged_record_of_settings_and_the_name_of_a_run_are_refused(judge: Path) -> None:
+    damaged = prepare(judge, name="torn")
+    damaged.folder.mkdir(parents=True)
+    (damaged.folder / "settings.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RunConflictError, match=r"settings\.json is damaged; name this attack"):
+        asyncio.run(plan_attack(damaged))
+    taken = prepare(judge, name="taken")
+    (judge.parent / "runs" / "taken").mkdir()
+    with pytest.raises(RunConflictError, match="has a run of this name"):
+        asyncio.run(plan_attack(taken))
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(judge: Path) -> None:
+    (judge.parent / "a-file").write_text("", encoding="utf-8")
+    options = {"kinds": "opener", "run_store": str(judge.parent / "a-file")}
+    with pytest.raises(StoreError, match=r"a-file/judges/.*: Not a directory; answers on record"):
+        run_judge_attack(judge, options, dry_run=True, as_json=True, shown=Shown.none)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nip_base.formats.bounds import parse_json
 from nip_core.errors import NipError, RunConflictError, SettingsError
 from nip_core.hashing import canonical_json, digest
 from nip_core.redaction import redact
@@ -356,10 +357,18 @@ def _claim_folder(prepared: PreparedAttack) -> None:
                 "the attack otherwise"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        settings.write_text(text, encoding="utf-8")
+        # Whole or not at all: a stop at this moment is to cost nothing.
+        begun = folder / "settings.part"
+        begun.write_text(text, encoding="utf-8")
+        begun.replace(settings)
         return
-    old_document = json.loads(settings.read_text(encoding="utf-8"))
     new_document = json.loads(text)
+    try:
+        old_document = parse_json(settings.read_text(encoding="utf-8"))
+    except ValueError:
+        old_document = None
+    if not isinstance(old_document, dict):
+        raise RunConflictError(f"{settings} is damaged; name this attack with --name")
     changed_keys = sorted(key for key in new_document if new_document[key] != old_document.get(key))
     if changed_keys:
         raise RunConflictError(
