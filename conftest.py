@@ -109,6 +109,7 @@ SLOW_FILES = (
     *("test_tiny.py", "test_faults.py", "test_determinism.py", "test_promotion.py"),
     *("test_trouble.py", "test_files.py", "test_matrix.py", "test_prompts.py", "test_parsing.py"),
     *("test_push_and_pull.py", "test_begin_with.py", "test_slow_servers.py", "test_results.py"),
+    "test_judge_sweep.py",
     *(
         "test_build_problems.py",
         "test_conformance.py",
