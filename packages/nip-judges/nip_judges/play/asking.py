@@ -85,6 +85,8 @@ class Asker:
         self._places = asyncio.Semaphore(concurrency)
         self._begun = 0  # calls in flight
         self._failed: NipError | None = None
+        self.cap: CapReached | None = None
+        """The cap that a call has met; a trainer between here and there may hide it."""
         self._thresholds: dict[str, float] = {}  # by the judge's digest
         self._tasks: dict[str, asyncio.Task[JudgeAnswer]] = {}
         self._answers: dict[str, JudgeAnswer] = {}
@@ -103,7 +105,7 @@ class Asker:
     ) -> JudgeAnswer:
         """Judge a text, or give its answer on record. Raises CapReached, or as the judge does.
 
-        Without `counts` it is no judge's answer but a text that a model writes.
+        Without `counts` the caps do not hold it: a text that another model than the judge's writes.
         """
         key = derive_key(judge.digest, asdict(shown_text), asking)
         if (answer := self._answers.get(key)) is not None:
@@ -159,6 +161,13 @@ class Asker:
         return answer
 
     def _check_caps(self) -> None:
+        try:
+            self._compare_with_caps()
+        except CapReached as reached:
+            self.cap = reached
+            raise
+
+    def _compare_with_caps(self) -> None:
         caps, spent = self._caps, self.spending
         if caps.calls is not None and spent.calls + self._begun >= caps.calls:
             raise CapReached(

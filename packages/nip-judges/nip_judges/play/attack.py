@@ -168,7 +168,8 @@ async def attack_judge(
         except NipError as error:
             if not course.cells and not isinstance(error, CapReached):
                 raise
-            stopped = error
+            by_cap = None if prepared.options.by in (None, BEST_OF_N) else asker.cap
+            stopped = by_cap or error
     seconds = time.monotonic() - began_s
     result = make_result(prepared, course, asker.spending, stopped, seconds)
     order = [wording.key for wording in prepared.parts.wordings]

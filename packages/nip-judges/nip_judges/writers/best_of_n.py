@@ -37,8 +37,14 @@ class ModelWriter:
     accept_forms: Sequence[str] = ()
     is_paid, scores = True, False
 
-    def __init__(self, seat: ModelSeat, *, judge_prompt: str | None, around: bool) -> None:
-        """`judge_prompt` is the judge's prompt as it stands, None where attackers don't see it."""
+    def __init__(
+        self, seat: ModelSeat, *, judge_prompt: str | None, around: bool, counts: bool = False
+    ) -> None:
+        """`judge_prompt` is the judge's prompt as it stands, None where attackers don't see it.
+
+        With `counts` it is the judge's own model, whose calls and tokens the caps hold, too.
+        """
+        self.counts = counts
         self._seat, self._judge_prompt, self.around = seat, judge_prompt, around
         self.name = seat.agent.model_name
         self.digest = digest(["writer", seat.digest, judge_prompt, around])
@@ -86,7 +92,7 @@ async def play_best_of_n(
     places = [(row, number) for row in rows for number in range(counts[-1])]
     on_part("texts written", len(places))
     shown_texts = [(_hide_reference(row), number) for row, number in places]
-    replies = await asker.ask_all(writer, shown_texts, counts=False)
+    replies = await asker.ask_all(writer, shown_texts, counts=writer.counts)
     texts = [
         _make_text(parts, writer, row, answer.words)
         for (row, _), answer in zip(places, replies, strict=True)

@@ -132,7 +132,12 @@ async def open_writer(
         # The judge's own extra fields may hold its answers to the form of a verdict.
         extra = {} if name == OF_JUDGE or file.attacker is None else file.attacker.extra_body
         seat = ModelSeat(client, endpoint, agent, extra)
-        yield ModelWriter(seat, judge_prompt=prompt, around=around)
+        yield ModelWriter(
+            seat,
+            judge_prompt=prompt,
+            around=around,
+            counts=name == OF_JUDGE,
+        )
 
 
 async def _start_server(
