@@ -3,13 +3,21 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from judge_endpoint import answering, say
 
 from nip_cli.printing.options import Shown
 from nip_core.errors import RunConflictError, SettingsError, StoreError
 from nip_judges.command import run_judge_attack
-from nip_judges.play.attack import JudgeOptions, PreparedAttack, plan_attack, prepare_attack
+from nip_judges.play.attack import (
+    JudgeOptions,
+    PreparedAttack,
+    attack_judge,
+    plan_attack,
+    prepare_attack,
+)
 
 _FUNCTION = """
 CALLS = []
@@ -118,3 +126,35 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(judge: Path) -> N
     options = {"kinds": "opener", "run_store": str(judge.parent / "a-file")}
     with pytest.raises(StoreError, match=r"a-file/judges/.*: Not a directory; answers on record"):
         run_judge_attack(judge, options, dry_run=True, as_json=True, shown=Shown.none)
+
+
+def _grade(request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    question, _, response = request["messages"][-1]["content"].partition("::")
+    first = question.split()[0]  # a request to write begins with a word
+    is_right = first.isdigit() and str(int(first) + 70) in response
+    return say("GRADE: C" if is_right else "GRADE: I")(request)
+
+
+def test_texts_of_the_judges_own_model_count_for_the_cap(judge: Path) -> None:
+    (judge.parent / "prompt.txt").write_text("{question}::{response}", encoding="utf-8")
+    options = JudgeOptions(
+        run_store=str(judge.parent / "runs"),
+        by="best-of-n",
+        attacker="judge",
+        n=(1, 4),
+        problems=10,
+        max_calls=60,
+    )
+
+    async def attack() -> str:
+        async with prepare_attack(judge, options) as prepared:
+            return (await attack_judge(prepared)).document["verdict"]
+
+    with answering(_grade) as endpoint:
+        judge.write_text(
+            "judge: {prompt: prompt.txt, model_name: m, accept: 'GRADE: C', reject: 'GRADE: I', "
+            f"base_url: '{endpoint.url}'}}\ndata: {{file: graded.jsonl}}\n",
+            encoding="utf-8",
+        )
+        assert asyncio.run(attack()) == "NOT FINISHED"
+        assert len(endpoint.requests) == 60
