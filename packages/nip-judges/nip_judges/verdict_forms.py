@@ -9,34 +9,27 @@ NumberForm   a number with a threshold
 LabelForm    one of some labels, as JSON or alone
 EndForm      another form that counts at the very end alone
 make_form    the form that a judge's file describes
-check_pattern  refuse an expression whose time may explode
 
 For pairs `accept` is the form by which the first response wins.
 """
 
 import bisect
-import importlib
 import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from nip_core.errors import SettingsError
 from nip_judges.parts import Verdict
+from nip_judges.settings.pattern_checks import begins_with_all, check_pattern
 
 LONGEST_SEARCHED = 10_000
 """A pattern is searched in so many last characters, which bounds its time."""
 NEITHER = "neither accept nor reject"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w)")
 _AFTER_VERDICT = " \t\r\n.!*_`'\")]}>"
-_MOST_REPEATS = 50
-_MANY_DOTS = re.compile(r"MAXREPEAT, \[\(ANY,.*MAXREPEAT, \[\(ANY,", re.DOTALL)
-_SAMPLE = [*map(chr, range(256)), "\u200b", "\u2028", "é", "д", "字", "٣"]
-# The standard library's own parts, untyped.
-_parser: Any = importlib.import_module("re._parser")
-_compiler: Any = importlib.import_module("re._compiler")
 
 
 class Reading(NamedTuple):
@@ -191,9 +184,7 @@ class PatternForm:
     def __post_init__(self) -> None:
         compiled = check_pattern(self.pattern, self.ignore_case)
         object.__setattr__(self, "compiled", compiled)
-        tree = _parser.parse(self.pattern)
-        begins = len(tree) > 0 and str(tree[0]).startswith("(MAX_REPEAT, (0, MAXREPEAT, [(ANY,")
-        object.__setattr__(self, "takes_all", begins and bool(compiled.flags & re.DOTALL))
+        object.__setattr__(self, "takes_all", begins_with_all(compiled))
         if self.threshold is None and (self.accept is not None or self.reject is not None):
             TextForm(self.accept or "", self.reject or "")
 
@@ -242,66 +233,6 @@ class PatternForm:
             return "accept"
         is_reject = self.reject is not None and value == change(self.reject.strip())
         return "reject" if is_reject else "none"
-
-
-def check_pattern(pattern: str, ignore_case: bool = False) -> re.Pattern[str]:
-    """Compile an expression with one group whose time stays bounded.
-
-    Raises SettingsError for another number of groups, for a repetition without an end within
-    another or directly before another, and for one over alternatives.
-    """
-    try:
-        compiled = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
-        tree = _parser.parse(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise SettingsError(f"pattern: {pattern!r} is no regular expression ({error})") from None
-    if compiled.groups != 1:
-        raise SettingsError(
-            f"pattern: {pattern!r} needs one group, the verdict (got {compiled.groups}); write "
-            "(?:...) for the others"
-        )
-    reason = _find_explosion(tree)
-    if reason is None and _MANY_DOTS.search(str(tree)):
-        reason = "two repetitions of a dot"
-    if reason is not None:
-        raise SettingsError(
-            f"pattern: {pattern!r} has {reason}, which may take for ever; write it without"
-        )
-    return compiled
-
-
-def _find_explosion(items: Any, is_repeated: bool = False) -> str | None:
-    before: Any = None  # the part that is repeated directly before
-    for operator, argument in items:
-        name = str(operator)
-        repeats = "REPEAT" in name and argument[1] > _MOST_REPEATS
-        if repeats and is_repeated:
-            return "a repetition within a repetition"
-        if repeats and before is not None and _take_the_same(before, argument[2]):
-            return "two repetitions side by side that take the same"
-        if name == "BRANCH" and is_repeated:
-            return "a repetition of alternatives"
-        for inner in _list_inner(argument):
-            if (reason := _find_explosion(inner, is_repeated or repeats)) is not None:
-                return reason
-        if not name.startswith(("ASSERT", "AT")):  # these take no character
-            before = argument[2] if repeats else None
-    return None
-
-
-def _take_the_same(first: Any, second: Any) -> bool:
-    """Say whether two parts both match some character; of others it is taken for granted."""
-    one, second_code = _compiler.compile(first), _compiler.compile(second)
-    takes = [{sign for sign in _SAMPLE if part.fullmatch(sign)} for part in (one, second_code)]
-    return not all(takes) or bool(takes[0] & takes[1])
-
-
-def _list_inner(argument: Any) -> Iterator[Any]:
-    if isinstance(argument, _parser.SubPattern):
-        yield argument
-    elif isinstance(argument, tuple | list):
-        for part in argument:
-            yield from _list_inner(part)
 
 
 @dataclass(frozen=True)

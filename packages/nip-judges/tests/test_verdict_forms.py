@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nip_core.errors import SettingsError
+from nip_judges.settings.pattern_checks import check_pattern
 from nip_judges.verdict_forms import (
     EndForm,
     LabelForm,
     NumberForm,
     PatternForm,
     TextForm,
-    check_pattern,
 )
 
 GRADES = TextForm("GRADE: C", "GRADE: I")
@@ -110,7 +110,16 @@ def test_the_last_match_of_a_pattern_counts_by_its_group() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"((?:a+)+)b", r"((?:a|a)*)b", r"(\s*\s*x)", r"(a)(b)", r"a", r"("]
+    "pattern",
+    [
+        *(r"((?:a+)+)b", r"((?:a|a)*)b", r"(\s*\s*x)", r"(a)(b)", r"a", r"("),
+        *(
+            r"(?s).*a.*(b)",
+            r"(?s)\A.*a.*b.*(c)",
+            r"(?s).*(?!.*a)(b)",
+            r"(?s)\A.*(?>.*a)(?>.*b)+(c)",
+        ),
+    ],
 )
 def test_a_pattern_that_may_take_for_ever_is_refused(pattern: str) -> None:
     with pytest.raises(SettingsError, match="pattern"):
@@ -118,7 +127,11 @@ def test_a_pattern_that_may_take_for_ever_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"SCORE:\s*\d+ of (\d+)", r"^\W*(yes|no)\b", r"\[\[(A|B)\]\]", r"(?s)\A.*?: *(\w+)"]
+    "pattern",
+    [
+        *(r"SCORE:\s*\d+ of (\d+)", r"^\W*(yes|no)\b", r"\[\[(A|B)\]\]", r"(?s)\A.*?: *(\w+)"),
+        *(r"(?s)\A(?!.*a)(?>.*b)(?:.*c|.*d)(e)", r"(?s)\A.*a.*(b)"),
+    ],
 )
 def test_an_ordinary_pattern_is_taken(pattern: str) -> None:
     assert check_pattern(pattern).groups == 1

@@ -11,7 +11,7 @@ from nip_core.nearest import did_you_mean
 from nip_core.parameters.services.dialects import check_dialect
 from nip_judges.settings.judge_settings import CHECKS, KINDS_OF_JUDGE, OUR_FIELDS, PAIR_FIELDS
 from nip_judges.settings.named_texts import check_function, find_placeholders, suggest_file
-from nip_judges.verdict_forms import check_pattern
+from nip_judges.settings.pattern_checks import check_pattern
 
 if TYPE_CHECKING:
     from nip_judges.settings.judge_file import JudgeFile
