@@ -1,7 +1,7 @@
 """An endpoint of chats that is a stranger's: it answers as a test plans."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +21,8 @@ class Endpoint:
 
 
 @contextmanager
-def answering(reply: Reply) -> Iterator[Endpoint]:
+def answering(reply: Reply, models: Sequence[str] = ()) -> Iterator[Endpoint]:
+    """Answer by `reply`; `models` are those that the endpoint lists."""
     endpoint = Endpoint()
 
     class Handler(BaseHTTPRequestHandler):
@@ -32,6 +33,17 @@ def answering(reply: Reply) -> Iterator[Endpoint]:
             status, body = reply(request)
             content = json.dumps(body).encode()
             self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_GET(self) -> None:
+            body = {
+                "object": "list",
+                "data": [{"id": model, "object": "model"} for model in models],
+            }
+            content = json.dumps(body).encode()
+            self.send_response(200)
             self.send_header("content-length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

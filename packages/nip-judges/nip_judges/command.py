@@ -18,10 +18,10 @@ from nip_judges.documents.screen import write_plan, write_screen
 from nip_judges.play.attack import (
     JudgeOptions,
     attack_judge,
-    plan_attack,
     prepare_attack,
     publish_run,
 )
+from nip_judges.play.planning import plan_attack
 from nip_judges.play.result import AttackResult
 
 _T = TypeVar("_T")

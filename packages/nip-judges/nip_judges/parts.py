@@ -35,7 +35,7 @@ class GradedRow:
     reference: str | None
     is_right: bool
     columns: Mapping[str, str] = field(default_factory=dict)
-    """All columns of the row as text, by name, for placeholders and functions."""
+    """All columns of the row but its label as text, by name, for placeholders and functions."""
 
 
 @dataclass(frozen=True)

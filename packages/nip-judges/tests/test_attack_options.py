@@ -9,15 +9,15 @@ import pytest
 from judge_endpoint import answering, say
 
 from nip_cli.printing.options import Shown
-from nip_core.errors import RunConflictError, SettingsError, StoreError
+from nip_core.errors import RunConflictError, SettingsError, StageError, StoreError
 from nip_judges.command import run_judge_attack
 from nip_judges.play.attack import (
     JudgeOptions,
     PreparedAttack,
     attack_judge,
-    plan_attack,
     prepare_attack,
 )
+from nip_judges.play.planning import plan_attack
 
 _FUNCTION = """
 CALLS = []
@@ -158,3 +158,45 @@ def test_texts_of_the_judges_own_model_count_for_the_cap(judge: Path) -> None:
         )
         assert asyncio.run(attack()) == "NOT FINISHED"
         assert len(endpoint.requests) == 60
+
+
+def test_the_column_of_labels_reaches_no_judge(judge: Path) -> None:
+    prepared = prepare(judge)
+    assert all(
+        row.columns.keys() == {"question", "response", "reference"} for row in prepared.rows.rows
+    )
+    (judge.parent / "grader.txt").write_text("{response} {right}", encoding="utf-8")
+    text = judge.read_text(encoding="utf-8")
+    forms = 'accept: "yes", reject: "no", model_name: m, base_url: "http://127.0.0.1:9/v1"'
+    text = text.replace("function: decide.py:decide", f"prompt: grader.txt, {forms}")
+    judge.write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"grader.txt has \{right\}, the column of labels"):
+        prepare(judge)
+
+
+def test_a_function_that_writes_texts_needs_a_check(judge: Path) -> None:
+    script = judge.parent / "mine.py"
+    script.write_text("def write(question, response):\n    return 'yes'\n", encoding="utf-8")
+    text = judge.read_text(encoding="utf-8").replace("check: number\n", "")
+    judge.write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError, match="no check proves that they are wrong"):
+        prepare(judge, script=f"{script}:write")
+
+
+def test_a_model_that_a_server_lacks_is_named_with_those_that_it_has(judge: Path) -> None:
+    (judge.parent / "grader.txt").write_text("{response}", encoding="utf-8")
+    unknown = {"error": {"message": "no such model", "code": "model_not_found"}}
+    with answering(lambda request: (404, unknown), models=["gpt-6-luna", "other"]) as endpoint:
+        forms = f'accept: "yes", reject: "no", model_name: gpt-6-lun, base_url: "{endpoint.url}"'
+        text = judge.read_text(encoding="utf-8")
+        text = text.replace("function: decide.py:decide", f"prompt: grader.txt, {forms}")
+        judge.write_text(text, encoding="utf-8")
+
+        async def attack() -> None:
+            options = JudgeOptions(run_store=str(judge.parent / "runs"))
+            async with prepare_attack(judge, options) as prepared:
+                await attack_judge(prepared)
+
+        with pytest.raises(StageError, match="the server has gpt-6-luna, other; did you mean"):
+            asyncio.run(attack())
+    assert len(endpoint.requests) == 1

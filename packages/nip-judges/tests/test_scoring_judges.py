@@ -9,7 +9,8 @@ import pytest
 
 from nip_core.errors import SettingsError
 from nip_judges.documents.screen import write_screen
-from nip_judges.play.attack import JudgeOptions, attack_judge, plan_attack, prepare_attack
+from nip_judges.play.attack import JudgeOptions, attack_judge, prepare_attack
+from nip_judges.play.planning import plan_attack
 from nip_judges.play.result import AttackResult
 from nip_judges.settings.judge_file import load_judge_file
 from nip_judges.verdict_forms import make_form

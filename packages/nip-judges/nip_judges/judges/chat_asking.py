@@ -2,13 +2,14 @@
 
 find_judge_endpoint  the address and the key of a judge's file; find_endpoint: of a block of it
 ModelSeat            a model at an endpoint, with its settings; `say` gives its answer or a reason
+list_served_models   the models of a server, for an error
 Said                 the answer, or why it is none
 find_agent           the settings of the model
 """
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from nip_core.hashing import digest
 from nip_core.parameters import PureTextAgentParameters
 from nip_core.parameters.basis.addresses import check_plain_address
 from nip_core.parameters.services.dialects import find_dialect
-from nip_core.redaction import read_key
+from nip_core.redaction import read_key, redact
 from nip_core.rollouts.acceptance import LIKELIEST
 from nip_core.rollouts.client.completions import (
     ChatAnswer,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from nip_judges.settings.judge_file import JudgeFile
 
 _NO_KEY = "-"
+_LOOK_S = 10.0
 _ASKING = (
     *("model_name", "model_provider", "base_url", "api_dialect", "temperature", "top_p"),
     *("reasoning_effort", "served_as", "max_tokens_per_message"),
@@ -169,13 +171,35 @@ class ModelSeat:
             body |= {"logprobs": True, "top_logprobs": LIKELIEST}
         body |= self.extra_body
         async with self.client.answers(self.endpoint, body) as answers:
-            answer = answers[0]
+            answer = self._hide_key(answers[0])
         if answer.finish_reason == "content_filter":
             return Said(answer, "the provider's content filter ended the answer")
         if not (answer.text or "").strip():
             reason = f"an empty answer (finish reason {answer.finish_reason})"
             return Said(answer, reason)
         return Said(answer)
+
+    def _hide_key(self, answer: ChatAnswer) -> ChatAnswer:
+        """Hide the own key in an answer: a server may repeat its request, and answers are kept."""
+        key = self.endpoint.api_key
+        if key == _NO_KEY or key not in f"{answer.text}{answer.model}":
+            return answer
+        text = None if answer.text is None else redact(answer.text, key)
+        return replace(answer, text=text, model=redact(answer.model, key))
+
+
+async def list_served_models(endpoint: Endpoint) -> list[str]:
+    """List the models that a server says it has; none where it says nothing."""
+    import openai
+
+    address, key = endpoint.base_url, endpoint.api_key
+    async with openai.AsyncOpenAI(
+        base_url=address, api_key=key, timeout=_LOOK_S, max_retries=0
+    ) as client:
+        try:
+            return [model.id for model in (await client.models.list()).data]
+        except (openai.OpenAIError, AttributeError, TypeError):  # or an answer of another form
+            return []
 
 
 def make_seat(

@@ -239,6 +239,7 @@ class Committed:
     judge: ChatJudge
     digest: str
     is_paid: bool = True
+    calls_per_answer: int = 2
 
     @property
     def name(self) -> str:

@@ -29,6 +29,10 @@ class CapReached(BudgetError):
     """A cap of the attack is reached; answers so far are kept."""
 
 
+_MOST_CHARACTERS = 100_000
+"""Of a judge's words on record."""
+
+
 @dataclass(frozen=True)
 class Caps:
     """The most that an attack may spend; None: no cap."""
@@ -78,6 +82,8 @@ class Asker:
     ) -> None:
         """Read the answers on record. `on_answer` is called after each new answer."""
         self.spending = Spending()
+        self.written = Spending()
+        """Calls and tokens of another model than the judge's, which writes texts."""
         self.asked = 0
         """Answers of this process."""
         self._journal, self._caps, self._seed = journal, caps, seed
@@ -93,8 +99,7 @@ class Asker:
         for record in journal.replay():
             answer = JudgeAnswer(**record["answer"])
             self._answers[record["key"]] = answer
-            if record["counts"]:
-                self.spending.count(answer)
+            (self.spending if record["counts"] else self.written).count(answer)
 
     def set_threshold(self, judge: Judge, threshold: float) -> None:
         """Read scores of a judge that have no verdict by a threshold, from which it accepts."""
@@ -105,7 +110,8 @@ class Asker:
     ) -> JudgeAnswer:
         """Judge a text, or give its answer on record. Raises CapReached, or as the judge does.
 
-        Without `counts` the caps do not hold it: a text that another model than the judge's writes.
+        Without `counts` it is a text that another model than the judge's writes: the cap of calls
+        holds it, and its dollars are not known.
         """
         key = derive_key(judge.digest, asdict(shown_text), asking)
         if (answer := self._answers.get(key)) is not None:
@@ -143,33 +149,34 @@ class Asker:
             # Checked when a call has its place: all calls of a part of the course wait at once.
             if self._failed is not None:  # no later call can succeed either
                 raise self._failed
-            self._check_caps()
-            self._begun += 1
+            taken = getattr(judge, "calls_per_answer", 1)
+            self._check_caps(taken)
+            self._begun += taken
             try:
-                answer = await judge.ask(shown_text, derive_seed(self._seed, key))
+                answer = _shorten(await judge.ask(shown_text, derive_seed(self._seed, key)))
                 await self._journal.append({"key": key, "counts": counts, "answer": asdict(answer)})
             except NipError as error:
                 self._failed = error
                 raise
             finally:
-                self._begun -= 1
+                self._begun -= taken
             self._answers[key] = answer
-            if counts:
-                self.spending.count(answer)
+            (self.spending if counts else self.written).count(answer)
         self.asked += 1
         self._on_answer()
         return answer
 
-    def _check_caps(self) -> None:
+    def _check_caps(self, taken: int) -> None:
         try:
-            self._compare_with_caps()
+            self._compare_with_caps(taken)
         except CapReached as reached:
             self.cap = reached
             raise
 
-    def _compare_with_caps(self) -> None:
+    def _compare_with_caps(self, taken: int) -> None:
         caps, spent = self._caps, self.spending
-        if caps.calls is not None and spent.calls + self._begun >= caps.calls:
+        calls = spent.calls + self.written.calls + self._begun
+        if caps.calls is not None and calls + taken > caps.calls:
             raise CapReached(
                 f"the cap of {caps.calls} calls is reached; running again with more goes on"
             )
@@ -178,6 +185,15 @@ class Asker:
             raise CapReached(
                 f"the cap of ${caps.usd:g} is reached (${usd:.4f}); running again with more goes on"
             )
+
+
+def _shorten(answer: JudgeAnswer) -> JudgeAnswer:
+    """Cut the middle of words that are far longer than a judge's; its verdict is read already."""
+    if len(answer.words) <= _MOST_CHARACTERS:
+        return answer
+    half, cut = _MOST_CHARACTERS // 2, len(answer.words) - _MOST_CHARACTERS
+    words = f"{answer.words[:half]}\n[{cut} characters are left out]\n{answer.words[-half:]}"
+    return replace(answer, words=words)
 
 
 def _raise_first(results: Iterable[Any]) -> list[JudgeAnswer]:

@@ -3,7 +3,7 @@
 JudgeOptions   all that is asked for beside the judge's file
 PreparedAttack judges, rows, wordings and folder of an attack, checked; nothing is paid for yet
 prepare_attack makes it; attack_judge plays it
-plan_attack    the calls, tokens and dollars that it takes at most, after one call
+publish_run    all judged texts as a run
 
 The folder of an attack, STORE/judges/NAME: settings.json, calls.journal with each answer,
 cells.parquet, judge.json, screen.txt, texts.txt. An attack that was stopped goes on from there.
@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from nip_base.formats.bounds import parse_json
-from nip_core.errors import NipError, RunConflictError, SettingsError
+from nip_core.errors import NipError, RunConflictError, SettingsError, StageError
 from nip_core.hashing import canonical_json, digest
+from nip_core.nearest import did_you_mean
 from nip_core.redaction import redact
 from nip_core.rollouts.client.chat_client import ChatClient
 from nip_judges.checks.answer_checks import make_check
 from nip_judges.documents.gallery import choose_texts
 from nip_judges.documents.judge_document import write_cells, write_document
-from nip_judges.documents.screen import PlanDocument, write_screen, write_texts
-from nip_judges.figures.bars import refuse_bar
+from nip_judges.documents.screen import write_screen, write_texts
 from nip_judges.judges import VARIANTS, make_judge, make_variant
+from nip_judges.judges.chat_asking import list_served_models
 from nip_judges.parts import JudgeAnswer
 from nip_judges.play.asking import Asker, CapReached, Caps, open_journal
 from nip_judges.play.course import (
     Course,
     Tell,
-    count_calls,
     play_control,
     play_course,
     tell_none,
@@ -54,7 +54,6 @@ _RETRIES = 5
 USUAL_N = (1, 4, 16)
 _ASKINGS = (2, 3, 4)
 """Further askings of each text that is shown, after those of the course."""
-_CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ async def attack_judge(
     Raises RunConflictError for a folder of another attack.
     """
     began_s = time.monotonic()
-    _claim_folder(prepared)
+    claim_folder(prepared)
     course = Course()
     stopped: NipError | None = None
     async with open_journal(prepared.folder / "calls.journal") as journal:
@@ -171,7 +170,7 @@ async def attack_judge(
             by_cap = None if prepared.options.by in (None, BEST_OF_N) else asker.cap
             stopped = by_cap or error
     seconds = time.monotonic() - began_s
-    result = make_result(prepared, course, asker.spending, stopped, seconds)
+    result = make_result(prepared, course, asker, stopped, seconds)
     order = [wording.key for wording in prepared.parts.wordings]
     write_cells(prepared.folder / "cells.parquet", course.cells, order)
     write_document(prepared.folder / "judge.json", result.document)
@@ -183,7 +182,17 @@ async def attack_judge(
 async def try_judge(prepared: PreparedAttack, asker: Asker) -> JudgeAnswer:
     """Ask one text, so that a wrong key, address or model costs one call and is named."""
     row, judge = prepared.rows.wrong_test[0], prepared.parts.judge
-    answer = await asker.ask(judge, show_text(row, row.response, _opponent(prepared)))
+    try:
+        answer = await asker.ask(judge, show_text(row, row.response, show_opponent(prepared)))
+    except StageError as error:
+        seat = getattr(judge, "seat", None)
+        if seat is None or "HTTP 404" not in str(error):
+            raise
+        models = await list_served_models(seat.endpoint)
+        if not models or seat.agent.model_name in models:
+            raise
+        near = did_you_mean(seat.agent.model_name, models)
+        raise StageError(f"{error}; the server has {', '.join(models[:8])}{near}") from None
     if prepared.caps.usd is not None and answer.model and not answer.prompt_tokens:
         raise SettingsError(
             f"a cap of ${prepared.caps.usd:g} can't be kept: {answer.model} answers without the "
@@ -244,7 +253,7 @@ def _tell_as(name: str, tell: Tell) -> Tell:
     return lambda part, texts: tell(f"{name}: {part}", texts)
 
 
-def _opponent(prepared: PreparedAttack) -> str | None:
+def show_opponent(prepared: PreparedAttack) -> str | None:
     if not prepared.parts.compares_pairs:
         return None
     return prepared.rows.find_opponent(prepared.rows.wrong_test[0]).response
@@ -342,7 +351,7 @@ def _identify_model(file: JudgeFile, options: JudgeOptions) -> str:
     return digest([find_attacker(file, options.attacker), file.attacker_sees, *training])
 
 
-def _claim_folder(prepared: PreparedAttack) -> None:
+def claim_folder(prepared: PreparedAttack) -> None:
     """Create the folder, or see that it is this attack's. Raises RunConflictError."""
     folder, text = prepared.folder, canonical_json(prepared.identity).decode()
     if "://" in prepared.options.run_store:
@@ -376,55 +385,6 @@ def _claim_folder(prepared: PreparedAttack) -> None:
             f"{folder} has an attack with another {' and '.join(changed_keys)}; name this one with "
             "--name, or leave --name out"
         )
-
-
-async def plan_attack(prepared: PreparedAttack) -> PlanDocument:
-    """Plan an attack: its calls, tokens and dollars at most, and how much such rows can show.
-
-    One call is made, whose answer is kept, so that key, model and form are known to be right.
-    """
-    _claim_folder(prepared)
-    rows, parts, caps = prepared.rows, prepared.parts, prepared.caps
-    async with open_journal(prepared.folder / "calls.journal") as journal:
-        asker = Asker(journal, caps, concurrency=1, seed=prepared.file.seed)
-        answer = await try_judge(prepared, asker)
-    courses = 1 if prepared.against is None else 2
-    calls = {
-        part: courses * count * (2 if parts.compares_pairs else 1)
-        for part, count in count_calls(
-            rows,
-            parts.wordings,
-            len(parts.edits),
-            needs_threshold=answer.verdict == "none" and answer.score is not None,
-        ).items()
-    }
-    kinds = len({wording.kind for wording in parts.wordings})
-    questions = len({row.question_id for row in rows.wrong_test})
-    bar = prepared.options.max_fooled
-    plan = PlanDocument(
-        judge=parts.judge.name,
-        wrong_questions=questions,
-        right_questions=len({row.question_id for row in rows.right_test}),
-        kinds=kinds,
-        calls=calls,
-        answer=answer.words or answer.reason or "",
-        verdict=answer.verdict,
-        refused_bar=None if bar is None else refuse_bar(bar / 100, questions, kinds),
-        notes=list(prepared.notes),
-    )
-    if parts.judge.is_paid:
-        total = sum(calls.values())
-        row = rows.wrong_test[0]
-        filled_prompt = parts.judge.compose(show_text(row, row.response, _opponent(prepared)))
-        prompt = answer.prompt_tokens or len(filled_prompt) // _CHARACTERS_PER_TOKEN
-        plan["prompt_tokens"] = total * prompt
-        plan["completion_tokens"] = total * answer.completion_tokens
-        if caps.prompt_usd is not None and caps.completion_usd is not None:
-            plan["usd"] = (
-                plan["prompt_tokens"] * caps.prompt_usd
-                + plan["completion_tokens"] * caps.completion_usd
-            ) / 1e6
-    return plan
 
 
 async def publish_run(prepared: PreparedAttack, result: AttackResult) -> str | None:

@@ -96,6 +96,12 @@ def keep_surfaces(file: JudgeFile, wordings: Sequence[Wording]) -> tuple[Wording
 
     A wording of a user's function may be on any surface, so it stays.
     """
+    if file.check is None and any(wording.surface == "free" for wording in wordings):
+        file.refuse(
+            (),
+            "--script: a function writes whole responses, and no check proves that they are wrong; "
+            "set check, or name a text file",
+        )
     if file.surface is None:
         return tuple(wordings)
     allowed = tuple(w for w in wordings if w.surface in (*file.surface, "free"))

@@ -26,7 +26,7 @@ from nip_judges.figures.rates import Rate, count_rate
 from nip_judges.figures.scores import measure_scores
 from nip_judges.figures.verdict_words import FirstWord, choose_word
 from nip_judges.parts import Cell, GradedRow
-from nip_judges.play.asking import Spending
+from nip_judges.play.asking import Asker, Spending
 from nip_judges.play.course import Course
 from nip_judges.play.judged_texts import AGAINST, JUDGE, AttackParts
 from nip_judges.wordings.writing import KINDS
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 COMPARISONS = ("exact", "number", "option")
 """The checks that compare with the reference."""
 _STOPPED, _CAPPED = 3, 7
+_MANY_UNDECIDED = 0.2
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ class AttackResult:
 def make_result(
     prepared: "PreparedAttack",
     course: Course,
-    spending: Spending,
+    asker: Asker,
     stopped: NipError | None,
     seconds: float,
 ) -> AttackResult:
     """Make the documents of an attack."""
+    spending = asker.spending
     parts, options, file = prepared.parts, prepared.options, prepared.file
     order = [wording.key for wording in parts.wordings]
     suspicious = [row.id for row in parts.rows.wrong_test if _is_right(parts, row)]
@@ -102,7 +104,7 @@ def make_result(
         notes=[
             *prepared.notes,
             *_note_second_threshold(course),
-            *(hint_at_form(course.cells) if course.ended_early else []),
+            *_list_notes(parts, course, asker.written),
         ],
         gallery=list_gallery(course.cells, questions),
         baseline=_measure_baseline(parts),
@@ -153,6 +155,23 @@ def _note_second_threshold(course: Course) -> list[str]:
         f"the second judge's threshold is {threshold.value:g}, chosen on "
         f"{threshold.wrong_rows} wrong and {threshold.right_rows} right other answers"
     ]
+
+
+def _list_notes(parts: AttackParts, course: Course, written: Spending) -> list[str]:
+    """List lines for people on forms that were not read, undecided rows, and another's calls."""
+    notes = hint_at_form(course.cells) if course.ended_early else []
+    if parts.check is not None and parts.check.name in COMPARISONS:
+        rows = (*parts.rows.wrong_test, *parts.rows.right_test)
+        undecided = sum(parts.check.decide(row.response, row) is None for row in rows)
+        if undecided > _MANY_UNDECIDED * len(rows):
+            notes.append(
+                f"check: {parts.check.name} can't decide {undecided} of {len(rows)} rows as they "
+                'are; it reads a last line "Answer: …"'
+            )
+    if written.calls:
+        tokens = written.prompt_tokens + written.completion_tokens
+        notes.append(f"the model that wrote was called {written.calls:,} times, {tokens:,} tokens")
+    return notes
 
 
 def _list_not_tried(prepared: "PreparedAttack") -> list[str]:

@@ -164,6 +164,12 @@ def _check_placeholders(file: JudgeFile, columns: _Columns, names: Sequence[str]
                 f"{prompt} has {{{placeholder}}}, and data.reference names no column; "
                 f"set {instead}",
             )
+        if name == columns.right:
+            file.refuse(
+                keys if placeholder in file.judge.names else ("judge", "prompt"),
+                f"{prompt} has {{{placeholder}}}, the column of labels: a judge that sees them "
+                "can't be judged; leave it out",
+            )
         if name in (*OUR_FIELDS, *pair) or name in names:
             continue
         if placeholder in file.judge.names:
@@ -196,7 +202,7 @@ def _read_row(file: JudgeFile, columns: _Columns, raw: RawRow) -> GradedRow:
         response=_read_text(file, "response", columns.response, raw),
         reference=reference,
         is_right=columns.right is None or _read_label(file, columns, columns.right, raw),
-        columns=texts,
+        columns={name: text for name, text in texts.items() if name != columns.right},
     )
 
 
