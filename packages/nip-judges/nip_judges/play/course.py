@@ -147,8 +147,8 @@ async def _list_scores(
     parts: AttackParts, asker: Asker, rows: Sequence[GradedRow], *, unread: bool = False
 ) -> list[float]:
     """List the scores of rows as they are; `unread`, those that have no verdict alone."""
-    shown = [(show_text(row, row.response), 0) for row in rows]
-    answers = await asker.ask_all(parts.judge, shown)
+    shown_texts = [(show_text(row, row.response), 0) for row in rows]
+    answers = await asker.ask_all(parts.judge, shown_texts)
     return [
         answer.score
         for answer in answers

@@ -97,9 +97,9 @@ def repeat_text(parts: AttackParts, cell: Cell, asking: int) -> Text:
     )
 
 
-def show_text(row: GradedRow, response: str, other: str | None = None) -> ShownText:
+def show_text(row: GradedRow, response: str, opponent: str | None = None) -> ShownText:
     """Show a judge a response to a row's question."""
-    return ShownText(row.question, response, row.reference, row.columns, other)
+    return ShownText(row.question, response, row.reference, row.columns, opponent)
 
 
 def _show(parts: AttackParts, text: Text) -> list[ShownText]:
