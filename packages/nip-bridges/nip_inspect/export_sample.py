@@ -44,7 +44,7 @@ from nip_core.protocols import Turn
 from nip_core.rollouts.model_call import RANDOM_MODEL
 from nip_core.rollouts.storage.row_tables import agent_order
 from nip_core.rollouts.storage.table_rows import Episode, Generation, Timing, stored_row
-from nip_core.scenarios import NO_LABEL
+from nip_core.scenarios import NO_LABEL, Scenario
 from nip_inspect.scoring import QUESTION, reward_score, verdict_score
 from nip_inspect.transcript import Moves, conversation, output_of, remarks
 
@@ -107,6 +107,10 @@ def sample_of(
     texts = {"question": episode.question, "solution": episode.solution, **columns}
     metadata = {name: getattr(episode, name) for name in _FACTS}
     metadata |= {QUESTION: split.questions[episode.problem], "weight": split.weights[number]}
+    if split.game is not None and split.game.scenario.facets != Scenario.facets:
+        # As the scenario calls them, too.
+        names = split.game.scenario.facets
+        metadata |= dict(zip(names, (episode.difficulty, episode.mutation), strict=True))
     sample = Sample(
         id=episode.problem,
         input=join_problem_text(game, texts),
