@@ -46,7 +46,7 @@ MOST_BARE = 20
 """Of 1,000 bindings."""
 MOST_HEADLESS_OF_PAGES = 10
 """Of 10,000 words of prose."""
-MOST_WORDS_OF_PAGES = 111_000
+MOST_WORDS_OF_PAGES = 110_000
 MADE_BY_COMMANDS = ("docs/settings.md", "docs/results/*/*.md", "docs/results/side_by_side.md")
 NOT_YET: dict[str, tuple[int, int, int]] = {}
 """Rooms that do not keep the limits yet, and their counts: these only shrink."""
