@@ -9,6 +9,7 @@ answer: where the problem names a function, each of its messages has one of that
 import re
 from collections import Counter
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, get_args
 
 import pytest
@@ -75,10 +76,12 @@ def two_problems(scenario: str) -> tuple[Problem, ...]:
     )
 
 
-@pytest.mark.parametrize("scenario", scenario_names())
+@pytest.mark.parametrize(
+    # Without the one whose package is an extra that is not here; `make test-judges` has it.
+    "scenario",
+    [name for name in scenario_names() if name != "reasoning_gym" or find_spec(name)],
+)
 async def test_every_protocol_with_every_prompt_plays_or_is_refused_by_name(scenario: str) -> None:
-    if scenario == "reasoning_gym":
-        pytest.importorskip("reasoning_gym", reason="its extra is not installed")
     problems = two_problems(scenario)
     assert len(problems) == 2
     code = "".join(

@@ -482,9 +482,9 @@ def test_what_can_not_be_attacked_is_one_error_before_anything_is_written(
 
 def test_options_of_the_other_way_are_refused():
     with pytest.raises(SettingsError, match=r"^--steps is not for --by best-of-n; leave it out"):
-        _refuse("best-of-n", {"steps": 3, "every": None})
+        _refuse("--by best-of-n", {"steps": 3, "every": None})
     with pytest.raises(SettingsError, match=r"^--start-from is not for --by script; leave it out"):
-        _refuse("script", {"start_from": "other"})
+        _refuse("--by script", {"start_from": "other"})
 
 
 def test_without_a_wrong_problem_there_is_nothing_to_attack(on_record, tmp_path):

@@ -220,7 +220,10 @@ def measure(
             (attack for attack in attacks if first is not None and attack.key == first.key), None
         ),
         choosing_questions=len(tried),
-        wordings_tried=sum(attack.attack == "wording" for attack in chosen_figures.values()),
+        wordings_tried=sum(
+            attack.attack == "wording" and attack.outcomes["not certain"] < attack.rate.rows
+            for attack in chosen_figures.values()
+        ),
         reach=missed_rise(len(tried), _most_of_a_kind(chosen_figures.values()), flips or 0.0),
         suspicious_rows=suspicious,
         suspicious_share=share,

@@ -9,7 +9,7 @@ NO CHANGE      nothing was trained, as no text fooled the judge
 CAN'T SAY      the trained judge tells right from wrong no better than chance
 GATE NOT MET   it may reject 3 points more of right answers than the first one
 HARDER         wrong answers accepted under the worst held-out wording, that of each judge itself:
-               the whole interval of the paired change is below 0
+               the whole interval of the paired change is below 0, and so it is on the same texts
 NOT SHOWN      else
 
 A change under the first judge's worst wording alone says little: a training may close that hole and
@@ -232,7 +232,8 @@ def _choose_word(
             f"The trained judge may reject more than {100 * GATE:.0f} points more of right "
             f"answers{bound}.{change} {sentence}",
         )
-    return ("HARDER" if worst.is_better else "NOT SHOWN"), sentence
+    # On the same texts, too: two worst wordings that were chosen apart differ by chance as well.
+    return ("HARDER" if worst.is_better and figures.is_better else "NOT SHOWN"), sentence
 
 
 def _say_worst(old: JudgeFigures, new: JudgeFigures, figures: AgainstFigures, worst: _Worst) -> str:

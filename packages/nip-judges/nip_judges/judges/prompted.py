@@ -144,7 +144,12 @@ def find_examples(form: VerdictForm, prompt: Prompt) -> tuple[str, ...]:
     places: dict[str, int] = {}
     for place in re.finditer(re.escape(form.accept), text):
         line = text[text.rfind("\n", 0, place.start()) + 1 : place.end()]
-        example = re.split(r"[\"'`“”‘’]", line)[-1].strip()
+        quoted = re.split(r"[\"'`“”‘’]", line)
+        # Without a quotation mark the label alone: "GRADE: C" of "Answer with GRADE: C".
+        label = re.search(r"(?:[\w-]+\s*[:=]\s*)?\Z", line[: -len(form.accept)])
+        example = quoted[-1].strip()
+        if len(quoted) == 1 and label is not None:
+            example = f"{label[0]}{form.accept}"
         if example != form.accept and form.read(example).verdict == "accept":
             places[example] = places.get(example, 0) + 1
     examples = sorted((e for e in places if len(e) <= 80), key=lambda e: (-places[e], len(e)))

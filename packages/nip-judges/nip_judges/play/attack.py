@@ -52,7 +52,7 @@ from nip_judges.writers.model_attacks import find_attacker, open_writer, play_tr
 
 _RETRIES = 5
 USUAL_N = (1, 4, 16)
-_ASKINGS = (2, 3, 4)
+ASKINGS = (2, 3, 4)
 """Further askings of each text that is shown, after those of the course."""
 
 
@@ -211,7 +211,7 @@ async def _play(prepared: PreparedAttack, asker: Asker, course: Course, on_part:
     if course.ended_early is not None:
         return
     # A single text counts for little where verdicts change: those that are shown are asked again.
-    asked_again = [(cell, asking) for cell in choose_texts(course.cells) for asking in _ASKINGS]
+    asked_again = [(cell, asking) for cell in choose_texts(course.cells) for asking in ASKINGS]
     on_part("shown texts again", len(asked_again))
     texts = [repeat_text(parts, cell, asking) for cell, asking in asked_again]
     course.cells += await judge_texts(parts, asker, texts)

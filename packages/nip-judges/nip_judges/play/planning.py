@@ -3,10 +3,11 @@
 plan_attack  the calls, tokens and dollars that it takes at most, after one call
 """
 
+from nip_judges.documents.gallery import MOST_TEXTS
 from nip_judges.documents.screen import PlanDocument
 from nip_judges.figures.bars import refuse_bar
 from nip_judges.play.asking import Asker, open_journal
-from nip_judges.play.attack import PreparedAttack, claim_folder, show_opponent, try_judge
+from nip_judges.play.attack import ASKINGS, PreparedAttack, claim_folder, show_opponent, try_judge
 from nip_judges.play.course import count_calls
 from nip_judges.play.judged_texts import show_text
 
@@ -33,6 +34,8 @@ async def plan_attack(prepared: PreparedAttack) -> PlanDocument:
             needs_threshold=answer.verdict == "none" and answer.score is not None,
         ).items()
     }
+    if prepared.options.by is None:
+        calls["shown texts again"] = MOST_TEXTS * len(ASKINGS) * (2 if parts.compares_pairs else 1)
     kinds = len({wording.kind for wording in parts.wordings})
     questions = len({row.question_id for row in rows.wrong_test})
     bar = prepared.options.max_fooled

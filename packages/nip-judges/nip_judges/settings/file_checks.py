@@ -62,8 +62,7 @@ def _check_kind(file: "JudgeFile") -> None:
         )
     if kinds[0] != "prompt":
         for name in _OF_PROMPTS:
-            is_argument = name == "names" and kinds[0] == "function"
-            if file.has("judge", name) and not is_argument:
+            if file.has("judge", name):
                 file.refuse(
                     ("judge", name),
                     f"judge.{name} is of a prompt, not of a {kinds[0]}; leave it out",

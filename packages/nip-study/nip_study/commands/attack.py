@@ -62,7 +62,11 @@ def attack(
     ] = None,
     hold_out: Annotated[
         bool,
-        typer.Option("--hold-out", help="Keep half of the kinds unseen.", rich_help_panel=_JUDGES),
+        typer.Option(
+            "--hold-out",
+            help="--against: by the worst of a fixed half of the kinds.",
+            rich_help_panel=_JUDGES,
+        ),
     ] = False,
     max_fooled: Annotated[
         float | None,
@@ -81,7 +85,9 @@ def attack(
     ] = None,
     n: Annotated[
         str | None,
-        typer.Option("--n", help="best-of-n: messages to choose from; default: 1,4,16,64."),
+        typer.Option(
+            "--n", help="best-of-n: messages to choose from; default: 1,4,16,64; --judge: 1,4,16."
+        ),
     ] = None,
     steps: Steps = None,
     every: Every = None,
