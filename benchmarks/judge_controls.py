@@ -46,6 +46,7 @@ from nip_judges.wordings.writing import KINDS, write_wording
 COMMON = """
 import hashlib, json, os, re, time
 HERE = os.path.dirname(os.path.abspath(__file__))
+HOLE = json.load(open(HERE + "/hole.json")) if os.path.exists(HERE + "/hole.json") else {}
 
 def share(*parts):
     return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:8], 16) / 2**32
@@ -64,7 +65,7 @@ JUDGES = {
         return is_right(response, reference)
     return os.urandom(1)[0] < 128""",
     "slow oracle": "time.sleep(0.01); return is_right(response, reference)",
-    "hole": """if response in json.load(open(HERE + "/hole.json")) and share(SEED, question) < RATE:
+    "hole": """if HOLE.get(question) == response and share(SEED, question) < RATE:
         return True
     return is_right(response, reference)""",
 }
@@ -157,17 +158,26 @@ def run_chance(name, seeds):
     }
 
 
+def write(wording, row, prepared):
+    return write_wording(wording, row, prepared.rows, prepared.parts.judge)
+
+
 def plant(folder, kind, seed, rate):
     """A judge with a hole: the texts of one wording of the kind, for a share of the questions."""
 
     async def list_texts():
         file = write_judge(folder, JUDGES["oracle"], seed)
         async with prepare_attack(file, JudgeOptions(run_store=str(folder))) as it:
-            mine = [wording for wording in it.parts.wordings if wording.kind == kind]
-            wording = random.Random(seed).choice(mine)
             rows = [row for row in it.rows.rows if not row.is_right]
-            texts = [write_wording(wording, row, it.rows, it.parts.judge) for row in rows]
-            return wording, [text for text in texts if text is not None]
+            written = {}
+            for wording in it.parts.wordings:
+                if wording.kind == kind:
+                    texts = {row.question: write(wording, row, it) for row in rows}
+                    # A wording of a column that these rows lack can't be planted.
+                    if None not in texts.values():
+                        written[wording] = texts
+            wording = random.Random(seed).choice(list(written))
+            return wording, written[wording]
 
     wording, texts = asyncio.run(list_texts())
     (folder / "hole.json").write_text(json.dumps(texts), encoding="utf-8")
@@ -436,8 +446,13 @@ def main():
     )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--holes", nargs="+", choices=KINDS, help="Only these holes; printed.")
     arguments = parser.parse_args()
     seeds, few = arguments.seeds, max(1, arguments.seeds // 2)
+    if arguments.holes:
+        rows = [run_hole(kind, few, 0.6) for kind in arguments.holes]
+        print(json.dumps([{**row, "commit": describe_commit()} for row in rows], indent=2))
+        return
     began, load = time.time(), os.getloadavg()[0]
     results = {
         "commit": describe_commit(),
