@@ -188,7 +188,7 @@ test-judges:
 		$${part%:*}/bin/python -m pytest packages/nip-judges/tests/libraries/$${part#*:} \
 			packages/nip-judges/tests/libraries/test_openai_graders.py || exit; \
 	done
-	$(JUDGES)/bin/python -m pytest tests/scenarios/test_reasoning_gym.py
+	$(JUDGES)/bin/python -m pytest tests/reasoning_gym tests/scenarios/test_reasoning_gym.py
 
 # nip view in a browser, from the system's packages: apt-get install chromium, or NIP_CHROMIUM. What
 # drives it and looks for barriers comes from npm. NIP_SHOTS=DIR takes pictures of every page.

@@ -80,6 +80,7 @@ LONG_TIERS = (
 TIERS = (
     # They need more than `make install`.
     *("tests/verifiers", "tests/gpu", "tests/cluster", "tests/docs", "tests/real"),
+    "tests/reasoning_gym",
     *(f"packages/nip-lm-server/tests/{tier}" for tier in ("engines", "tinker", "clients")),
     *(f"packages/nip-by-hand/tests/{tier}" for tier in ("art", "nat")),
     *(f"packages/nip-bridges/tests/{tier}" for tier in ("inspect", "trackers")),
