@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from judge_endpoint import Reply, answering, say
 
 from nip_core.errors import SettingsError, StageError
 from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
 from nip_judges.judges import VARIANTS, find_judge_endpoint, make_judge, make_variant
+from nip_judges.judges.chat_asking import make_seat
 from nip_judges.judges.variants import has_answer
 from nip_judges.parts import Judge, JudgeAnswer, ShownText
 from nip_judges.settings.judge_file import JudgeFile, load_judge_file
@@ -58,6 +61,16 @@ def test_further_fields_stand_in_each_request_and_make_another_judge(tmp_path: P
     assert "grammar" not in endpoint.requests[0]
     assert endpoint.requests[1]["grammar"].startswith("root ::= ")
     assert plain.digest != held.digest
+
+
+async def test_a_server_of_nips_own_at_another_port_is_the_same_model(tmp_path: Path) -> None:
+    file = prompted(tmp_path, "http://127.0.0.1:1/v1", "{response}")
+    async with ChatClient(concurrency=1, timeout_s=5, retries=0) as client:
+        seat = make_seat(file, client)
+    moved = replace(seat, endpoint=Endpoint("http://127.0.0.1:2/v1", "k"))
+    assert moved.digest != seat.digest
+    # Or each start would write all texts anew, with other seeds.
+    assert replace(moved, place="own").digest == replace(seat, place="own").digest
 
 
 def test_a_prompt_shows_the_attacked_response_and_fills_no_placeholder_in_it(

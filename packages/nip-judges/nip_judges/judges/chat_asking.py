@@ -133,6 +133,9 @@ class ModelSeat:
     agent: PureTextAgentParameters
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request; they stand above those of nip."""
+    place: str | None = None
+    """In the digest in the place of the address: a server of nip's own has another port each
+    time."""
     _without: set[str] = field(default_factory=set, compare=False, repr=False)
     """Fields of a request that the endpoint has refused, whatever it asked."""
 
@@ -141,7 +144,7 @@ class ModelSeat:
         """Hash the model, its address and its settings, and no key."""
         settings = {name: getattr(self.agent, name) for name in _ASKING}
         extra = [self.extra_body] if self.extra_body else []
-        return digest([self.endpoint.base_url, settings, *extra])
+        return digest([self.place or self.endpoint.base_url, settings, *extra])
 
     async def say(self, chat: Chat, seed: int, *, with_logprobs: bool = False) -> Said:
         """Ask once. A refusal, a filtered answer and an empty one are no answer, with the reason.

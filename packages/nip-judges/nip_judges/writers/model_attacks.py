@@ -124,14 +124,14 @@ async def open_writer(
             )
         )
         if agent.provider.starts_server and agent.base_url is None:
-            endpoint = await _start_server(stack, settings, folder)
+            endpoint, place = await _start_server(stack, settings, folder), "own server"
         else:
-            endpoint = find_endpoint(file, "attacker", agent, key)
+            endpoint, place = find_endpoint(file, "attacker", agent, key), None
         sees = file.attacker_sees == "prompt"
         prompt = file.prompt_text if sees else None
         # The judge's own extra fields may hold its answers to the form of a verdict.
         extra = {} if name == OF_JUDGE or file.attacker is None else file.attacker.extra_body
-        seat = ModelSeat(client, endpoint, agent, extra)
+        seat = ModelSeat(client, endpoint, agent, extra, place)
         yield ModelWriter(
             seat,
             judge_prompt=prompt,
@@ -155,6 +155,8 @@ async def _start_server(
                 "verifier": {"is_random": True},
             },
             "rl": {"num_iterations": 0},
+            # In double precision no company of a text changes it: the same seed, the same texts.
+            "lm_server": {"options": {"dtype": "float64"}},
         }
     )
     spec = make_server_spec(parameters)
