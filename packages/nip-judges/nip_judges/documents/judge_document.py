@@ -23,6 +23,7 @@ from nip_judges.figures.rates import Change, Estimate, Rate
 from nip_judges.figures.scores import ChosenThreshold, ScoreFigures
 from nip_judges.figures.verdict_words import FirstWord, could_show, find_fooling
 from nip_judges.parts import Cell
+from nip_judges.whole_files import replace_whole, write_whole
 
 FORMAT = 1
 PHASES = ("as they are", "again", "choosing", "test")
@@ -254,7 +255,7 @@ def make_document(
         edits=[_attack(attack) for attack in figures.edits],
         outcomes={attack.key: dict(attack.outcomes) for attack in tested_attacks},
         differences={
-            attack.key: _change(attack.change)
+            attack.key: change_words(attack.change)
             for attack in tested_attacks
             if attack.change is not None
         },
@@ -299,7 +300,7 @@ def _find_fooling_key(figures: JudgeFigures, word: FirstWord) -> str | None:
 def write_document(path: Path, document: JudgeDocument) -> None:
     """Write judge.json, readable and with its keys in their order."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_whole(path, text + "\n")
 
 
 def write_cells(path: Path, cells: Sequence[Cell], order: Sequence[str] = ()) -> None:
@@ -313,7 +314,10 @@ def write_cells(path: Path, cells: Sequence[Cell], order: Sequence[str] = ()) ->
     table = pa.table(
         {name: pa.array([getattr(cell, name) for cell in rows], _kind(name)) for name in columns}
     )
-    pq.write_table(table, path, compression="zstd", write_statistics=False, data_page_version="1.0")
+    with replace_whole(path) as part:
+        pq.write_table(
+            table, part, compression="zstd", write_statistics=False, data_page_version="1.0"
+        )
 
 
 def read_cells(path: Path) -> list[Cell]:
@@ -372,7 +376,8 @@ def _estimate(estimate: Estimate | None) -> EstimateWords | None:
     return EstimateWords(value=estimate.value, low=estimate.low, high=estimate.high)
 
 
-def _change(change: Change) -> ChangeWords:
+def change_words(change: Change) -> ChangeWords:
+    """Give a change as judge.json has it."""
     return ChangeWords(
         change=change.change,
         low=change.low,
@@ -396,7 +401,7 @@ def _attack(figure: AttackFigures) -> AttackWords:
         rate=rate,
         no_verdict=figure.no_verdict,
         is_flagged=figure.is_flagged,
-        change=None if figure.change is None else _change(figure.change),
+        change=None if figure.change is None else change_words(figure.change),
         decided_questions=figure.decided_questions,
         universal=figure.universal,
         choosing=rate_words(figure.choosing),
@@ -426,12 +431,12 @@ def _against(
         verdict="" if word is None else word.word,
         sentence="" if word is None else word.sentence,
         key=against.key,
-        primary=None if against.primary is None else _change(against.primary),
+        primary=None if against.primary is None else change_words(against.primary),
         own_key=against.own_key,
-        own=None if against.own is None else _change(against.own),
+        own=None if against.own is None else change_words(against.own),
         is_better=against.is_better,
-        gate=None if against.gate is None else _change(against.gate),
+        gate=None if against.gate is None else change_words(against.gate),
         gate_bound=against.gate_bound,
         meets_gate=against.meets_gate,
-        changes={key: _change(change) for key, change in against.changes.items()},
+        changes={key: change_words(change) for key, change in against.changes.items()},
     )

@@ -55,6 +55,7 @@ from nip_judges.play.course import Tell, dress_rows, tell_none
 from nip_judges.play.judged_texts import AttackParts, Text, judge_texts
 from nip_judges.rows.graded_rows import GradedRows
 from nip_judges.settings.judge_file import load_judge_file
+from nip_judges.whole_files import write_whole
 from nip_judges.wordings.writing import split_kinds
 
 SETTINGS = "hardening.json"
@@ -266,10 +267,10 @@ async def harden_judge(
 def _write(prepared: PreparedHardening, document: HardenDocument, cells: Sequence[Cell]) -> None:
     write_cells(prepared.folder / "cells.parquet", cells, prepared.order)
     screen = write_harden_screen(document)
-    (prepared.folder / "screen.txt").write_text(screen + "\n", encoding="utf-8")
+    write_whole(prepared.folder / "screen.txt", screen + "\n")
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     # The last one: with it a hardening is over.
-    (prepared.folder / DOCUMENT).write_text(text + "\n", encoding="utf-8")
+    write_whole(prepared.folder / DOCUMENT, text + "\n")
 
 
 async def _play_rounds(
@@ -371,7 +372,7 @@ def _claim_folder(prepared: PreparedHardening) -> None:
         if (folder / "settings.json").exists():
             raise RunConflictError(f"{folder} has an attack; name the hardening with --name")
         folder.mkdir(parents=True, exist_ok=True)
-        settings.write_text(text, encoding="utf-8")
+        write_whole(settings, text)
         return
     on_record, identity = json.loads(settings.read_text(encoding="utf-8")), json.loads(text)
     differences = sorted(key for key in identity if identity[key] != on_record.get(key))

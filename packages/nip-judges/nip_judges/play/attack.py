@@ -46,6 +46,7 @@ from nip_judges.rows.row_checks import NO_BUDGET
 from nip_judges.seat.run_folder import digest_cells, write_run
 from nip_judges.settings.judge_file import JudgeFile, load_judge_file
 from nip_judges.settings.named_texts import hash_named
+from nip_judges.whole_files import write_whole
 from nip_judges.wordings.writing import list_wordings, split_kinds
 from nip_judges.writers.best_of_n import play_best_of_n
 from nip_judges.writers.model_attacks import find_attacker, open_writer, play_trained
@@ -175,7 +176,7 @@ async def attack_judge(
     write_cells(prepared.folder / "cells.parquet", course.cells, order)
     write_document(prepared.folder / "judge.json", result.document)
     for name, text in (("screen.txt", write_screen), ("texts.txt", write_texts)):
-        (prepared.folder / name).write_text(text(result.document) + "\n", encoding="utf-8")
+        write_whole(prepared.folder / name, text(result.document) + "\n")
     return result
 
 
@@ -367,10 +368,7 @@ def claim_folder(prepared: PreparedAttack) -> None:
                 "the attack otherwise"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: a stop at this moment is to cost nothing.
-        begun = folder / "settings.part"
-        begun.write_text(text, encoding="utf-8")
-        begun.replace(settings)
+        write_whole(settings, text)
         return
     new_document = json.loads(text)
     try:
@@ -401,6 +399,6 @@ async def publish_run(prepared: PreparedAttack, result: AttackResult) -> str | N
     if marker.exists() and marker.read_text(encoding="utf-8") != cells:
         name = f"{name[:34].rstrip('-')}-{cells[:6]}"
     else:
-        marker.write_text(cells, encoding="utf-8")
+        write_whole(marker, cells)
     await write_run(name, prepared.folder, result.cells, prepared.rows.rows, run_store=store)
     return name

@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode
 
 from aiohttp import web
@@ -37,6 +37,7 @@ from nip_core.game.answers.decisions import InvalidResponse
 from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT
 from nip_core.protocols.scales import SCALES
+from nip_judges.checks.answer_checks import AnswerCheck
 from nip_judges.parts import GradedRow, Judge, JudgeAnswer, Verdict
 from nip_judges.seat.scenario import KEY_VARIABLE, read_seat
 
@@ -58,13 +59,6 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 """Below those that systems give away by themselves."""
 _Started = Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]]
 """Of a server in its thread: its port, its loop, and what ends it."""
-
-
-class AnswerCheck(Protocol):
-    """Says of a text whether it answers the question, without a model."""
-
-    def decide(self, response: str, row: GradedRow) -> bool | None:
-        """Say whether the response is right; None where that is not certain."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from nip_core.session.contents import read_code_version
 from nip_judges.figures.planned_power import detectable_rise, gate_rows
 from nip_judges.sweeps.sweep_plan import JudgeSweep, SweepHypothesis
 from nip_judges.sweeps.sweep_play import SurveyedAttack
+from nip_judges.whole_files import write_whole
 
 DECLARATION = "declaration.json"
 FACTS = "facts.json"
@@ -185,7 +186,7 @@ def declare_sweep(
     plan.folder.mkdir(parents=True, exist_ok=True)
     path = plan.folder / DECLARATION
     path.with_suffix(".tsr").unlink(missing_ok=True)  # a stamp is of one declaration
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False), encoding="utf-8")
+    write_whole(path, json.dumps(document, indent=2, ensure_ascii=False))
     return JudgeDeclaration.model_validate(document), True
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from nip_core.evaluation.statistics.clustered import clustered_mean
 from nip_core.evaluation.statistics.differences import holm
 from nip_core.evaluation.statistics.distributions import t_cdf
-from nip_judges.documents.judge_document import ChangeWords, rate_words
+from nip_judges.documents.judge_document import ChangeWords, change_words, rate_words
 from nip_judges.figures.as_they_are import (
     ends_after_first_look,
     ends_as_they_are,
@@ -397,14 +397,4 @@ def _list_differences(grouped: _Cells, facts: SweepFacts) -> list[SweptChange]:
 
 
 def _words(change: Change | None) -> ChangeWords | None:
-    if change is None:
-        return None
-    return ChangeWords(
-        change=change.change,
-        low=change.low,
-        high=change.high,
-        p=change.p,
-        p_holm=change.p_holm,
-        rows=change.rows,
-        questions=change.questions,
-    )
+    return None if change is None else change_words(change)

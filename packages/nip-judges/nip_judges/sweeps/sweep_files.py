@@ -36,6 +36,7 @@ from nip_judges.sweeps.sweep_figures import compute_results
 from nip_judges.sweeps.sweep_page import write_page
 from nip_judges.sweeps.sweep_plan import JudgeSweep
 from nip_judges.sweeps.sweep_play import PlayedSweep, SurveyedAttack, SweptCell
+from nip_judges.whole_files import replace_whole, write_whole
 
 CELLS, RESULTS, PAGE = "cells.parquet", "results.json", "README.md"
 _TEXTS = ("response", "words", "reason")
@@ -110,11 +111,11 @@ def write_sweep(
     """Write cells.parquet, facts.json, results.json and README.md."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_cells(folder / CELLS, cells)
-    (folder / FACTS).write_text(_as_text(facts.model_dump(mode="json")), encoding="utf-8")
+    write_whole(folder / FACTS, _as_text(facts.model_dump(mode="json")))
     # As they lie there: a number that Parquet rounds is rounded for both.
     results = compute_results(facts, _read_cells(folder / CELLS), declaration)
     for name, text in _render(results).items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_whole(folder / name, text)
     return results
 
 
@@ -165,7 +166,10 @@ def _write_cells(path: Path, cells: Sequence[SweptCell]) -> None:
         if name not in ("judge", *_TEXTS):
             columns[name] = pa.array([getattr(swept.cell, name) for swept in cells], _kind(name))
     table = pa.table(columns)
-    pq.write_table(table, path, compression="zstd", write_statistics=False, data_page_version="1.0")
+    with replace_whole(path) as part:
+        pq.write_table(
+            table, part, compression="zstd", write_statistics=False, data_page_version="1.0"
+        )
 
 
 def _kind(column: str) -> pa.DataType:
