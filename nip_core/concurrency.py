@@ -1,9 +1,4 @@
-"""Doing several things at once. When one fails, none is left running.
-
-gather_or_cancel  all of several awaitables
-with_short        a long work, and beside it a short one that ends in any case
-in_thread         a function in a thread
-"""
+"""Doing several things at once. When one fails, none is left running."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable

@@ -1,10 +1,4 @@
-"""Classes of our own by a name, and of other distributions by their entry points.
-
-find_class       the class of a package that has the name of its module; find_classes: all of them
-load_bridge      the module that another distribution names for a purpose of ours
-import_function  a user's function of one argument, by its address
-find_source      the file in which a function stands
-"""
+"""Classes of our own by a name, and of other distributions by their entry points."""
 
 import contextlib
 import functools

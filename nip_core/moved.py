@@ -1,7 +1,4 @@
-"""Packages under the names that they had here before they became distributions of their own.
-
-alias_package   makes a package's name mean another package, its modules included
-"""
+"""Packages under the names that they had here before they became distributions of their own."""
 
 import sys
 from collections.abc import Sequence

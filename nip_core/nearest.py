@@ -1,8 +1,5 @@
 """Names near to a wrong one, for errors.
 
-nearest_first  the names that there are, the most alike first
-did_you_mean   the nearest as a question; "" where none is near
-
 Alike as `difflib` has it: by the share of letters in common, in their order.
 """
 

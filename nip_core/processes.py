@@ -1,10 +1,5 @@
 """One function over many items, in processes of its own.
 
-map_in_processes   the results in the order of the items, a few of them under way at a time
-count_processes    how many processes are worth it for so many examples
-end_with           let this process end when the one that started it does
-collect_seldom     let Python search this process for garbage less often
-
 The processes are fresh interpreters that talk over pipes. They do not run the caller's main module
 again, as processes of multiprocessing would, and end when their caller does: neither a killed one
 nor one that stops listening leaves any behind. The output of an item goes to stderr.

@@ -1,7 +1,5 @@
 """Comparing floats with a tolerance: numbers that differ by a rounding error are equal.
 
-at_least, more_than   of two rewards, or of a reward and a setting
-
 Rewards are sums and means of decimal numbers, and 0.1 + 0.1 + 0.7 is a little less than 0.9. All
 that compares rewards, or figures made of them, does so here, so that a threshold means the same
 everywhere. `nip_base.formats.advantages` has the same tolerance.

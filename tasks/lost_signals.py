@@ -1,7 +1,5 @@
 """A signal to stop that Prefect has turned into an exception in another library's code.
 
-stops_all_the_same   cancels what the block does when that has happened
-
 Prefect's handler raises `TerminationSignal` wherever the main thread is. In a task or a callback of
 a library, or in the middle of collecting garbage, no caller raises it further: it would be logged,
 and the flow go on, submit jobs and pay for them, until it is killed. `asyncio` and Python tell of

@@ -1,7 +1,5 @@
 """The progress of a run in Prefect's UI, while a flow goes on: an artifact and lines in its log.
 
-show_progress   keeps ``nip-<run>-progress`` up to date until the block is left
-
 It is one artifact for each flow run, changed in place; a line in the log comes as seldom as it must
 for the page to be worth reading. Whether Prefect takes them makes no difference to the run.
 """

@@ -1,9 +1,5 @@
 """Flows as commands: they look first, start servers beside the rest, and show what they do.
 
-run_flow    a flow in the run's session, unless a look at the run shows that nothing is left to do
-with_prefect    a server of Prefect's for as long as the work takes
-with_view   work with a view of its progress, that a signal stops
-
 A flow that a Prefect worker starts opens its session itself; here that is opened before, so that
 the models' server, Prefect's server and the imports come up at the same time.
 """

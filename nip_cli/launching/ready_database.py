@@ -1,8 +1,5 @@
 """A new database for Prefect's server, as Prefect's migrations make it. As a program: its SQL.
 
-lay_out   put it where the server would make one, if there is none
-dump      the SQL of a database, as `ready_database.sql` has it
-
 Prefect makes a new database by all the migrations that it ever had, which is the longest part of a
 first run's start. The SQL beside this file has what they come to: the schema of Prefect 3.8.8
 (Apache-2.0), without a row but the name of its last migration. A later Prefect goes on from there

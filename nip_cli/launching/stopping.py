@@ -1,9 +1,5 @@
 """Stopping a command by SIGINT, SIGTERM or SIGHUP, once, soon, and with a word.
 
-Stopped      a command ended because of a signal
-stoppable    does work that a signal stops
-Stop         how that work is told
-
 The work has a thread of its own and the main thread waits for signals alone. So a signal never
 meets an import, a library or Prefect's engine (which in the main thread would take SIGTERM for
 itself) in the middle, and is heard however busy the work is. Further signals change nothing.

@@ -1,8 +1,5 @@
 """The Prefect server of one command, where no other is named. As a program: that server.
 
-TemporaryPrefect   starts it, waits for it, ends it
-end_temporary      ends all that this process has started; called at its end, too
-
 Prefect's own temporary server is a member of the command's process group: Ctrl-C ends it first, and
 everything that waits for its answers then waits for time-outs. This one has a session of its own
 and ends with the command, however that ends. It starts while the command does something else:

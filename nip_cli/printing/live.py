@@ -1,8 +1,4 @@
-"""A view of a run while it goes: live in a terminal, plain lines or JSON otherwise.
-
-watch   shows it from a thread of its own
-frame   what the live view draws below the lines
-"""
+"""A view of a run while it goes: live in a terminal, plain lines or JSON otherwise."""
 
 import contextlib
 import threading

@@ -1,9 +1,4 @@
-"""The lines that `nip` prints of plans and runs.
-
-show_plan     the cost of a run, and its settings that are probably not meant
-show_run      how far a run is
-print_json    the same for programs
-"""
+"""The lines that `nip` prints of plans and runs."""
 
 import json
 import shlex

@@ -1,9 +1,5 @@
 """Standard streams that lead nowhere any longer: the command goes on without them.
 
-open_closed   /dev/null on those that were closed when the process began
-survive       writes to standard output and error fail no more: a reader may go, a disk may fill
-lost_output   why something that was to be printed is lost, unless its reader has gone
-
 A training is worth more than its log. A descriptor of 0 to 2 that is closed would be that of the
 next file or socket, into which every child process then writes.
 """

@@ -1,8 +1,5 @@
 """The printing of `nip`: a terminal shows every text and obeys none.
 
-say     in place of `print`, which the linter refuses in flows; tables are `console`'s
-guard   does the same for log records, and for tracebacks
-
 A text of a model, a data set or a server may have codes in it that set a terminal's title, hide a
 line, make a link or turn letters around. Each is printed as JSON escapes it: ESC is ``\\u001b``.
 """

@@ -1,8 +1,5 @@
 """The numbers that an attack's soundness is read beside: a theorem's, and the untrained verifier's.
 
-measure_guarantee   a test -> the guaranteed soundness, with a one-sided test against it
-control_sentences   both in sentences
-
 Without the untrained verifier under the same attack no reader can tell the work of training: a fall
 may be the base model's own.
 """

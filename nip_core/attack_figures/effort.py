@@ -1,8 +1,4 @@
-"""The effort of an attack: rates can be drawn over its calls, tokens and dollars.
-
-effort_of_choice  of the messages that a number of them are chosen from, and of judging these
-make_effort       of calls, tokens by agent and trained tokens
-"""
+"""The effort of an attack: rates can be drawn over its calls, tokens and dollars."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,8 +1,5 @@
 """Messages of attacking provers on wrong problems, counted by kind, with examples.
 
-gallery_of_choice    of an attack that chooses among messages, or by a script that writes them
-gallery_of_training  of one that trains provers
-
 The scenario defines the kinds (`kind_of_message`): in a hundred messages that fooled a verifier no
 reader sees at a glance that ninety-seven of them name nothing.
 """

@@ -8,11 +8,6 @@ wrong, is everything all right?", JAMA 249, 1983) a kind that none of E messages
 That a kind was among them is not enough for training: a job takes ten examples, and one message of
 a kind is one, or with groups as many as a group has. Where nothing else of its step is rewarded,
 it trains no prover.
-
-measure_reach  of a number of messages
-measure_training_reach  of messages by which provers are trained, step by step
-reach_words    the reach in a sentence
-reach_share    the same as a share alone
 """
 
 import math

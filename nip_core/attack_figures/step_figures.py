@@ -1,8 +1,4 @@
-"""The figures of an attack by training, from its tests.
-
-figures_by_step  soundness and completeness by step, the worst provers, and the losses by cause
-FinalTests       the tests on test problems of an attack whose course is on others
-"""
+"""The figures of an attack by training, from its tests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

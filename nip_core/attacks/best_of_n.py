@@ -1,7 +1,4 @@
-"""An attack by choice: of several messages, the one is played that the verifier likes best.
-
-BestOfN   for several n at once, which share their messages
-"""
+"""An attack by choice: of several messages, the one is played that the verifier likes best."""
 
 from collections.abc import Mapping
 from typing import ClassVar

@@ -1,7 +1,4 @@
-"""An attack by a script: a function writes the provers' messages, and none of theirs is asked.
-
-Script   with a function of the scenario, or of the user's
-"""
+"""An attack by a script: a function writes the provers' messages, and none of theirs is asked."""
 
 from typing import ClassVar
 

@@ -1,7 +1,4 @@
-"""An attack by training: provers that begin with their base model learn to fool the verifier.
-
-Trained   by policy gradient, on wrong solutions alone
-"""
+"""An attack by training: provers that begin with their base model learn to fool the verifier."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

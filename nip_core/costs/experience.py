@@ -1,8 +1,5 @@
 """The loads of a game's episodes, by earlier runs, and the keys of games that are the same.
 
-Keys         by which runs are known to play the same game, and to train on it in the same way
-Experience   tokens by episode and, for training, by episode and pass
-
 Two runs play the same game if scenario, dataset, protocol and, agent by agent, model, prompts and
 limits are the same. Temperatures, seeds, sizes and prices may differ. Trees of
 responses, attacks and training are the same if their own settings are, too. `nip_core.costs.taken`

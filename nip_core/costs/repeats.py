@@ -1,7 +1,5 @@
 """How often provers repeat themselves, by a run on record: an attack by best-of-n turns on it.
 
-measure_repetition  how likely two answers of an attacker to the same chat are the same
-
 An attack asks for many messages and plays on after those that differ, so a prover with little to
 choose from makes a small attack. How many differ is known only by its end; beforehand there are
 the tests of the attacked run, in which each problem was played in several iterations.

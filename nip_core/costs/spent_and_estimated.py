@@ -1,10 +1,4 @@
-"""The estimate of a run, beside its spending.
-
-record_estimate   put the estimate on record
-read_costs        expected, at most, spent, and the budget
-read_expected_by  the runs or guesses that the estimate goes by, in words
-make_cost_rows    the costs in words for people
-"""
+"""The estimate of a run, beside its spending."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

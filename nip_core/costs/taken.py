@@ -1,8 +1,5 @@
 """The loads of episodes by runs on record: the measure for a run of the same game.
 
-read_experience  the experience of one run on record
-find_experience  the experience of a game, by runs in a store and the bundled ones
-
 `python -m nip_core.costs.taken RUN...` prints, as JSON, the experience that is bundled.
 """
 

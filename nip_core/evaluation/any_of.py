@@ -1,8 +1,5 @@
 """Rejecting where any of k plays of a problem rejects: the gain of asking a verifier again.
 
-any_of               soundness, completeness and tokens for each k, from several plays of a problem
-count_right_choices  by problem, how many choices of k of its plays lead to the right verdict
-
 Where a verifier may err in one direction alone, as one that checks a step of a calculation does,
 a protocol has to beat this at as many tokens, rather than the majority of the plays: a verifier
 that sees a mistake once has seen it.

@@ -1,9 +1,4 @@
-"""How well claims of a probability fit what was so.
-
-calibrate           claims from 0 to 1, grouped, beside how often each group was right
-measure_separation  how often something that is so was claimed likelier than something that is not
-Calibration, ClaimGroup  what `calibrate` gives
-"""
+"""How well claims of a probability fit what was so."""
 
 from dataclasses import dataclass
 

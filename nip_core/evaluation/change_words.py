@@ -1,8 +1,5 @@
 """The changes between two places of runs, in sentences.
 
-describe_changes  the sentences
-describe_pairs    on how many episodes they rest
-
 They compare the verdicts, with the interval of the difference, and say nothing of causes.
 """
 

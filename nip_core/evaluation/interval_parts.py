@@ -1,8 +1,5 @@
 """The intervals among metrics that are written down, apart from the figures that they belong to.
 
-pick_intervals      the intervals among metrics, where they differ from others
-replace_intervals   metrics with those in their place
-
 Loads nothing that reckons: a reader of a run's documents needs only these.
 """
 

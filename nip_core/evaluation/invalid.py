@@ -1,9 +1,4 @@
-"""How many answers were asked for again, and why: beside a test's accuracy.
-
-invalid_answers   the counts, of a batch's generations
-invalid_line      the same in a line
-invalid_warning   the advice where they are many, by the helps that agents have
-"""
+"""How many answers were asked for again, and why: beside a test's accuracy."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,8 +1,4 @@
-"""How training went against the models of each iteration.
-
-figures_by_opponent  the metrics of a split's episodes, by who was played with an earlier model
-opponent_words       one of them in words
-"""
+"""How training went against the models of each iteration."""
 
 from collections.abc import Mapping, Sequence
 

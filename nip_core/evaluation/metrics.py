@@ -1,10 +1,5 @@
 """The metrics of a played batch.
 
-evaluate            every metric of one batch, with intervals and breakdowns
-paired_difference   how much better one batch is than another on the same problems
-mean_by_problem     accuracy or a reward, every problem counting the same
-weigh_episodes      how much each episode counts
-
 Conventions
 - An episode is right when the verifier decided and its decision equals `y`. No decision counts
   as wrong, and so does one in the middle of the scale (neither), and a failed episode with any

@@ -1,10 +1,5 @@
 """The documents of a measured split: ``metrics-<split>.json`` and ``intervals-<split>.json``.
 
-SplitMetrics      all figures of a split; `evaluate` makes the first of them
-SplitIntervals    the intervals where variants of a question count as one another
-Measures          the figures of some episodes; BatchMetrics, with breakdowns
-PairedDifference  how much better one batch is than another
-
 Versions before and after this one may lack fields, and may have others. So every field that not all
 of them write has a default, and unknown ones are kept. The fields have the order of the keys
 in the files. `nip_core.evaluation.metrics.evaluate` computes the figures, and defines each of

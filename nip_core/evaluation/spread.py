@@ -1,11 +1,6 @@
 """How sure the numbers of a batch are: which rows count as independent of each other.
 
-ByProblem           rows of different problems
-ByQuestion          rows of different questions: variants of one question are alike
-Resampling          by which of both intervals are made
-find_questions      which question, or text, each problem is of; shared_text, of one problem
-
-Where each question has one problem that is played once, both say the same.
+Where each question has one problem that is played once, `ByProblem` and `ByQuestion` say the same.
 """
 
 import json

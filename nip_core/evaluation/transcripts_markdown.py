@@ -1,7 +1,4 @@
-"""Transcripts as Markdown, for a flow's artifacts.
-
-transcripts_markdown   a few of them, long texts cut
-"""
+"""Transcripts as Markdown, for a flow's artifacts."""
 
 import re
 from collections.abc import Sequence

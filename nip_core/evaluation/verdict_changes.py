@@ -1,9 +1,5 @@
 """How the verdicts on some episodes differ from those on the same problems elsewhere.
 
-VerdictChanges   accuracy, acceptance, whom the verifier follows, and how many verdicts changed
-measure_changes  measures them
-JudgedEpisodes   the episodes of one side; read_judged makes them of tables, join_judged of parts
-
 Only episodes that both sides have are counted, paired by problem, play and branch. The verifier
 follows a prover where its verdict is the one that the prover argued for: the claim of its last
 valid message, or without a claim the verdict that was drawn for it to argue. Episodes without

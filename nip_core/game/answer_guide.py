@@ -1,8 +1,5 @@
 """The form of an answer as a grammar, by which an engine guides its model.
 
-write_guide   a form, and how many tokens an answer may have -> the grammar
-least_tokens  how many tokens an answer must be allowed
-
 It says the same as the prompts (`scenarios.prompt_phrases`) and as the reader (`parsing`): a
 decision line, or a message that begins as the prompts say; where agents reason first, reasoning
 before it. The words are free. Reasoning and questions are bounded in tokens, so that the decision

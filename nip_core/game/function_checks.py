@@ -1,8 +1,4 @@
-"""A scenario's functions tried before anything is paid for, as one of the user's may be wrong.
-
-check_system     whether this system can play the scenario
-check_functions  whether its functions can be called on the problems
-"""
+"""A scenario's functions tried before anything is paid for, as one of the user's may be wrong."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The hint to an agent that is asked again: a fixed sentence for its fault, and the form.
 
-hint  the text
-
 The answer that was wrong is not shown, and the hint says so, as the last answer in the chat is
 another one. Small models repeat what stands in their chat, and so would repeat it; the prompt grows
 by no more than the hint; and no invalid answer is ever in a history.

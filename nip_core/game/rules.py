@@ -1,8 +1,5 @@
 """The answers of a protocol and its prompts, asked once for all episodes, or once for each seed.
 
-Rules  rounds as an agent sees them, forms of answers, names, system prompts
-Seen   a round as an agent sees it
-
 Most protocols treat all episodes alike, and say so by `Protocol.uses_seed`. Of these, answers are
 kept for good; of all others, those that a user adds included, for a while. Nothing is kept that
 depends on the messages of an episode.

@@ -1,9 +1,4 @@
-"""The document of one job in the run store, replaced only where it is as it was last read.
-
-JobDocument           reading it, and every change
-read_job              the job's record, for readers that change nothing
-count_billed_tokens   the tokens that its attempts were trained on
-"""
+"""The document of one job in the run store, replaced only where it is as it was last read."""
 
 from typing import Any
 

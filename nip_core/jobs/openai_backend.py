@@ -1,8 +1,5 @@
 """The OpenAI fine-tuning API, spoken to OpenAI and to our own lm_server alike.
 
-OpenAIBackend  files, jobs and models through the `openai` client; a `job.Backend`
-NipBackend     the same at an lm_server, which takes more settings and proves its models
-
 Nothing here retries or waits: the ledger decides that, from the three kinds of errors into which
 every failure is sorted. Settings that the OpenAI API has no words for go into the body as
 ``nip``, and only to an lm_server. The key is never logged, and it is taken out of all words of the

@@ -1,8 +1,5 @@
 """A user's back-end, as the ledger can rely on one.
 
-OwnBackend  passes calls on to an object of the user's class; the answers are checked, and nothing
-            that leaves it has the key
-
 Errors and jobs of a service go on record and on the screen, and a service may send back its input.
 An error that its class raises beside the three kinds of `BackendTrouble` is its own mistake, and is
 named as such.

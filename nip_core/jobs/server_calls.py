@@ -1,8 +1,4 @@
-"""Calls to our lm_server beside the API of OpenAI: its version, its engines.
-
-LmServer          the calls to one server
-version_problem   why a version does not fit this one
-"""
+"""Calls to our lm_server beside the API of OpenAI: its version, its engines."""
 
 from typing import Literal
 

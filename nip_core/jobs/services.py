@@ -1,8 +1,4 @@
-"""The back-ends of providers: who is called where their models are trained and described.
-
-open_backend    the back-end of a provider at an address, closed after use
-check_services  whether a user's own can do what the settings ask of it, before anything is sent
-"""
+"""The back-ends of providers: who is called where their models are trained and described."""
 
 import inspect
 from collections.abc import AsyncIterator

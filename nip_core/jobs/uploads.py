@@ -1,7 +1,4 @@
-"""The files of a job: each is uploaded once, under the name of its content.
-
-ensure_file   upload a dataset, unless it is there
-"""
+"""The files of a job: each is uploaded once, under the name of its content."""
 
 import asyncio
 import hashlib

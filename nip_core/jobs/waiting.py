@@ -1,8 +1,4 @@
-"""How long to wait between calls, and when to stop calling.
-
-Pauses   growing waits
-Waiting  repeats calls to a back-end that is busy or silent, where repeating is safe
-"""
+"""How long to wait between calls, and when to stop calling."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -1,9 +1,4 @@
-"""The caller's own models: an async function for each agent, asked as a server would be.
-
-ModelFunction   such a function
-ModelAnswer          its answer, where it is more than a text
-FunctionCalls   these functions in the place of a client
-"""
+"""The caller's own models: an async function for each agent, asked as a server would be."""
 
 import asyncio
 import inspect

@@ -1,9 +1,4 @@
-"""The figures of episodes that were played, with 95 % intervals.
-
-measure        accuracy, completeness, soundness, rewards and others
-compare        how much better one play is than another, on the same problems
-attack         the losses of a verifier under attack
-"""
+"""The figures of episodes that were played, with 95 % intervals."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,10 +1,4 @@
-"""Playing a game with the caller's models, as it is and attacked.
-
-play               the episodes of a split
-PlayedEpisodes     played episodes as Arrow tables; answers of an agent with their rewards
-make_attack_game   the game in which provers attack the verifier of another one
-make_context       the context of episodes, for programs that have a client of their own
-"""
+"""Playing a game with the caller's models, as it is and attacked."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

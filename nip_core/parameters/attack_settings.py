@@ -1,10 +1,4 @@
-"""The settings of an attack on a verifier, from the settings of the game or run that it plays.
-
-derive_attack    these
-find_way         an attack by its name or address
-name_way         a way of attacking, as a part of a run's name
-refuse_default   refuse a setting of all agents
-"""
+"""The settings of an attack on a verifier, from the settings of the game or run that it plays."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,5 @@
 """Files that settings name by a path, and the folders in which they are looked for.
 
-Folder          a folder, with its name in errors
-find_beside     the settings of a file, with each path as it is found from the working directory
-find_on_record  the settings of a run on record, found from elsewhere than where it was begun
-find_in_sweep   one setting of a sweep's file
-
 A path in a YAML file is looked for beside that file first, then in the working directory; one that
 was typed (``--set``) the other way round. The file's path from the working directory stands in the
 settings, so that a later reader need not know where the YAML lay. A run's record keeps that path;

@@ -1,7 +1,4 @@
-"""Checks of training: its agents, methods and examples. Each raises ValueError.
-
-check_training  the trainer can train who is to be trained, as it is set up
-"""
+"""Checks of training: its agents, methods and examples. Each raises ValueError."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING

@@ -1,10 +1,5 @@
 """The progress of a run in this process: stages write it, views read it through `outlook`.
 
-Progress   the run in this process: counters, activities, events, stages
-Stage      a step of an iteration, with the name of its function in nip_core.stages
-Activity   a piece of work that goes on: a server that starts, a job
-Event      something that has happened
-
 A stage writes by adding to counters and setting attributes: no lock, no clock and no text for an
 episode or a call, of which a thousand may be in flight. Only the thread of the event loop counts;
 views look from other threads, and may see the state of a call before.

@@ -1,7 +1,4 @@
-"""The slow part of a run, and the help against it, in a line.
-
-describe_slowness  the line; "" where nothing is slow
-"""
+"""The slow part of a run, and the help against it, in a line."""
 
 import os
 

@@ -1,8 +1,4 @@
-"""The calls of a run to its models' servers: how many are in flight, how fast they are answered.
-
-Traffic        of all servers; the chat client writes it, views read it
-EngineWork     an engine's counters of work at one moment
-"""
+"""The calls of a run to its models' servers: how many are in flight, how fast they are answered."""
 
 import time
 from collections import deque

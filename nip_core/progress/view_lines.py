@@ -1,8 +1,5 @@
 """The lines of a run's view: for people without a live view, and for programs.
 
-PlainLines   lines for people: every event, and now and then the present work
-JsonLines    a JSON object in each line: every event, and now and then the whole state
-
 Both are asked again and again for the lines now due, and go by the clock of the progress alone.
 """
 

@@ -1,10 +1,5 @@
 """The base of protocols: data and pure functions about who speaks, sees, decides and is paid.
 
-AgentSpec, Protocol   a protocol's data; subclasses state it and override what differs
-Turn, Exchange        an agent's text in a round, in one answer or several; TokenChoice: a token
-Move                  that text as messages or a decision
-RoundResult           the consequence of the moves of a round
-
 A protocol knows settings by their addresses, and no models, prompts, files or network. Rounds are
 counted from 0; in a round every mover moves once without seeing the others' messages in it.
 """

@@ -1,10 +1,6 @@
 """How similar the moves of two agents are: the payment of the zero-knowledge protocols.
 
-text_similarity    of two messages: cosine of their counts of three-character pieces
-token_similarity   of two answers by the log-probabilities of their tokens
-move_similarity    of two turns, messages or decisions
-
-All are symmetric, in [0, 1], and 1 for equal inputs. Their limits: a paraphrase has little
+The measures are symmetric, in [0, 1], and 1 for equal inputs. Their limits: a paraphrase has little
 text in common with the original; tokens are compared only as long as both answers have begun
 alike, because after the first difference the two models were not asked the same question any
 more; and of two distributions only the tokens that the engines report.

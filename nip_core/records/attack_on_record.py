@@ -1,9 +1,4 @@
-"""The figures of an attack on record, with how many of its steps trained its provers.
-
-count_attack_training  how many of the attack's steps trained its provers
-with_training          the figures of an attack, with that
-read_shown_attack      the same of the figures on record
-"""
+"""The figures of an attack on record, with how many of its steps trained its provers."""
 
 from nip_core.attack_figures.metrics_document import AttackMetrics, ShownAttack, TrainedSteps
 from nip_core.attack_figures.sentences import StepJob, count_trained

@@ -1,9 +1,5 @@
 """Iterations of a run that are over, written once more, together, to be read at once.
 
-Block         ``shown/0000.json``; read_block reads one, write_block writes it
-BlockPart     one iteration in it
-drop_breakdowns  figures as they stand there
-
 Such a file is derived: without it, or where it is damaged, of another version, or of before the run
 was done again, the documents themselves are read.
 """

@@ -1,8 +1,5 @@
 """The records of each iteration of a run, read once where they do not change any more.
 
-IterationRecord  one iteration: the facts for the summary, the report, the artifacts and the state
-Records          those of all iterations of a run
-
 An iteration is over when its swap is on record and so is its test, where the settings ask for one.
 From then on its files stay as they are, unless the run is done again from an earlier place
 (`nip_core.records.rewinds`). So `Records` keeps its reading of such an iteration, and reads no

@@ -1,9 +1,4 @@
-"""The run that a user names, in the store that the user names.
-
-find_run    the run called so, or the newest one
-name_place  in which store a name says that its run is
-open_runs   a store, to be read
-"""
+"""The run that a user names, in the store that the user names."""
 
 from collections.abc import Callable, Sequence
 

@@ -2,11 +2,6 @@
 
 `nip_core.records.spent_in_all` adds up the whole run. `nip_core.costs` estimates the rest.
 
-Spent                 tokens by agent and by trained group, and their price
-add_up_by_stage       of an iteration
-count_shared_prompts  prompts that stand in several rows and were read once
-find_tree_splits      the splits whose rows may share prompts
-
 Nothing is counted while it happens, so a kill loses no figure and a resumed run counts nothing
 twice. The parts that a fork has copied were paid by the run that they came from. Not counted:
 answers that a kill threw away before they were on record, calls that failed on their way, and the

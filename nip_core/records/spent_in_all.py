@@ -1,8 +1,5 @@
 """The spending of a whole run, with the parts set aside, and without those a fork has copied.
 
-add_up_spending   of a whole run, with the parts set aside when they were done again
-add_up_set_aside  of that alone
-
 The parts that a fork has copied were paid by the run that they came from.
 """
 

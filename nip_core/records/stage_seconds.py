@@ -1,8 +1,4 @@
-"""The seconds that the stages of an iteration have taken so far, as they are on record.
-
-read_seconds_so_far  by stage, of an iteration that is not over
-name_times_file      where they stand
-"""
+"""The seconds that the stages of an iteration have taken so far, as they are on record."""
 
 from pydantic import ConfigDict, RootModel
 

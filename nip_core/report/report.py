@@ -1,10 +1,5 @@
 """The report of a run: one HTML file that needs nothing but itself.
 
-ReportData, IterationReport, GroupReport   the plain data it is built from
-build_report                               the page
-page_values, report_environment, asset     its parts, which the viewer of runs shows as well
-metrics_table                              the numbers by iteration as rows, for a table elsewhere
-
 `report.html.jinja` has every section of the page, `report_macros.html.jinja` its tables;
 `figures_in_words` shows values as text; `report.css`
 and `report.js` are put into the page.

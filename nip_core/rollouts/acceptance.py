@@ -1,10 +1,4 @@
-"""P(accept): how likely a model was to accept rather than reject, where it decided.
-
-LIKELIEST             how many of the likeliest tokens are asked for at each place
-can_be_estimated      whether a verdict of this form says how likely the other one was
-estimate_acceptance   by the log-probabilities of an answer's tokens
-find_acceptance       by episode, P(accept) of the answer that gave it its verdict
-"""
+"""P(accept): how likely a model was to accept rather than reject, where it decided."""
 
 import math
 import re

@@ -1,10 +1,5 @@
 """Where trees of responses branch, decided before they are played (see `trees`).
 
-Branch          a function that says where episodes branch; `no_branching`, nowhere
-Branching       where the trees of an iteration branch
-nodes_by_round  how many nodes a shape makes
-make_child      a node below another
-
 Where a tree branches depends on settings and seeds alone, as if no episode ended early, so that
 neither timing nor an answer has a part in it.
 """

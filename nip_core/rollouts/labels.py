@@ -1,8 +1,5 @@
 """Solutions that a prover writes in play: taken from its first valid message, and labelled.
 
-make_objection  why a move can't be the solution, so that the prover is asked again
-take_solution   an episode with the written solution and its label in its problem
-
 A label that the journal has is not made again. Only `y` and `mutation` stand in the tables; the
 seconds of labelling stand in the manifest of the shard.
 """

@@ -1,8 +1,5 @@
 """Training episodes in which an agent plays with a model of an earlier iteration or of another run.
 
-draw_opponents        the episodes, with the agent that another model plays, and that model
-find_earlier_models   the earlier models of a group, by the first iteration that each has played
-
 Learning against the newest opponent alone may go in circles: a model forgets how to beat an earlier
 one that is gone. OpenAI Five kept from it by a share of games against earlier selves (Berner et
 al., "Dota 2 with Large Scale Deep Reinforcement Learning", 2019). Drawing them from all of the

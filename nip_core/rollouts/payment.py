@@ -1,8 +1,4 @@
-"""The payments of an episode in the end: the sum of its rounds, or a reward function's values.
-
-pay_episode     the payments of an episode that is over
-add_up_rewards  their sums by agent
-"""
+"""The payments of an episode in the end: the sum of its rounds, or a reward function's values."""
 
 from collections.abc import Sequence
 

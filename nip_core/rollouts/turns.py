@@ -1,10 +1,4 @@
-"""Turns and episodes as they are played, with the calls of each.
-
-PlayedExchange  the accepted answer of an exchange, or why there is none
-PlayedTurn      an agent's exchanges in a round
-Played          all episodes from a state on
-assign_episode  a record with the key of its episode
-"""
+"""Turns and episodes as they are played, with the calls of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,10 +1,5 @@
 """Small JSON documents, each with the SHA-256 of all other keys as its last one.
 
-encode             a document as it is written
-decode             a document as it was, or CorruptionError with the file's name
-validate_document  a value as the model of its kind, or CorruptionError with the place in it
-damaged            that error; first_fault: which key it is, in a few words
-
 A document of an earlier version has no such key, and is read as it is. Each kind of document has
 one frozen model, which stands where the document is written. `nip_core.run_store.run.read_document`
 reads one.

@@ -1,10 +1,5 @@
 """The facts in manifests of each kind of commit, beside files, inputs and rows: their `extra`.
 
-SplitFacts     of the rollouts of a split
-ShardFacts     of the rollouts of one shard
-DatasetFacts   of a dataset
-read_split_digest  the canonical digest of a split
-
 Each is read by its `from_manifest`, and written as `to_extra` gives it.
 """
 

@@ -1,10 +1,5 @@
 """A run store on a local disk, with atomic renames and hard links.
 
-LocalStore        the `Store`
-translate_error   an error of the operating system, as one that names the remedy
-sync_directory    make names durable
-make_directories  create directories durably
-
 A file is written under a temporary name, synced, and then linked or renamed into place; the
 directory is synced too. A fence is a directory in which the puts that name it are staged; taking it
 away and linking a file out of it are both atomic, so no put can slip through between a check and

@@ -1,9 +1,4 @@
-"""Requests to an object store, and their errors in nip's words.
-
-Requests       look, and swap: write if a condition holds
-tombstone      the content that stands for a deleted file
-short_message  of the library's errors, without its insides
-"""
+"""Requests to an object store, and their errors in nip's words."""
 
 import json
 import uuid

@@ -1,8 +1,5 @@
 """Runs on S3, on servers with its protocol, and on Google Cloud Storage.
 
-open_object_store  opens ``s3://`` and ``gs://`` for `open_store`
-ObjectStore        a bucket, or a prefix in one
-
 Everything rests on conditional writes: create if absent, replace if unchanged. A store that does
 not really give them is refused when it is opened. Credentials come from the environment only.
 

@@ -1,9 +1,4 @@
-"""The documents of a run's identity: ``run.json`` and ``openings/``.
-
-RunDocument       the settings and contents the run was created with
-DeclaredBefore    under which declaration, where a sweep's run has one
-OpeningDocument   a later opening with other harmless settings, or another version of nip
-"""
+"""The documents of a run's identity: ``run.json`` and ``openings/``."""
 
 from typing import Any
 

@@ -1,10 +1,5 @@
 """The bytes under a run: a handful of methods, for a POSIX directory and an object store alike.
 
-Store        the interface: whole files in, whole files out, two conditional puts, a fence
-open_store   from a directory or a URL to the store there
-check_path   the parts of a path, none of which leads out
-list_files   every file under a directory
-
 Paths are relative, with "/" between parts. A file appears whole or not at all. A fence
 keeps a replaced runner from writing: a put that names one succeeds only while the fence stands.
 

@@ -1,7 +1,4 @@
-"""Work that a process does for a runner, for as long as the run has the same runner.
-
-while_led    does some work, and stops when the runner that lent its lease is replaced
-"""
+"""Work that a process does for a runner, for as long as the run has the same runner."""
 
 import asyncio
 import logging

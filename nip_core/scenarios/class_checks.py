@@ -1,7 +1,5 @@
 """Whether a scenario's class makes a game, as it states its data.
 
-check_scenario   refuse a class, or an object, without one
-
 Covered: types, columns and who sees them, templates that are there, patterns that can be compiled.
 Not covered: the results of its functions (`checked`), and its words (`words_checks`).
 """

@@ -1,7 +1,4 @@
-"""Names for kinds of messages, by which the messages of an attack are counted.
-
-describe_message  the decision that a message claims, a remark, and the words of a short one
-"""
+"""Names for kinds of messages, by which the messages of an attack are counted."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,4 @@
-"""The texts of a row, checked. Loads no reader of files, so a scenario can be looked at without.
-
-require_text      a text of a row
-refuse_half_pair  a text that can be written down
-"""
+"""The texts of a row, checked. Loads no reader of files, so a scenario can be looked at without."""
 
 from nip_core.errors import DatasetError
 from nip_core.hashing import half_pair

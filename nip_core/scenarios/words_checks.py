@@ -1,7 +1,5 @@
 """Which form a scenario's words must have, so that prompts made of them are English sentences.
 
-check_words   refuse words that would not fit into the sentences
-
 The prompts of versions "v3" and "v4" are right for all words of these forms. Prompts of earlier
 versions are not right for all, and took any; scenarios that were played in them are not refused.
 """

@@ -1,9 +1,5 @@
 """The addresses where model groups are asked and trained, and their keys.
 
-find_remote_endpoints  the addresses of every group that is not on the run's own server
-find_group_endpoints   those of one group
-list_key_variables     the environment variables with the keys that these need
-
 In this order: `use_dummy_api` (the run's own server), `base_url`, the addresses of an lm_server
 among the agent's settings, `lm_server.url`, and for SelfHosted the run's own server. Keys come
 from the environment only.

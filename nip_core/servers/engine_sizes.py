@@ -1,9 +1,5 @@
 """How large the engines of a run's own server have to be, by the run's settings.
 
-choose_vllm_sizes  ranks, adapters and requests of a vLLM engine, where settings leave them open
-check_ranks        refuses adapters that the run's own engine could not serve, before anything is
-                   spent
-
 vLLM computes every adapter at its largest rank, and records its graphs for so many adapters and
 requests as it may have to run at once: with too small sizes requests are refused or wait, too large
 ones cost time in each step.

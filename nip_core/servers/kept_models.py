@@ -1,9 +1,5 @@
 """Models of a run's own server outlive its machine, when the run lies on an object store.
 
-keep_models     copy fine-tuned models into the run, before anything on record names them
-restore_models  bring them back to a machine that lacks them, and submit lost jobs anew
-bring_models    take models of a run, this or another, into the state of a server
-
 The server itself keeps its state on a disk of its machine. In the run lies
 ``<run>/adapters/<digest>/`` with the files of each model that was swapped in, its manifest last. A
 machine that is lost takes along models that were not swapped in yet: uploads and jobs of the

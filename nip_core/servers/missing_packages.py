@@ -1,8 +1,4 @@
-"""Packages that a run's own server needs and this installation lacks, before anything is started.
-
-list_missing_packages   by the settings, each in a sentence with the command that helps
-check_packages          the same as an error
-"""
+"""Packages that a run's own server needs and that are missing here, before anything is started."""
 
 import importlib.util
 import os

@@ -1,10 +1,4 @@
-"""The lm_server of a run: started with the session, watched, started again when it died.
-
-make_server_spec       its engines, by the settings
-check_server           refuses engines that can't work here
-find_server_directory  where it keeps its state
-OwnServer              the server itself
-"""
+"""The lm_server of a run: started with the session, watched, started again when it died."""
 
 import asyncio
 import contextlib

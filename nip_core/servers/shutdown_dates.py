@@ -1,8 +1,4 @@
-"""When providers shut down the models of a run, as they say it themselves.
-
-ask_shutdown_dates  asks for the models' ``shutdown_date``
-warn_of_shutdowns   tells of those that end, at the start of a run
-"""
+"""When providers shut down the models of a run, as they say it themselves."""
 
 import logging
 from collections.abc import Mapping

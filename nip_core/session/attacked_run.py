@@ -1,9 +1,4 @@
-"""The work of an attack, in words and numbers, before it begins.
-
-describe_attack  the work of the attack, in words; name_attack: in a few
-plan_reach       how many messages it will sample at most
-warn_of_untold   a warning where nothing tells its provers to argue for acceptance
-"""
+"""The work of an attack, in words and numbers, before it begins."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,4 @@
-"""Whether the disks have room for a run, asked before anything is started.
-
-check_room  the run's files, and the state of its own server, each on the disk where it lies
-"""
+"""Whether the disks have room for a run, asked before anything is started."""
 
 import os
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Whether the server of a guided agent holds answers to a form, asked before anything is played.
-
-check_guides  the room that its answers have for their form, and a short answer in a known form
-"""
+"""Whether the server of a guided agent holds answers to a form, asked before anything is played."""
 
 import aiohttp
 

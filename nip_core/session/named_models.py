@@ -1,9 +1,4 @@
-"""The models of runs' own servers, by the names that settings give them.
-
-check_models      raise for a name that means no model
-list_unanswered   the same for runs that are only planned: names of which the Hub says nothing are
-                  told
-"""
+"""The models of runs' own servers, by the names that settings give them."""
 
 import os
 from collections.abc import Collection, Mapping

@@ -1,9 +1,4 @@
-"""Opening a run: it is checked, leased, its server is up, and only then is it created.
-
-open_session      a prepared run with its lease, the server and its model, the chat template and the
-                  context length
-make_chat_client  the client of all chats of a run in one process
-"""
+"""Opening a run: it is checked, leased, its server is up, and only then is it created."""
 
 import asyncio
 import contextlib

@@ -1,9 +1,4 @@
-"""Whether a model's server can take the game's chats, asked before anything is played.
-
-check_prompts  every chat of each agent through the model's chat template, and long first prompts
-               through its context
-sample_conversation  an agent's turns in an episode, with a placeholder for every message
-"""
+"""Whether a model's server can take the game's chats, asked before anything is played."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

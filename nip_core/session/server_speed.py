@@ -1,8 +1,5 @@
 """How fast the run's own server is, measured before the first episode.
 
-measure_speed   ask each model a few tokens, and tell the progress and the client their speed
-Speed       tokens a second of prompts and of answers
-
 It takes a few hundred tokens. They are no calls of the game: nothing is recorded of them, and no
 cap counts them. The speed gives a guess of the run's end, until a part of it was measured, and of
 the number of calls in flight at first.

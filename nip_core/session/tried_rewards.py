@@ -1,7 +1,5 @@
 """A reward function, tried on episodes that are made up, before anything is paid for.
 
-try_reward_function  on some problems of each split, with every verdict and with none
-
 The episodes have the protocol's order of play, the problems' own texts and one message that
 agents repeat. Not covered: a function that goes wrong for texts that only a model would write.
 """

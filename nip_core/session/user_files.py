@@ -1,9 +1,5 @@
 """The user's own files that settings name, and their contents.
 
-find_user_files    by name: scripts, scenarios, protocols, providers, reward functions, templates,
-                   data, chats, replies, models
-digest_user_files  of each the SHA-256
-
 A run's identity has digests of the same things as they were read (`contents`); these here are of
 files as they lie there, so that a user can compute them.
 

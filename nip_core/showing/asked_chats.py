@@ -1,9 +1,5 @@
 """The chat with which an agent is asked, before anything is played or of an episode on record.
 
-render_chat_to_come    of a configuration; messages of other agents are marked as not yet said
-render_chat_on_record  of a run, with the messages on record, and the answer that came
-Place                  which turn of which episode
-
 Both are rendered by `nip_core.game.render`, as the calls of a run and its training data are.
 """
 

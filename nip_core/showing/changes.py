@@ -1,8 +1,4 @@
-"""The differences between two splits that were played, from their tables.
-
-read_split_verdicts    the verdicts of some rollouts, and the arguments in them
-describe_test_changes  the differences between a run's first test and its last, in sentences
-"""
+"""The differences between two splits that were played, from their tables."""
 
 from collections.abc import Sequence
 

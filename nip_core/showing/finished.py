@@ -1,8 +1,5 @@
 """Whether a run, or its newest test, is finished as its settings are now.
 
-find_finished_run   the summary of a run in which nothing is left to do
-find_finished_test  the newest test, if it was held before
-
 Both check the files first.
 """
 

@@ -1,8 +1,5 @@
 """Showing a run: its report.
 
-write_report      the HTML page of a run
-read_report_data  the data in it, for the viewer as well
-
 Runs of all versions are shown, as in `nip_core.showing.summary`.
 """
 

@@ -1,11 +1,8 @@
 """A run as Arrow tables, for notebooks: pandas, Polars and DuckDB take them as they are.
 
-run        a run by its name; runs: all of a store
-RunTables  its tables, each read when it is first asked for, and checked while it is read
+from nip_core import run
 
-    from nip_core import run
-
-    episodes = run("quickstart").where(split="test").episodes
+episodes = run("quickstart").where(split="test").episodes
 """
 
 from collections.abc import Iterator

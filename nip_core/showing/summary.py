@@ -1,8 +1,5 @@
 """Showing a run: its summary.
 
-summarise_run     a run as a JSON document: status, accuracy by iteration, models, jobs
-find_report       where its report lies (see `nip_core.showing.reports`)
-
 Runs of all versions are shown: only the settings that are needed here are read, with the defaults
 of this version where they are missing.
 """

@@ -1,10 +1,5 @@
 """The part of an attack in a run: before each of its steps, and after the last.
 
-begin_step  the part before a step of an attack by training; whether its course ends there
-finish      the last attack on the verifier, played and measured
-has_ended   whether the course ends with the test of an iteration, by the rule of `plateau`
-end_course  put on record how it ended
-
 All follows from the records alone, so a run that goes on decides as it did before.
 """
 

@@ -1,9 +1,5 @@
 """The gate: new models play on only if they do not play validation problems worse.
 
-is_due          whether old and new models are compared in an iteration
-takes_turns_in  whether they can't play at the same time
-decide          the decision, once both have played
-
 After the jobs of an iteration have ended, the models that play it (split `validation`) and the new
 models of all groups together (split `candidate`) play the same validation problems with the same
 seeds. The old ones play anew each time: the figure at which they were chosen is the highest of

@@ -1,9 +1,4 @@
-"""Proving that models answer, with the weights that they should, before they play.
-
-prove_serving     those that are to play an iteration
-prove_candidates  those that an iteration has trained
-prove             one model
-"""
+"""Proving that models answer, with the weights that they should, before they play."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,10 +1,5 @@
 """Playing shards of a run in other processes, and on other machines, under the lease of its runner.
 
-Ticket       the facts that such a process needs: plain JSON without keys
-make_ticket  the ticket of an open session
-open_apart   the session that a process opens with it
-count_while  shows how much they have played
-
 A process apart reads and writes the run store by itself, so that must be one that it reaches: a
 bucket, or a disk that all share. Its commits carry the runner's fence; when the runner is
 replaced they are refused as its own would be. It starts no server and submits no job. Keys come

@@ -1,10 +1,4 @@
-"""Which models play an iteration: first models, then those that iterations have trained.
-
-find_models      the models that play an iteration
-find_new_models  the models that an iteration has trained, by group
-find_opponents   the models of earlier iterations, or of other runs, that play in one
-find_player      the iteration whose models play a split of one
-"""
+"""Which models play an iteration: first models, then those that iterations have trained."""
 
 from nip_core.errors import CorruptionError
 from nip_core.jobs.document import read_job

@@ -1,7 +1,5 @@
 """Seconds that the stages of an iteration take, over all processes that have worked on them.
 
-StageTimes  the stages of one iteration, timed and shown while they go on
-
 A process that is killed takes its clocks along. So the seconds of a stage are put on record while
 it goes on, as a sum and not as a part to add: several writers, and repeated writes, count nothing
 twice. A kill loses at most `EVERY_S` of an iteration. It is for people alone: where it can't be

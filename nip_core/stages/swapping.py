@@ -1,8 +1,4 @@
-"""Swapping models: those that are proved, and have passed the gate where there is one, serve next.
-
-swap_models  record who serves from the next iteration on
-pass_on      record that the models of another run do
-"""
+"""Swapping models: those that are proved, and passed the gate where there is one, serve next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

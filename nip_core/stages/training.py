@@ -1,9 +1,4 @@
-"""Training: one job per group, submitted and waited for.
-
-list_scheduled_groups  the groups that are trained in an iteration
-submit_job             the job of a group, through the ledger
-wait_for_job           until it has ended; the settings decide what follows
-"""
+"""Training: one job per group, submitted and waited for."""
 
 import asyncio
 import tempfile

@@ -1,10 +1,5 @@
 """An agent's side of an episode as conversations that are trained on, each as the agent was asked.
 
-render_own_side     its chat, up to its last answer
-align_thoughts      what the agent thought before each of its answers in a chat
-make_conversations  the chat, and where hints are trained, one more for each answer after a hint
-keeps_hints, keeps_reasoning    what an agent's settings say is trained
-
 A hint stands in the chat of one try and in no later one. So no chat holds an answer that was given
 after a hint and the answers after it, as all of them were asked for.
 """

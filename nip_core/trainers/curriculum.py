@@ -1,9 +1,5 @@
 """Curriculum: begin with some problems, those with the highest rewards, and take in more and more.
 
-admit       settings and rollouts -> the problems that are used, and the state of the curriculum
-Admission   that
-percentile  the share of the problems that an iteration uses
-
 For any trainer: it says which problems' rollouts are chosen from, not how. The method comes from
 NVIDIA's NeMo Agent Toolkit (`CurriculumLearningConfig`). Its schedule counts from -1, so that the
 first stage is an iteration shorter than the others; unlike there, draws are seeded and nothing has

@@ -1,9 +1,4 @@
-"""Rollouts as trainers look at them: small columns of everything, then whole episodes one by one.
-
-Sides    who earned what in which episode, and whether the agent spoke
-read_played   chosen episodes of a shard with their turns, in the order of play
-PlayedEpisode, PlayedAnswer   one of them, and an answer in it
-"""
+"""Rollouts as trainers look at them: small columns of everything, then episodes one by one."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence

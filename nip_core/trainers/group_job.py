@@ -6,11 +6,6 @@ The road of a hyper-parameter, say `rl.lr`: `nip_core.parameters.load` reads the
 `nip_core.jobs.openai_backend` sends both; in the server `nip_lm_server.jobs.settings` completes
 them, `nip_lm_server.training.job` carries them into the process that trains, and
 `nip_lm_server.training.methods.arguments` hands them to TRL.
-
-Parent             the model that a job starts from
-group_job          the job of a group on its data
-training_settings  how a group's model is trained
-integrations       the services that are told of its jobs
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
 """Policy gradient: the tokens of an agent, and how much better than others its episode went.
 
-choose_trajectories   rollouts -> trajectories with their advantages (method ``trajectories``)
-compute_advantages            rewards of episodes that are compared -> an advantage each
-
 An episode is compared with the others of its group: episodes of one problem, of one iteration, by
 one agent (GRPO: Shao et al., 2024). With ``baseline: role`` it is compared with all episodes of the
 iteration that the agent played with the same stance (Liu et al., "SPIRAL", 2025): where agents

@@ -1,7 +1,5 @@
 """MALT: from trees of responses to pairs of a better and a worse answer to one prompt, for DPO.
 
-choose_pairs   the trainer, see `nip_core.trainers.base`
-
 The value of an answer is its agent's expectation after it: the mean over the values of the node's
 children, and of a leaf its total reward. The mean is over answers, not over leaves, so that an
 answer counts the same whether its subtree ends early or late. (The ancestor of this method, in

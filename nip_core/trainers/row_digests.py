@@ -1,8 +1,4 @@
-"""The digest of a dataset: over its rows, however they are cut into files and chunks.
-
-hash_rows    of each row its key and a SHA-256 of its columns
-digest_rows  of all these
-"""
+"""The digest of a dataset: over its rows, however they are cut into files and chunks."""
 
 import hashlib
 from collections.abc import Iterator

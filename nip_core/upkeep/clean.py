@@ -1,8 +1,5 @@
 """Finding and deleting the files of a run that nothing refers to.
 
-find_unused    a list, each with its size and why nothing needs it
-remove_unused  delete the files on such a list
-
 A file that a manifest, a job document, models.json or run.json names is never on the list. Files
 that were set aside for a rerun are not on it either, nor are files of another program. A file or a
 model is on it only if this program has made it and a record says why it is not needed. Where that

@@ -1,9 +1,5 @@
 """The files of a run while they are verified: how they are read and compared.
 
-Finding   a changed, damaged or missing file of a run
-Check     the files of a run while they are checked, and the findings
-as_local  a file on this machine's disk, for as long as it is looked at
-
 A finding names the file that is damaged or missing. Its consequences in other files are no further
 findings.
 """

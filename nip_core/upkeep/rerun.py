@@ -1,7 +1,4 @@
-"""Doing part of an open run again.
-
-rerun  set aside, once, all from a point on, and cancel its jobs
-"""
+"""Doing part of an open run again."""
 
 import asyncio
 

@@ -1,7 +1,4 @@
-"""One iteration of a run on record: each of its files against the files that it was made from.
-
-IterationCheck  its splits and shards, metrics, datasets, jobs and models
-"""
+"""One iteration of a run on record: each of its files against the files that it was made from."""
 
 import re
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""The records of a run compared with each other: each against the files that it was made from.
-
-check_records  all of a run: its root, its iterations, the files set aside, and unknown files
-"""
+"""The records of a run compared with each other: each against the files that it was made from."""
 
 from typing import Any
 

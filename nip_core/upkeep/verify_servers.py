@@ -1,8 +1,4 @@
-"""The models and jobs of a run, compared with the servers that trained them.
-
-check_servers  files: the state of the run's own server, or in a bucket the kept models;
-               and over the API: jobs and models at the servers that the settings name
-"""
+"""The models and jobs of a run, compared with the servers that trained them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,8 +1,5 @@
 """A rate of one test against a number that is guaranteed: is it lower beyond chance?
 
-count_trials  an interval of Wilson's -> of how many independent trials it is
-p_below       a rate of so many trials -> the exact one-sided p-value
-
 Studies have the same over seeds and questions.
 """
 

@@ -1,8 +1,5 @@
 """A paired change with its interval and p-value, which always agree.
 
-compare_pairs  both of them
-PairedChange   a change with both
-
 Two tests are asked whether there is a change: Student's t between questions, and the exact one in
 which whole questions change sides (`sign_flips`). There is one only if both say so, so the p-value
 is the larger of theirs: a test of the union of both hypotheses, whose level is that of each

@@ -1,11 +1,8 @@
 """How small a change a test batch would show.
 
-detectable_change       of paired verdicts: the same problems before and after
-detectable_difference   between two batches that share no problem
-
-Both are asked before anything is played. They are the smallest true difference that a
-two-sided test at 5 % shows in 80 % of the cases. How much alike the rows of a question are, and how
-many verdicts change, is not known beforehand: both are assumptions, to be printed with the number.
+Asked before anything is played: the smallest true difference that a two-sided test at 5 % shows in
+80 % of the cases. How much alike the rows of a question are, and how many verdicts change, is not
+known beforehand: both are assumptions, to be printed with the number.
 """
 
 import math

@@ -1,9 +1,5 @@
 """Which answer of a decision scale stands in a line, if any: the reading of single lines.
 
-strip_decoration  a line without what only decorates it
-InvalidResponse   an answer has no valid form; its two kinds InvalidDecision and MissingPart
-VerdictReader     for a scale: the answer at the start of a text, and whether the rest lets it stand
-
 Knows no channels, headers or lines before and after; see `parsing`. Regular expressions here have
 no nested repetition and look-backs are bounded, so that each reading takes linear time.
 """

@@ -1,7 +1,5 @@
 """Verdicts in other words than a decision line: the claims of an answer.
 
-find_claims  all such places in an answer, each clear or not
-
 1. A label that begins a line or a sentence: "Verdict: reject", "... so. Decision: accept".
 2. A label within a sentence, right before a verdict at the end of the line: not clear.
 3. A bare verdict that is the whole answer, its first line or its last line.

@@ -6,10 +6,6 @@ Words that may be another player's are no decision: text behind ">", in a code f
 marks, within a sentence. An unclear answer is invalid, so that the model is asked again, and never
 guessed.
 
-AnswerForm      the form that an answer must have
-parse_response  the move in a text
-lacks_decision  whether a move is a message where only a decision is of use
-
 The rules of each step have a module, in this order: `answer_lines` (lines, parts for channels),
 `verdict_labels` (lines that begin with a label), `decisions` (the verdict in a line) and
 `other_words` (verdicts elsewhere); `plainer` rewords an answer that stays unclear. All of it

@@ -1,7 +1,5 @@
 """A second look at an answer whose verdict is not clear: the same answer in plainer words.
 
-put_plainly  an answer with its verdict as a decision line, where its words are of a few usual kinds
-
 It knows general forms, not sentences, and writes only what it is sure of as "Decision: ...":
 
 1. An object in JSON with one decision at its top, or a table or ticked boxes that have one.

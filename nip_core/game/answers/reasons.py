@@ -1,9 +1,5 @@
 """Why an answer is asked for again: a small set of kinds, from its record.
 
-KINDS              the kinds, with the meaning of each in a few words
-sort_reason        the kind of an invalid answer
-is_about_decision  whether a kind says that a verdict could not be read
-
 A kind follows from an answer's columns in the tables: the reason in words, why it ended, the text.
 So it is no column of its own, and runs of earlier versions are counted by the same kinds.
 """

@@ -1,9 +1,5 @@
 """Lines that begin with "Decision:" or another label of a verdict, and the speaker of each.
 
-Answer               the lines to read, the first that counts, and the scale
-find_labelled_lines  the lines of an answer that begin so and go on with a verdict
-is_introduced        whether the line before gives a line to another player
-
 `decisions` reads the words behind a label, lines come from `answer_lines`.
 """
 

@@ -1,9 +1,4 @@
-"""The base of all settings: unknown keys are errors, values frozen, fields documented.
-
-Parameters            a group of settings, from and to dictionaries
-groups_in, group_for  which groups a field may hold, and which one a dictionary is for
-change_groups         a dictionary of settings, changed group by group, before it is checked
-"""
+"""The base of all settings: unknown keys are errors, values frozen, fields documented."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, get_args, get_origin

@@ -1,10 +1,5 @@
 """In which iterations an agent is trained. Counted from 0, over the whole run.
 
-AgentUpdateSchedule                  the question that a schedule answers, and its written form
-ConstantUpdateSchedule               in every iteration
-ContiguousPeriodicUpdateSchedule     in one stretch of every period
-AlternatingPeriodicUpdateSchedule    one agent at the beginning of every period, another after it
-
 A group is trained on the rollouts of its agents that are due by their schedules.
 """
 

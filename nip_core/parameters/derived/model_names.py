@@ -1,9 +1,4 @@
-"""The names of models by the settings alone.
-
-base_name    the name under which an agent's base model answers
-dummy_name   the name of the deterministic engine that stands for a model
-check_named  raise for a run that would play with the default model
-"""
+"""The names of models by the settings alone."""
 
 import re
 

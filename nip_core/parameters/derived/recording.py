@@ -1,9 +1,4 @@
-"""The probabilities of an answer that are recorded, by the settings alone.
-
-records_p_accept  whether an agent's verdicts come with P(accept)
-gives_logprobs    whether an agent's API may give log-probabilities
-check_recording   refuses to record what an API does not give
-"""
+"""The probabilities of an answer that are recorded, by the settings alone."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,4 @@
-"""Which iterations of a run are tested, by its settings alone.
-
-is_tested     whether the models that play an iteration are tested
-scheme_tests  the same by the test scheme
-"""
+"""Which iterations of a run are tested, by its settings alone."""
 
 from nip_core.parameters import HyperParameters
 

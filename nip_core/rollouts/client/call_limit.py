@@ -1,9 +1,5 @@
 """How many calls are in flight at a server: as many as make its answers come faster.
 
-Places      a semaphore whose size may change
-CallLimit   the limit of the calls to one server, which follows its answers
-start_with  the first limit at a server that was measured
-
 A round is as many answers as there may be calls in flight.
 
 Where the server is ours, the limit doubles as long as a round brings a tenth more answers a second

@@ -1,10 +1,5 @@
 """Chat completions as playing asks for them, for any client that sends them.
 
-ChatCompletions   answers to a request, the part of a client used by playing
-ChatBody          a request; ChatAnswer: one of its answers
-Endpoint          where a provider answers
-RequestRefusedError, ContextLengthError   a refusal of this one request
-
 `chat_client` sends them over HTTP. `nip_core.library`, Inspect and verifiers let their own models
 answer.
 """

@@ -1,9 +1,5 @@
 """A call to a server of ours: it joins its generation, and waits while the engine advances.
 
-JoinedCall         one call, over as many requests as it takes
-EngineWord         a server's words about a call that it has not answered yet
-EngineHangsError   the server or its engine does nothing any more
-
 The server answers each request within `wait_s`, with the answer or with how far its engine is
 (`nip_lm_server/api/joined.py`). The same request is then sent again and joins the generation. So
 the time of an answer has no limit; the time without any progress has one.

@@ -1,9 +1,5 @@
 """The text and the thoughts of a model that thinks, in the shapes that APIs give.
 
-read_message            the text of a message, which is its answer, and its thoughts
-read_usage              how many tokens it took, thoughts included
-says_thoughts_took_all  whether a request was refused because its thoughts left no room for a text
-
 Thoughts stand in ``reasoning`` (vLLM, some gateways) or ``reasoning_content`` (older vLLM, DeepSeek
 and other gateways), in ``reasoning_details`` alone (a gateway, for some models), or as parts of the
 content that are of type ``thinking`` (Mistral). OpenAI, Gemini and Anthropic's endpoint for

@@ -1,10 +1,5 @@
 """The journal of a shard where there is no disk: numbered objects, one per group commit.
 
-open_journal     the journal of a shard, on a disk or not
-remove_journal   delete it without opening it
-read_journal     its records, for a reader that does not play the shard
-SegmentJournal   the one on an object store
-
 ``<shard>.journal/000004-000017`` is the 17th segment of the runner with epoch 4. A segment is
 written whole, if it is absent, so none is torn. Records that a lost machine had not sent yet, of at
 most one interval, are lost. A runner that takes over writes the records that it found as its own

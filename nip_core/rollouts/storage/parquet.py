@@ -1,9 +1,4 @@
-"""One table of rollouts as one Parquet file.
-
-parquet_bytes, parquet_table   from a table to a file, and back
-open_parquet                   opens any Parquet file
-choose_by_version              refuse a file that nip did not write, or another version of it
-"""
+"""One table of rollouts as one Parquet file."""
 
 import io
 from collections.abc import Iterator, Sequence

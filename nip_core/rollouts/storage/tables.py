@@ -1,10 +1,5 @@
 """From tables in memory (`row_tables`) to committed Parquet, and back.
 
-commit_shard     Tables -> files with a manifest of their own
-join_shards      all shards of a split -> the manifest that makes them readable
-read_rollouts    the committed split as two tables
-StoredRollouts   several committed splits, read by column or shard by shard
-
 A directory ``iterations/0003/rollouts/<split>/`` holds, per shard, ``episodes-<shard>``,
 ``generations-<shard>`` and ``timings-<shard>`` (of an attack ``choices-<shard>``, too) with
 ``manifest-<shard>.json``, and one ``manifest.json`` for the split, whose inputs are the digests of

@@ -1,9 +1,4 @@
-"""Episodes with all of their texts, one row each, to be taken elsewhere.
-
-ReadableEpisode  a row: the problem, the messages, the verdict, the note; a mapping, too
-ReadableMessage  an answer in it
-read_episode_rows  the rows of some episodes of a shard
-"""
+"""Episodes with all of their texts, one row each, to be taken elsewhere."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields

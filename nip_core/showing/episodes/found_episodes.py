@@ -1,7 +1,4 @@
-"""The episodes of a run that filters ask for, read from its committed splits.
-
-FoundEpisodes  which they are, in their order, and their rows
-"""
+"""The episodes of a run that filters ask for, read from its committed splits."""
 
 from collections.abc import Sequence
 from functools import cached_property

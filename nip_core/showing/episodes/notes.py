@@ -1,9 +1,5 @@
 """Notes and stars of episodes, beside the committed files of a run.
 
-RunNotes     the notes of a run: reads them, and writes one
-EpisodeNote  the present note of an episode
-NoteLine     a line of the file
-
 The file is ``<run>/notes.jsonl``. Each line says what a reader changed, and of which play; nothing
 is ever taken out of it. A line is added under a condition, that the file is as it was read, so of
 two people who write at once neither loses words. No manifest names the file, no digest has a

@@ -1,10 +1,4 @@
-"""The records of a sweep's runs, as the facts and the verdicts that its results are made of.
-
-collect_sweep  a sweep -> both, from the store
-baseline_kind  which baseline a run is, by its settings
-digest_rules   which game it plays beside the names of scenario and protocol
-Collected      both, with the declaration where there is one
-"""
+"""The records of a sweep's runs, as the facts and the verdicts that its results are made of."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The results of a sweep again, from the files beside them alone.
 
-recompute_results  a directory -> its results, or the first difference as an error
-
 Read are ``cells.parquet``, ``facts.json`` and, where they were made, ``declaration.json`` and its
 time stamp: no run, no model, no server and no network. Whoever has the directory can so see that
 every number in ``results.json``, ``README.md`` and the figures follows from the verdicts, and how.

@@ -1,9 +1,4 @@
-"""The results of a sweep's runs: one document, one table, one figure.
-
-compute_results  facts and verdicts of a sweep -> its results
-write_results    them, their facts and verdicts, a page and a figure into the store
-render_files     the last three as files
-"""
+"""The results of a sweep's runs: one document, one table, one figure."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

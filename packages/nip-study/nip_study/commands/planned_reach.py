@@ -1,8 +1,4 @@
-"""The reach of attacks in the plan of several: how rare a kind of message they may miss.
-
-reach_cell     behind the cost of one
-explain_reach  below all of them
-"""
+"""The reach of attacks in the plan of several: how rare a kind of message they may miss."""
 
 from collections.abc import Iterable
 

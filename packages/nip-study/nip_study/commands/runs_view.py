@@ -1,7 +1,4 @@
-"""A view of many runs that are played side by side: as lines, live, as JSON, or none.
-
-RunsView  what a sweep and a hardening tell of their runs: which began, and how each ended
-"""
+"""A view of many runs that are played side by side: as lines, live, as JSON, or none."""
 
 import json
 import os

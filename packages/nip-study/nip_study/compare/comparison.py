@@ -1,8 +1,4 @@
-"""Several runs side by side: one table, one figure, one page.
-
-compare_runs      the results of the runs as one document
-write_comparison  that, a table, a figure and a page into a directory
-"""
+"""Several runs side by side: one table, one figure, one page."""
 
 import json
 from collections.abc import Mapping, Sequence

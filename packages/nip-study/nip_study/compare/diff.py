@@ -1,9 +1,4 @@
-"""The differences of two runs: settings, code, data, models and results.
-
-find_differences  two runs -> RunDifferences
-find_lone_agents  the agents that only one of them has
-RunDifferences    all of it, as `nip diff` shows it
-"""
+"""The differences of two runs: settings, code, data, models and results."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Scores out of logs of Inspect, `.eval` or `.json`, read without inspect_ai.
 
-read_log   the scores of a log, as an arm named by its model
-
 A log in the form `.eval` is a ZIP of JSON: `header.json` says which model and task it was,
 `summaries.json` has the score of each sample, and its texts, of which long ones are cut: those are
 read whole from `samples/ID_epoch_N.json`, which have the whole conversations and can be large. New

@@ -1,10 +1,4 @@
-"""Runs on record, for comparisons: their names, their tests, and how far apart these are.
-
-PlayedRun        a run by its place, with its facts for comparing
-find_played_run  the run that a name, or a path to it, stands for
-check_alike      refuse runs that were tested on different problems
-compare_tests    how much better one test is than another, problem by problem
-"""
+"""Runs on record, for comparisons: their names, their tests, and how far apart these are."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

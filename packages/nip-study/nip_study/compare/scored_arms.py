@@ -1,9 +1,5 @@
 """Arms of other programs side by side: scores paired by question, clustered, with power.
 
-compare_files     files of scores -> ArmComparison
-comparison_rows   the cells of its table
-ArmComparison     the document, as `nip compare --json` prints it
-
 The statistics are those of runs (`nip_core.evaluation.statistics`): several answers to a question
 are averaged first, questions of one cluster count as alike, and where all scores are 0 or 1
 interval and p-value agree.

@@ -1,10 +1,5 @@
 """The baselines among the arms of a sweep, held against the others.
 
-ByMajority              how often its verifier was right by the majority of several plays
-asked_again_pairs       which arms are compared with a verifier alone that is asked again
-compare_with_baselines  all that they say of a sweep's arms, as plain data
-baseline_lines          the same in words
-
 docs/statistics.md has the rules: the sentences follow from intervals and p-values alone.
 """
 

@@ -1,9 +1,5 @@
 """A verifier alone, asked again: one rejection among k verdicts rejects.
 
-summarize_asked_again    of an arm, for each k, both rates with their intervals, and tokens
-compare_at_equal_tokens  each arm with provers beside the most verdicts played in its tokens
-compare_attacked         the rates under each attack, beside the most in its verifier's
-
 Rejecting where any of k plays rejects is `nip_core.evaluation.any_of`; docs/statistics.md says what
 it is for.
 """

@@ -1,8 +1,5 @@
 """Every verdict of the tests and attacks of a sweep in one table; its figures are their means.
 
-read_verdicts   the table, from the store, and the unreadable parts
-encode_parquet  the same as a file: the same verdicts give the same bytes (of one pyarrow)
-
 Each row is a verdict. Nothing of a run but its committed rollouts is read, so runs that are not
 finished, and those of earlier versions, are there as far as they are.
 """

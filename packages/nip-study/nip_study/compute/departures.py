@@ -1,8 +1,4 @@
-"""The departures of a sweep from its declaration.
-
-list_departures  a line for each
-find_stamp       the time stamp over the declaration, and its doubts
-"""
+"""The departures of a sweep from its declaration."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime

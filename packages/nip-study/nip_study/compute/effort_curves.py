@@ -1,10 +1,4 @@
-"""The rates under attacks over their effort: calls, tokens, and dollars where prices are known.
-
-list_efforts    the effort of an attack's tests, of its figures on record
-measure_curve   an attack, point by point
-average_curves  the attacks of an arm
-effort_page     the same as a part of the page
-"""
+"""The rates under attacks over their effort: calls, tokens, and dollars where prices are known."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,8 +1,5 @@
 """A rate over seeds and questions against a given number: lower, higher, or as good as equal?
 
-bound_rate  a mean of `two_way` -> its exact one-sided bounds, and p-values against a number
-RateBounds  the result
-
 Where every verdict is the same nothing varies, and Student's t has nothing to go by. Near 0 and 1
 it errs, too: few verdicts differ, by chance often in few questions, and bounds then come out too
 tight just where the rate seems lowest. So a rate is compared with a number as that of so many

@@ -1,9 +1,4 @@
-"""How many seeds or questions show a difference, by the spread that was seen.
-
-seeds_needed       of two arms, by their spread over seeds
-questions_needed   of paired scores, by their spread over questions
-detectable_mean    the smallest difference that the questions seen would show
-"""
+"""How many seeds or questions show a difference, by the spread that was seen."""
 
 import math
 from collections.abc import Callable

@@ -1,8 +1,5 @@
 """Hypotheses that were declared by earlier definitions, by those of today: after the fact.
 
-judge_post_hoc  those that are counted otherwise today
-post_hoc_page   their outcomes, in Markdown
-
 docs/decisions/0057-attacked-figures.md has both definitions. Nothing that was declared changes.
 """
 

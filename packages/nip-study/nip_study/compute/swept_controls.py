@@ -1,9 +1,4 @@
-"""Attacked verifiers of a sweep, beside the untrained one under the same attack and a theorem.
-
-collect_controls  from verdicts and facts; an attack with `iteration: 0` is the control of the one
-                  with the same settings
-controls_page     the same as a part of the page
-"""
+"""Attacked verifiers of a sweep, beside the untrained one under the same attack and a theorem."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
 """The figures of tests and attacks of a sweep, from their verdicts.
 
-measure_test    a run's own test
-measure_attack  an attack: the rates under it, and the losses by their cause
-
 They are those that the run and the attack have on record themselves, digit for digit.
 """
 

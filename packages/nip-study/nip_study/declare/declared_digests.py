@@ -1,10 +1,4 @@
-"""The digests in a declaration: of settings, files that they name, and code.
-
-settings_digests  by run and by attack of a sweep, of its settings
-settings_digest   of the settings of one
-file_digests      of the user's files that these settings name
-analysis_digest   of the code that makes figures, intervals and tests
-"""
+"""The digests in a declaration: of settings, files that they name, and code."""
 
 import hashlib
 from collections.abc import Iterator

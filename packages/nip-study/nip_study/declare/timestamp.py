@@ -1,10 +1,5 @@
 """A third party's word that a declaration existed at a time: a token of RFC 3161 beside it.
 
-check_authority  before anything is declared: its address, and the library
-stamp            ask the authority for a token over the declaration, and put it beside it
-read_stamp       the token that is there
-check_token      the time that a token gives a file
-
 The library ``rfc3161-client`` makes the query, reads the reply and verifies it: the token was
 granted, is about the declaration, and bears the signature of a certificate for time stamps that was
 valid at its time and comes from a root in the token or on this machine. Anyone can make such a

@@ -1,9 +1,4 @@
-"""The parts of ``results.json`` about verifiers alone that are asked again.
-
-AskedAgainTest         a test of an arm, by the number of plays
-AtEqualTokens          an arm beside such a verifier
-AttackedAtEqualTokens  an arm's rates under an attack beside such a verifier
-"""
+"""The parts of ``results.json`` about verifiers alone that are asked again."""
 
 from collections.abc import Mapping
 

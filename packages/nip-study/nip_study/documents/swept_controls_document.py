@@ -1,8 +1,4 @@
-"""The part of ``results.json`` that holds attacked verifiers against the right numbers.
-
-AttackControls    attacked verifiers beside the untrained one, and beside a theorem
-AttackedVerifier  one of both under an attack
-"""
+"""The part of ``results.json`` that holds attacked verifiers against the right numbers."""
 
 from typing import Literal
 

@@ -1,10 +1,5 @@
 """The document ``facts.json`` of a sweep: all that its results need beside the verdicts.
 
-SweepFacts   a sweep: its axes, its runs, and its other facts
-RunFacts     a run: its values and its game, whether it is finished, and its tests' effort
-AttackFacts  an attack on a run
-SweptGame    the game: by it arms are compared, and baselines recognised
-
 With ``cells.parquet`` and, where one was made, ``declaration.json`` it gives every figure again;
 see `recompute`. No rate, no interval and no p-value is in it.
 """

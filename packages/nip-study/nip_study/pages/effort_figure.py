@@ -1,7 +1,4 @@
-"""The figure of the rates under attacks over the attacks' tokens.
-
-efforts_svg  a panel for each arm, in which text takes the colour of the reader's scheme
-"""
+"""The figure of the rates under attacks over the attacks' tokens."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Runs that lie far from all others of their arm.
 
-lone_runs_page  names them, and says how often intervals over such seeds hold
-
 An interval over a few seeds promises too much where one in several collapses, most of all where
 none of those that were played did (docs/results/README.md has the figures).
 """

@@ -1,9 +1,4 @@
-"""The results of a sweep for its reader, as Markdown.
-
-render_results     the tables, the declared outcomes, and the unfinished runs
-arms_table         the arms, one a row
-differences_table  each arm less the first, for undeclared comparisons
-"""
+"""The results of a sweep for its reader, as Markdown."""
 
 from collections.abc import Sequence
 

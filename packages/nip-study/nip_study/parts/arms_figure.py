@@ -1,8 +1,4 @@
-"""The figure of the arms of a sweep: accuracy, completeness and soundness below each other.
-
-arms_svg         an SVG that follows the reader's light or dark scheme
-escape_mathtext  names as they are, not as formulas
-"""
+"""The figure of the arms of a sweep: accuracy, completeness and soundness below each other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,9 +1,4 @@
-"""The parts of a sweep's documents.
-
-Part      a document, or a part of one
-OverRuns  a figure of several runs; `sum_up` makes it
-adjust    the p-values of a table, after Holm
-"""
+"""The parts of a sweep's documents."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

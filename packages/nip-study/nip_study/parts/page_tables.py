@@ -1,10 +1,4 @@
-"""Tables of a sweep's pages, in Markdown.
-
-markdown_table  any table
-write_row       one of its rows
-write_cell      a figure of several runs
-one_line        a text without its line breaks
-"""
+"""Tables of a sweep's pages, in Markdown."""
 
 from collections.abc import Iterable, Sequence
 

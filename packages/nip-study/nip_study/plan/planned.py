@@ -1,10 +1,5 @@
 """The runs of a sweep for whoever compares arms: from its file, or from its results.
 
-PlannedSweep  a sweep's runs and attacks
-PlannedRun    one of its runs
-group_by_arm  runs that differ in the seed alone
-find_attack   the name of an attack's run
-
 `Sweep` of `swept_runs` and `SweepFacts` of `swept_facts` are such sweeps.
 """
 
