@@ -301,8 +301,9 @@ def count_passes(parameters: HyperParameters, iteration: int, group: str) -> flo
         return parameters.imitation_epochs
     iterations = 1
     if parameters.text_rl.fine_tune_on_all_previous_rollouts:
-        iterations += iteration
+        unused = int(parameters.imitates(0))
         if parameters.method(iteration) == "dpo":  # episodes without branches give no pairs
-            iterations -= parameters.pure_text_malt.num_initial_ei_iterations
+            unused = max(unused, parameters.pure_text_malt.num_initial_ei_iterations)
+        iterations += iteration - unused
     epochs = parameters.group_parameters(group).num_epochs or parameters.rl.num_epochs
     return iterations * epochs

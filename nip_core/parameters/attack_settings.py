@@ -19,6 +19,7 @@ from nip_core.parameters.stored import read_settings
 _OF_TRAINING = (
     "base_run",
     "curriculum",
+    "imitation",
     "opponents",
     "promotion",
     "pure_text_ei",

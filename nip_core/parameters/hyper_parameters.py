@@ -30,6 +30,7 @@ from nip_core.parameters.blocks.game import (
 from nip_core.parameters.blocks.loop_settings import (
     CurriculumParameters,
     FineTuningParameters,
+    ImitationParameters,
     LmServerParameters,
     Price,
     PromotionParameters,
@@ -147,6 +148,7 @@ class HyperParameters(AttackQuestions, Parameters):
     zk_protocol: ZkProtocolParameters = ZkProtocolParameters()
     base_run: BaseRunParameters = BaseRunParameters()
     attack: AttackParameters = AttackParameters()
+    imitation: ImitationParameters = ImitationParameters()
     opponents: OpponentsParameters = OpponentsParameters()
     lm_server: LmServerParameters = LmServerParameters()
     rollouts: RolloutParameters = RolloutParameters()
@@ -348,12 +350,25 @@ class HyperParameters(AttackQuestions, Parameters):
         return find_attackers(self)
 
     @property
+    def imitating_agents(self) -> tuple[str, ...]:
+        """Return the agents that imitate what the run begins with."""
+        return tuple(agent for g in self.trainable_groups for agent in self.training_agents(g, 0))
+
+    @property
     def names_run(self) -> bool:
         """Tell whether the settings name another run."""
         is_based = self.base_run.base_run_type != "none" or self.attack.run is not None
         is_based |= bool(self.opponents.runs)
         agents = self.model_agents.values()
         return is_based or any(agent.load_checkpoint_and_parameters for agent in agents)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings; `imitation` is among them where there is any."""
+        # Settings of before there was any have the same digest.
+        values = super().to_dict()
+        if self.imitation.chats is None:
+            del values["imitation"]
+        return values
 
     def method(self, iteration: int) -> Method:
         """Return how the groups are trained in this iteration."""

@@ -133,6 +133,8 @@ def _list_named(values: PlainMapping) -> Iterator[_NamedFile]:
     chats = _text(values, "attack", "start_from")
     if chats.endswith(CHATS):
         yield from _relative(_NamedFile(("attack", "start_from"), chats))
+    imitated = ("imitation", "chats")
+    yield from _relative(_NamedFile(imitated, _text(values, *imitated)))
     dataset = _text(values, "dataset")
     is_data = dataset.endswith(_DATA_ENDINGS) or _is_written_as_path(dataset)
     yield from _relative(_NamedFile(("dataset",), dataset, is_needed=is_data))

@@ -28,6 +28,8 @@ def check_training(parameters: "HyperParameters") -> None:
             "never trained; set it to 0, or agents.verifier.freeze_agent: false"
         )
     _check_methods(parameters)
+    if parameters.imitation.chats is not None:
+        _check_imitation(parameters)
     if parameters.trainer == "pure_text_malt":
         _check_malt(parameters)
     if parameters.trainer == "pure_text_grpo":
@@ -74,6 +76,27 @@ def _check_methods(parameters: "HyperParameters") -> None:
                 f"{' and '.join(wrong)}, as an lm_server does it (got {agent.model_provider}, "
                 f"which takes {', '.join(service.methods) or 'none'}); set SelfHosted, or "
                 "freeze_agent: true"
+            )
+
+
+def _check_imitation(parameters: "HyperParameters") -> None:
+    """Refuse to imitate where nobody learns by it, or forgets it at once."""
+    reason = None
+    if parameters.attack.run is not None:
+        reason = "an attack begins with attack.start_from; set that, or leave it out"
+    elif parameters.base_run.base_run_type == "rerun_tests":
+        reason = "base_run.base_run_type rerun_tests trains nobody; leave it out"
+    elif not parameters.rl.num_iterations:
+        reason = "it is one of rl.num_iterations (got 0); set 1 or more"
+    elif not parameters.imitating_agents:
+        reason = "no agent is trained in iteration 0 (freeze_agent, update_schedule); leave it out"
+    if reason is not None:
+        raise ValueError(f"imitation.chats: {reason}")
+    for name in parameters.imitating_agents:
+        if parameters.model_agents[name].fine_tune_from_scratch:
+            raise ValueError(
+                f"agents.{name}.fine_tune_from_scratch: iteration 1 would begin with the base "
+                "model again, without what imitation.chats taught it; set it to false"
             )
 
 

@@ -49,7 +49,7 @@ def open_shown(run: RunStore) -> RunShown:
         first_models |= {group: str(model["model"]) for group, model in taken_over.items()}
         iteration_count, text_rl = int(settings["rl"]["num_iterations"]), settings["text_rl"]
         scheme, interval = str(text_rl["test_scheme"]), int(text_rl["test_interval"])
-        imitates = settings["attack"]["start_from"] is not None
+        imitates = settings["attack"]["start_from"] is not None or "imitation" in settings
         test_iterations = [
             i
             for i in range(iteration_count + 1)

@@ -28,6 +28,7 @@ _CONTENTS = {
     "attack.by": "attack",
     "attack.script": "script",
     "attack.start_from": "start_from",
+    "imitation.chats": "start_from",
     "dataset": "problems",
     "lm_server.replies": "replies",
 }

@@ -1,4 +1,4 @@
-"""The user's files that an attack is made of: a class, a script, chats that provers imitate.
+"""The user's files that a run is made of: an attack's class and script, chats to imitate.
 
 digest_files        of each its digest, for the run's identity
 name_changed_files  of each the words for a user who has changed it
@@ -27,8 +27,8 @@ def digest_files(game: Game) -> dict[str, str]:
     script = find_attack_script(game)
     if script is not None and script.digest is not None:
         digests["script"] = script.digest
-    if attack.start_file is not None:
-        digests["start_from"] = digest(read_start_file(attack.start_file))
+    if game.parameters.imitated_file is not None:
+        digests["start_from"] = digest(read_start_file(game.parameters))
     return digests
 
 
@@ -40,8 +40,8 @@ def name_changed_files(game: Game) -> dict[str, str]:
     script = find_attack_script(game)
     if script is not None and script.digest is not None:
         places["script"] = f"{script.file}, in which function {script.called} stands,"
-    if attack.start_file is not None:
-        places["start_from"] = f"{attack.start_file}, which the provers imitate first,"
+    if (chats := game.parameters.imitated_file) is not None:
+        places["start_from"] = f"{chats}, which agents imitate first,"
     return places
 
 
@@ -67,5 +67,5 @@ def list_named_files(game: Game) -> Iterator[tuple[str, Path]]:
     script = find_attack_script(game)
     if script is not None and script.digest is not None:
         yield str(attack.script).rpartition(":")[0], Path(script.file)
-    if attack.start_file is not None:
-        yield attack.start_file, Path(attack.start_file)
+    if (chats := game.parameters.imitated_file) is not None:
+        yield chats, Path(chats)

@@ -34,18 +34,19 @@ def plan_reach(parameters: HyperParameters) -> Reach | None:
 
 
 def describe_attack(parameters: HyperParameters, episodes: int) -> Iterator[str]:
-    """Describe an attack before it begins, and how rare a kind of message it may find.
+    """Describe an attack, or an imitation, before it begins, and how rare a kind it may find.
 
     It plays so many `episodes` on test problems beside the tests by step.
     """
     attack = parameters.attack
-    if attack.run is None:
-        return
     if attack.may_end_early:
         yield f"all of this at most: a plateau ends it from step {LEAST_STEPS} on"
-    if attack.start_from is not None:
-        messages = amount(attack.imitate, "message")
-        yield f"step 1 is imitation, of at most {messages} of {attack.start_from} for each prover"
+    if parameters.imitated is not None:
+        step = "iteration 0" if attack.run is None else "step 1"
+        messages = f"{amount(parameters.most_imitated, 'message')} of {parameters.imitated}"
+        yield f"{step} is imitation, of at most {messages} for each agent"
+    if attack.run is None:
+        return
     if attack.tests_worst:
         yield (
             "tests by step are on validation problems; on test problems there are "

@@ -1,4 +1,4 @@
-"""The beginning of an attack: messages of another run, or of a file, that provers imitate.
+"""The beginning of a run: chats of a file, or of another run's provers, that agents imitate.
 
 find_imitated    the examples of a group, and the digests of their sources
 check_imitated   the same beforehand: enough of them, and of the same game
@@ -39,7 +39,7 @@ _SETTING = "attack.start_from"
 
 @dataclass(frozen=True)
 class Imitated:
-    """The examples that the provers of a group imitate."""
+    """The examples that the agents of a group imitate."""
 
     choice: Choice
     examples: Sequence[Example]
@@ -51,11 +51,9 @@ def find_imitated(
     game: Game, store: Store, problems: Mapping[str, Sequence[Problem]], agents: Sequence[str]
 ) -> Imitated:
     """Find the examples that `agents` imitate. Raises SettingsError for an unusable source."""
-    attack = game.parameters.attack
-    if attack.start_file is not None:
-        text = read_start_file(attack.start_file)
-        attackers = find_attackers(game.parameters)
-        choice = read_chats(text, attack.start_file, agents, attackers, attack.imitate)
+    if game.parameters.imitated_file is not None:
+        text = read_start_file(game.parameters)
+        choice = _read_given(game.parameters, text, agents)
         inputs = {"imitated/file": digest(text)}
     else:
         source = _open_source(game.parameters, store)
@@ -65,7 +63,8 @@ def find_imitated(
         _check_game(game, source)
         places = _list_played(source)
         tables = (_read_plain(source, place) for place in places)
-        choice = choose_fooling(game, agents, tables, tested_on, attack.imitate)
+        limit = game.parameters.most_imitated
+        choice = choose_fooling(game, agents, tables, tested_on, limit)
         inputs = {
             f"imitated/{place}": SplitFacts.from_manifest(
                 read_manifest(source.store, place)
@@ -76,18 +75,17 @@ def find_imitated(
 
 
 def check_imitated(game: Game, store: Store, problems: Mapping[str, Sequence[Problem]]) -> None:
-    """Raise SettingsError where an attack has not enough to begin with."""
+    """Raise SettingsError where a run has not enough to begin with."""
     parameters = game.parameters
-    start = parameters.attack.start_from
-    if start is None:
+    if parameters.imitated is None:
         return
-    attackers = find_attackers(parameters)
-    if parameters.attack.start_file is not None:
+    if parameters.imitated_file is not None:
         check_start_file(parameters)
         return
+    attackers = find_attackers(parameters)
     imitated = find_imitated(game, store, problems, attackers)
     for agent in attackers:
-        few = _find_few(imitated.examples, agent, start)
+        few = _find_few(imitated.examples, agent, parameters)
         if few is None:
             continue
         counts = imitated.choice.counts
@@ -101,33 +99,39 @@ def check_imitated(game: Game, store: Store, problems: Mapping[str, Sequence[Pro
 
 
 def check_start_file(parameters: HyperParameters) -> None:
-    """Raise SettingsError where the file that an attack begins with has not enough chats.
+    """Raise SettingsError where the file that a run begins with has not enough chats.
 
     Neither a run nor a problem is looked at, so a run that is planned can be checked, too.
     """
-    attack, attackers = parameters.attack, find_attackers(parameters)
-    file = str(attack.start_file)
-    choice = read_chats(read_start_file(file), file, attackers, attackers, attack.imitate)
+    agents = parameters.imitating_agents
+    choice = _read_given(parameters, read_start_file(parameters), agents)
     examples = [example for example in choice.examples if isinstance(example, Example)]
-    for agent in attackers:
-        if (few := _find_few(examples, agent, file)) is not None:
+    for agent in agents:
+        if (few := _find_few(examples, agent, parameters)) is not None:
             raise SettingsError(f"{few}; add some")
 
 
-def _find_few(examples: Sequence[Example], agent: str, start: str) -> str | None:
+def _read_given(parameters: HyperParameters, text: str, agents: Sequence[str]) -> Choice:
+    place = f"{parameters.imitation_setting}: {parameters.imitated_file}"
+    return read_chats(text, place, agents, parameters.imitating_agents, parameters.most_imitated)
+
+
+def _find_few(examples: Sequence[Example], agent: str, parameters: HyperParameters) -> str | None:
     """Say that there are too few chats for an agent; None if there are enough."""
     count = sum(example.agent == agent for example in examples)
     if count >= MIN_EXAMPLES:
         return None
-    return f"{_SETTING}: {start} has {count} chats for {agent}, {MIN_EXAMPLES} are needed"
+    start = f"{parameters.imitation_setting}: {parameters.imitated}"
+    return f"{start} has {count} chats for {agent}, {MIN_EXAMPLES} are needed"
 
 
-def read_start_file(file: str) -> str:
+def read_start_file(parameters: HyperParameters) -> str:
     """Read a file of chats. Raises SettingsError where there is none that can be read."""
+    setting, file = parameters.imitation_setting, str(parameters.imitated_file)
     try:
         return read_text(Path(file))
     except ReadError as error:
-        raise SettingsError(f"{_SETTING}: {file} {error}; name a file of chats") from None
+        raise SettingsError(f"{setting}: {file} {error}; name a file of chats") from None
 
 
 def _open_source(parameters: HyperParameters, store: Store) -> RunStore:

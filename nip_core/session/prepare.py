@@ -34,7 +34,7 @@ from nip_core.servers.own_server import check_server
 from nip_core.session.attack_files import try_script
 from nip_core.session.contents import digest_contents, name_places, read_code_version
 from nip_core.session.disk_room import check_room
-from nip_core.session.imitated import check_imitated
+from nip_core.session.imitated import check_imitated, check_start_file
 from nip_core.session.named_models import check_models
 from nip_core.session.opponent_runs import (
     check_opponent_scripts,
@@ -161,6 +161,8 @@ def estimate_settings(parameters: HyperParameters) -> Estimate:
     try_script(game, problems)
     try_reward_function(game, problems)
     check_opponent_scripts(game, problems)
+    if parameters.imitated_file is not None:
+        check_start_file(parameters)
     problems_left = drop_left_out(problems, read_left_out_by_settings(parameters) or {})
     return estimate_run(game, problems_left, find_experience(parameters))
 

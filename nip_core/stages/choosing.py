@@ -69,7 +69,7 @@ def build_dataset(session: Session, iteration: int, group: str) -> DatasetFacts:
 
 
 def _build_imitation(session: Session, iteration: int, group: str) -> DatasetFacts:
-    """Choose and commit the examples that the group's provers imitate before they are trained.
+    """Choose and commit the examples that the group's agents imitate before they are trained.
 
     A committed dataset stays as it is: where it came from may be gone by now.
     """

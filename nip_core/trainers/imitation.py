@@ -1,9 +1,9 @@
-"""The messages that the provers of an attack imitate before they are trained.
+"""The messages that agents imitate before they are trained.
 
 choose_fooling  the messages that fooled a verifier, from the rollouts of a run
 read_chats      chats of a file
 
-Both are chosen for each attacking agent, and become examples like those of expert iteration.
+Both are chosen for each imitating agent, and become examples like those of expert iteration.
 """
 
 from collections import Counter
@@ -85,12 +85,12 @@ def choose_fooling(
 
 
 def read_chats(
-    text: str, file: str, agents: Sequence[str], provers: Collection[str], limit: int
+    text: str, file: str, agents: Sequence[str], imitating: Collection[str], limit: int
 ) -> Choice:
     """Read chats to imitate: in each line ``{"messages": [...]}``, the last one an assistant's.
 
-    With a key ``agent``, one of the `provers`, a chat is for that one, else for all of `agents`.
-    Raises SettingsError, which names the line.
+    With a key ``agent``, one of `imitating`, a chat is for that one, else for all of `agents`.
+    Raises SettingsError, which names the line; `file` is the setting with the file's path.
     """
     examples: list[Example] = []
     counts: Counter[str] = Counter(candidates=0)
@@ -99,11 +99,11 @@ def read_chats(
         if not line.strip():
             continue
         counts["candidates"] += 1
-        place = f"attack.start_from: {file}, line {number}"
+        place = f"{file}, line {number}"
         messages, agent = _read_chat(line, place)
-        if agent is not None and agent not in provers:
+        if agent is not None and agent not in imitating:
             raise SettingsError(
-                f"{place}: agent has to be one that attacks, of {', '.join(provers)} (got "
+                f"{place}: agent has to be one that is trained, of {', '.join(imitating)} (got "
                 f"{agent!r}); without it a chat is for all of them"
             )
         for name in agents if agent is None else {agent} & {*agents}:

@@ -278,7 +278,7 @@ async def test_provers_imitate_first_what_fooled_a_verifier_elsewhere(
     assert verify_run(run).problems == {}
     if of_file:
         (tmp_path / "chats.jsonl").write_text("")
-        with pytest.raises(RunConflictError, match="which the provers imitate first"):
+        with pytest.raises(RunConflictError, match="which agents imitate first"):
             await loop.train(parameters)
 
 
@@ -299,7 +299,7 @@ def place(store, split):
         ("few", "has 9 chats for prover, 10 are needed; add some"),
         ("broken", "line 2: write .* with an assistant's message at the end"),
         ("gone.jsonl", "gone.jsonl can't be read .*; name a file of chats"),
-        ("judged", "line 1: agent has to be one that attacks, of prover .got 'verifier'"),
+        ("judged", "line 1: agent has to be one that is trained, of prover .got 'verifier'"),
     ],
 )
 async def test_what_can_not_be_imitated_is_refused_before_anything_is_paid_for(

@@ -11,6 +11,7 @@ from nip_core.hashing import canonical_json
 from nip_core.parameters.basis.base import Parameters
 from nip_core.parameters.basis.plain import PlainDict
 from nip_core.parameters.blocks.base_run import RunName
+from nip_core.parameters.blocks.loop_settings import ImitationParameters
 
 Candidates = Annotated[int, Field(ge=1, le=4096)]
 _OPTIONS = "options"
@@ -150,10 +151,11 @@ class AttackParameters(Parameters):
 
 
 class AttackQuestions:
-    """Answers about the attack in a run's settings, for code that knows no attack."""
+    """Answers about the attack in a run's settings, or its beginning, for code that knows none."""
 
     if TYPE_CHECKING:
         attack: AttackParameters
+        imitation: ImitationParameters
 
     @property
     def target_run(self) -> str | None:
@@ -179,17 +181,28 @@ class AttackQuestions:
     @property
     def imitated(self) -> str | None:
         """Return the run, or the file of chats, that agents imitate first; None: nothing."""
-        return self.attack.start_from
+        return self.attack.start_from or self.imitation.chats
+
+    @property
+    def imitated_file(self) -> str | None:
+        """Return the file of chats that agents imitate first; None for a run, or nothing."""
+        return self.attack.start_file or self.imitation.chats
+
+    @property
+    def imitation_setting(self) -> str:
+        """Name the setting that says what is imitated."""
+        return "attack.start_from" if self.imitation.chats is None else "imitation.chats"
 
     @property
     def most_imitated(self) -> int:
-        """Return how many messages, or chats, are imitated at most for each prover."""
-        return self.attack.imitate
+        """Return how many messages, or chats, are imitated at most for each agent."""
+        return self.attack.imitate if self.imitation.chats is None else self.imitation.most
 
     @property
     def imitation_epochs(self) -> int:
         """Return how often what is imitated is read."""
-        return self.attack.imitation_epochs
+        is_attack = self.imitation.chats is None
+        return self.attack.imitation_epochs if is_attack else self.imitation.epochs
 
     def imitates(self, iteration: int) -> bool:
         """Tell whether the run begins with imitation in this iteration, and plays nothing."""

@@ -57,6 +57,26 @@ class RlTrainerParameters(Parameters):
         return self
 
 
+class ImitationParameters(Parameters):
+    """Chats that agents imitate before a run plays (docs/training.md)."""
+
+    chats: Annotated[str, Field(min_length=1)] | None = None
+    """A file, "path/to/chats.jsonl": iteration 0 trains each agent on its chats, and plays no
+    training episodes. It is one of `rl.num_iterations`. None: the run begins with play."""
+    most: Annotated[int, Field(ge=10, le=100_000)] = 200
+    """At most so many chats for each agent, 10 to 100000."""
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Passes over them, 1 to 1000."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("most", "epochs"):
+            default = type(self).model_fields[name].default
+            if self.chats is None and getattr(self, name) != default:
+                raise ValueError(f"{name}: no effect without chats; set both, or leave it out")
+        return self
+
+
 class TextRlParameters(Parameters):
     """The rollouts that are trained on, and the iterations that are tested."""
 

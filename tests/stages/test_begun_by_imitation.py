@@ -1,0 +1,100 @@
+"""A run that begins with the imitation of a file of chats: what it trains, tests, plays and keeps."""
+
+import json
+
+import pytest
+from small_game import FEW, train_here, write_config
+
+from nip_core.errors import NipError, RunConflictError, SettingsError
+from nip_core.jobs.document import read_job
+from nip_core.parameters import load_parameters
+from nip_core.parameters.attack_settings import derive_attack
+from nip_core.run_store.manifest import is_committed
+from nip_core.run_store.run import RunStore
+from nip_core.run_store.store import open_store
+from nip_core.session.prepare import estimate_settings
+from nip_core.trainers.dataset import open_dataset
+from nip_core.upkeep.verify import verify_run
+
+MODEL = {
+    "model_provider": "SelfHosted",
+    "model_name": "deterministic",
+    "max_tokens_per_message": 32,
+    "fine_tune_from_scratch": False,
+}
+AGENTS = {"_default": MODEL, "prover": {"freeze_agent": True}}
+
+
+def write_chats(folder, count, **more):
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Is claim {i} right?"},
+                {"role": "assistant", "content": "Decision: reject"},
+            ],
+            **more,
+        }
+        for i in range(count)
+    ]
+    (folder / "chats.jsonl").write_text("".join(f"{json.dumps(chat)}\n" for chat in chats))
+
+
+def configure(folder, **changes):
+    rl = {**FEW, "num_iterations": 2}
+    text_rl = {"fine_tune_on_all_previous_rollouts": True}
+    settings = {"agents": AGENTS, "rl": rl, "text_rl": text_rl}
+    return write_config(folder, **{**settings, "imitation": {"chats": "chats.jsonl"}, **changes})
+
+
+async def test_a_run_imitates_first_and_is_trained_on_from_there(tmp_path):
+    write_chats(tmp_path, 14)
+    config = configure(tmp_path, imitation={"chats": "chats.jsonl", "most": 12, "epochs": 2})
+    parameters = load_parameters(str(config))
+    assert parameters.imitation.chats == str(tmp_path / "chats.jsonl")
+    assert estimate_settings(parameters).train_episodes == 40  # of iteration 1 alone
+    result = await train_here(config)
+    run = RunStore(open_store(str(tmp_path / "runs")), "small")
+    first, second = (read_job(run, run.job(i, "verifier")) for i in (0, 1))
+    assert (first.method, first.examples, first.settings["n_epochs"]) == ("supervised", 12, 2)
+    assert first.succeeded and second.parent_model == first.model
+    assert [is_committed(run.store, run.rollouts(i, "train")) for i in (0, 1)] == [False, True]
+    rows = [*open_dataset(run.store, run.dataset(0, "verifier")).rows()]
+    assert {row["reason"] for row in rows} == {"given"}
+    assert all(entry["test"] for entry in result["iterations"]) and len(result["iterations"]) == 3
+    assert verify_run(run).problems == {}
+    # An attack on it begins with nothing.
+    attack = {"by": "sneaky", "run": "small", "iteration": 2}
+    assert not derive_attack(parameters, attack, steps=1, every=1, name="a").imitates(0)
+    # Another file is another run.
+    write_chats(tmp_path, 15)
+    with pytest.raises(RunConflictError, match=r"chats.jsonl, which agents imitate first"):
+        await train_here(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"imitation": {"most": 20}}, "most: no effect without chats"),
+        ({"imitation": {"chats": "gone.jsonl"}}, "imitation.chats: there is no 'gone.jsonl'"),
+        ({"rl": {"num_iterations": 0}}, "imitation.chats: it is one of rl.num_iterations"),
+        (
+            {"agents": {"_default": {**MODEL, "freeze_agent": True}}},
+            "imitation.chats: no agent is trained in iteration 0",
+        ),
+        (
+            {"agents": {**AGENTS, "verifier": {"fine_tune_from_scratch": True}}},
+            "agents.verifier.fine_tune_from_scratch: iteration 1 would begin with the base model",
+        ),
+        ({"base_run": {"base_run_type": "rerun_tests", "run_id": "a"}}, "rerun_tests trains nobody"),
+        ({"attack": {"run": "a", "by": "sneaky"}}, "an attack begins with attack.start_from"),
+        ({"few": 9}, "chats.jsonl has 9 chats for verifier, 10 are needed; add some"),
+        ({"agent": "prover"}, "line 1: agent has to be one that is trained, of verifier"),
+    ],
+)
+async def test_chats_that_can_not_be_imitated_are_refused_in_a_plan(tmp_path, changes, says):
+    changes = dict(changes)
+    more = {"agent": changes.pop("agent")} if "agent" in changes else {}
+    write_chats(tmp_path, changes.pop("few", 12), **more)
+    with pytest.raises((NipError, ValueError)) as refused:
+        estimate_settings(load_parameters(str(configure(tmp_path, **changes))))
+    assert says in str(refused.value) and isinstance(refused.value, SettingsError)
