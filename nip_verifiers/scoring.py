@@ -11,6 +11,8 @@ from typing import Any
 
 import verifiers.v1 as vf
 
+from nip_core.scenarios import RULE_MODEL
+
 Row = Mapping[str, Any]
 _TEXTS = ("question", "solution", "columns")  # which stand in the task
 
@@ -43,7 +45,8 @@ def record(
 ) -> None:
     """Put into an agent's trace what came of an episode.
 
-    `row` is the episode's, `rows` are those of the agent's answers, and `nodes` the node of each.
+    `row` is the episode's, `rows` are those of the agent's answers, and `nodes` the node of each
+    that its model gave.
     """
     # 1. Its rewards, and its problem.
     [paid] = [entry["reward"] for entry in row["rewards"] if entry["agent"] == agent]
@@ -57,7 +60,8 @@ def record(
     # 2. The calls that are not trained.
     if row["outcome"] == "failed":
         trace.agent.trainable = False
-    for generation, number in zip(rows, nodes, strict=True):
+    asked = [generation for generation in rows if generation["model_asked"] != RULE_MODEL]
+    for generation, number in zip(asked, nodes, strict=True):
         if generation["invalid_reason"] is not None:
             node = trace.nodes[number]
             node.mask, node.logprobs = [False] * len(node.mask), []

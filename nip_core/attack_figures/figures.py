@@ -43,6 +43,7 @@ from nip_core.rollouts.acceptance import find_acceptance
 from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.table_rows import read_rows
 from nip_core.rollouts.trees import Leaf, generation_numbers, parse_path
+from nip_core.scenarios import RULE_MODEL
 from nip_core.scenarios.scripts import OF_SCRIPT
 
 _LIKELY = "p_accept"
@@ -140,8 +141,9 @@ def _chosen(
     episodes = rollouts.episodes
     numbers = sorted(set(choices["n"].to_pylist()))
     of_n = {n: choices.filter(pc.equal(choices["n"], n)) for n in numbers}
-    # No model was asked for a message that a script, or the attack itself, has written.
-    is_written = pc.starts_with(rollouts.generations["model_asked"], OF_SCRIPT)
+    # No model was asked for a message that a script, the attack itself or a rule has written.
+    model = rollouts.generations["model_asked"]
+    is_written = pc.or_(pc.starts_with(model, OF_SCRIPT), pc.equal(model, RULE_MODEL))
     calls = rollouts.generations.filter(pc.invert(pc.fill_null(is_written, False)))
     efforts = effort_of_choice(calls, numbers, price)
     likely = find_acceptance(episodes, rollouts.generations)

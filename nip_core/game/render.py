@@ -35,6 +35,7 @@ from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtoco
 from nip_core.scenarios import Problem, Scenario, check_own_words, make_scenario
 from nip_core.scenarios.base import PROVER
 from nip_core.scenarios.checked import (
+    call_for_rejection,
     call_for_text,
     draw_columns,
     draw_columns_again,
@@ -101,6 +102,7 @@ class Game:
         self.reward_function = load_reward_function(parameters.protocol_common)
         self.announces = type(self.scenario).announce is not Scenario.announce
         """Whether agents may be told something before a turn that depends on what was said."""
+        self._has_rule = type(self.scenario).rejects is not Scenario.rejects
         self._formats = {name: a.chat_format for name, a in parameters.prompted_agents.items()}
 
     @cached_property
@@ -248,6 +250,26 @@ class Game:
     def drawn_again(self, situation: Situation, seed: int) -> Mapping[str, str]:
         """Draw anew what provers are not shown of the drawn columns; {} where there is nothing."""
         return draw_columns_again(self.scenario, self._fill_texts(situation), seed)
+
+    def rejects(self, situation: Situation, turns: Sequence[Turn], round_: int) -> bool:
+        """Tell whether a rule of the scenario decides in the verifier's turn in `round_`.
+
+        `turns` are those before it. Raises SettingsError.
+        """
+        protocol, seed = self.protocol, situation.seed
+        if not self._has_rule or not protocol.counts(round_) or not protocol.may_decide("verifier"):
+            return False
+        earlier = (agent for r in range(round_) for agent in protocol.active(r, seed))
+        if not any(map(protocol.is_prover, earlier)):
+            return False
+        messages = [
+            turn.move.messages[channel]
+            for turn in turns
+            if protocol.is_prover(turn.agent)
+            for channel in protocol.visible_channels("verifier")
+            if channel in turn.move.messages
+        ]
+        return call_for_rejection(self.scenario, self._fill_texts(situation), messages)
 
     def find_mistake(
         self, agent: str, text: str, finish_reason: str, invalid_reason: str | None

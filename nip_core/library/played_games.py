@@ -44,6 +44,7 @@ from nip_core.rollouts.storage.table_rows import (
     read_rows,
 )
 from nip_core.rollouts.trees import parse_path
+from nip_core.scenarios import RULE_MODEL
 
 Models = ModelFunction | Mapping[str, ModelFunction]
 """A function for all agents, or by agent."""
@@ -119,7 +120,8 @@ class PlayedEpisodes:
             episode.question, episode.solution, episode.prover_stance, episode.seed, columns
         )
         for row in rows:
-            if row.agent != agent or row.invalid_reason is not None:
+            is_own = row.agent == agent and row.model_asked != RULE_MODEL
+            if not is_own or row.invalid_reason is not None:
                 continue
             place = place_of(row)
             yield RewardedAnswer(

@@ -13,6 +13,9 @@ refused, and if an invalid answer is asked for again. Each answer is a record of
 A prover without a valid answer ends its episode, unless the settings have a penalty for that:
 then it is paid the penalty and is silent in that round, which leaves no turn behind.
 
+Where a rule of the scenario's game rejects, the verifier's turn is the rule's: no model is asked,
+and no episode branches there.
+
 Where the scenario has its labels in play, the state after the writing prover's first turn has the
 problem with the written solution and its label, and so have all later states (see `labels`).
 """
@@ -33,7 +36,7 @@ from nip_core.parameters import RandomAgentParameters
 from nip_core.protocols import NO_DECISION, Exchange, Move, Turn
 from nip_core.rollouts.client.completions import ContextLengthError, RequestRefusedError
 from nip_core.rollouts.labels import make_objection, take_solution
-from nip_core.rollouts.model_call import Call, ask, read_again
+from nip_core.rollouts.model_call import Call, ask, decide_by_rule, read_again
 from nip_core.rollouts.payment import add_up_rewards, pay_episode
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.scripted_call import ask_script
@@ -88,6 +91,14 @@ class EpisodeState:
         # In one order, whatever a protocol gives: turns and rows follow it.
         return [agent for agent in protocol.agent_names if agent in movers]
 
+    @cached_property
+    def is_ruled(self) -> bool:
+        """Tell whether a rule of the game decides for the verifier in this round."""
+        if "verifier" not in self.movers:
+            return False
+        situation = make_situation(self.spec.problem, self.spec.stance, self.spec.seed)
+        return self.context.game.rejects(situation, self.turns, self.round)
+
     async def play_on(self) -> Played:
         """Play everything from here on, and count the calls of the round before with it."""
         state, records = self, list(self.records)
@@ -95,6 +106,8 @@ class EpisodeState:
         # 1. Go from round to round until the episode is over, or branches.
         while state.outcome is None:
             children = self.context.branch(state.spec, state.round, state.movers)
+            # After a rejection by rule the children would all end alike.
+            children = children[:1] if state.is_ruled else children
             # A single child is the same game going on; of several, each has its own end.
             if len(children) > 1:
                 break
@@ -289,7 +302,8 @@ class EpisodeState:
         # 1. Ask for as many as there are children, also where the journal has some of them: after a
         #    kill the request is the same, so the i-th answer is child i's again.
         #    Where it has them all, no request is made.
-        if missing_numbers and player.gives_several:
+        by_rule = agent == "verifier" and self.is_ruled
+        if missing_numbers and player.gives_several and not by_rule:
             try:
                 async with self._call(self.spec, place, n=len(children)) as call:
                     # 2. Make the missing answers that came durable, before any child goes on.
@@ -413,9 +427,12 @@ class EpisodeState:
         flight. Raises as ChatClient.answers does.
         """
         context, agent = self.context, place.agent
-        player = context.player(spec, agent)
+        player, form = context.player(spec, agent), self._form(agent)
+        if agent == "verifier" and self.is_ruled:
+            yield decide_by_rule(player, form)
+            return
         seed = spec.generation_seed(context.game.parameters.seed, place)
-        chat, form = self._chat(place, earlier, wrong), self._form(agent)
+        chat = self._chat(place, earlier, wrong)
         if player.script is not None:
             yield await ask_script(context.game, player, spec, self.round, chat, form, seed)
             return

@@ -6,13 +6,14 @@ Call          the answers to a request, and the record of each
 judge_answer  the move in an answer, or why it is asked for again
 random_answer the message of an agent without a model
 read_again    the move in an answer that was recorded
+decide_by_rule  the rejection that a rule of the game writes
 request_body  a request as JSON
 """
 
 import string
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from nip_core.rollouts.acceptance import LIKELIEST, can_be_estimated, estimate_a
 from nip_core.rollouts.client.completions import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.storage.table_rows import CallRecord, Generation, Timing
+from nip_core.scenarios import RULE_MODEL
 from nip_core.scenarios.scripts import LoadedScript
 
 RANDOM_MODEL = "random"  # stands where a model's name would
@@ -40,7 +42,7 @@ _DECIDES = 0.4  # of the turns in which a random agent may
 
 @dataclass(frozen=True)
 class Player:
-    """An agent with its model; a random agent and a scripted one have none."""
+    """An agent with its model; a random agent, a scripted one and a rule have none."""
 
     agent: str
     model: str
@@ -55,7 +57,7 @@ class Player:
     @property
     def gives_several(self) -> bool:
         """Say whether one request can ask for several answers."""
-        if self.script is not None or isinstance(self.parameters, RandomAgentParameters):
+        if self.endpoint is None or isinstance(self.parameters, RandomAgentParameters):
             return False
         return find_dialect(self.parameters).takes_n
 
@@ -126,6 +128,8 @@ class Call:
         return CallRecord(generation, timing), move
 
     def _estimate_acceptance(self, answer: ChatAnswer, move: Move) -> float | None:
+        if self.player.model == RULE_MODEL:
+            return 0.0 if self.player.record_p_accept and can_be_estimated(self.form) else None
         tokens = read_tokens(answer.tokens)
         if not self.player.record_p_accept or tokens is None or not can_be_estimated(self.form):
             return None
@@ -194,6 +198,15 @@ def random_answer(form: AnswerForm, seed: int) -> str:
 
     parts = [f"{form.headers.get(channel, '')} {letters()}".strip() for channel in form.channels]
     return "\n".join(parts)
+
+
+def decide_by_rule(player: Player, form: AnswerForm) -> Call:
+    """Write the surest rejection in the place of the player's model; see `Scenario.rejects`."""
+    assert form.scale is not None  # the player may decide
+    text = f"Decision: {form.scale.lowest}"
+    ruling = replace(player, model=RULE_MODEL, endpoint=None, script=None)
+    answer = ChatAnswer(text, "stop", RULE_MODEL, 0, 0, 0, 0.0)
+    return Call(ruling, form, datetime.now(UTC), [answer])
 
 
 class _Tokens(NamedTuple):

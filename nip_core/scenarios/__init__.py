@@ -19,6 +19,7 @@ from nip_core.protocols.settings import GameSettings
 from nip_core.scenarios.base import (
     NO_LABEL,
     PROVER,
+    RULE_MODEL,
     VERIFIER,
     Column,
     Label,
@@ -36,6 +37,7 @@ from nip_core.scenarios.words_checks import check_words
 __all__ = [
     "NO_LABEL",
     "PROVER",
+    "RULE_MODEL",
     "VERIFIER",
     "Column",
     "Label",

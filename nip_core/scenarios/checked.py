@@ -2,6 +2,7 @@
 
 call_scenario       the result of a function, if it returns at all
 call_for_text       a text that a function returns
+call_for_rejection  whether a rule of its game rejects
 draw_columns        the columns that are drawn for an episode
 draw_columns_again  those that provers do not see, drawn anew
 list_seen_columns   the columns that an agent of a role is shown
@@ -12,7 +13,7 @@ Any user may write a class of a scenario, so its functions may raise and return 
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nip_base.importing import find_line
@@ -62,6 +63,18 @@ def describe_raised(
 def call_for_text(scenario: Scenario, function: str, *arguments: Any) -> str:
     """Call a function of the scenario for a text. Raises SettingsError."""
     return _text(scenario, function, call_scenario(scenario, function, *arguments))
+
+
+def call_for_rejection(
+    scenario: Scenario, texts: Mapping[str, str], messages: Sequence[str]
+) -> bool:
+    """Ask whether a rule of the scenario's game rejects. Raises SettingsError."""
+    answer = call_scenario(scenario, "rejects", texts, messages)
+    if not isinstance(answer, bool):
+        raise SettingsError(
+            f"scenario {scenario.name}: rejects must return True or False (got {answer!r:.80})"
+        )
+    return answer
 
 
 def _text(scenario: Scenario, function: str, text: Any, clause: str = "") -> str:

@@ -69,6 +69,7 @@ from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import read_document
+from nip_core.scenarios import RULE_MODEL
 from nip_core.session.session import Session
 from nip_core.stages.served import find_models, find_new_models, find_opponents, find_player
 
@@ -320,7 +321,8 @@ class SplitPlay:
         plays |= {agent: player.model for agent, player in scripted.items()}
         for record in calls.values():
             agent, model = record.generation.agent, record.generation.model_asked
-            if model in self.opponents.get(agent, {}).values() or model == writing:
+            others = (*self.opponents.get(agent, {}).values(), writing, RULE_MODEL)
+            if model in others:
                 continue
             if model != plays.get(agent, model):  # a random agent has no model
                 raise RunConflictError(

@@ -26,6 +26,7 @@ from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.storage.schema import EPISODES
 from nip_core.rollouts.storage.table_rows import read_rows, row_columns
 from nip_core.rollouts.trees import TREE_COLUMNS, for_each_episode
+from nip_core.scenarios import RULE_MODEL
 from nip_core.trainers.base import Rollouts
 
 _PLACE = ("split", "iteration", "problem", "sample", "branch_path")
@@ -95,13 +96,18 @@ class Sides:
             )
             for a, opponent in kinds.items()
         }
-        valid = rollouts.generations(("episode", "branch_path", "agent", "invalid_reason"))
+        columns = ("episode", "branch_path", "agent", "invalid_reason", "model_asked")
+        valid = rollouts.generations(columns)
         valid = for_each_episode(episodes, valid)
         valid = valid.filter(pc.is_null(valid["invalid_reason"]))
-        self.spoke = {}
+        self.spoke: dict[str, np.ndarray[Any, Any]] = {}
+        self.by_rule: dict[str, np.ndarray[Any, Any]] = {}
         for agent in agents:
-            spoken = valid.filter(pc.equal(valid["agent"], agent))["episode"]
-            self.spoke[agent] = _make_array(pc.is_in(episodes["key"], value_set=spoken))
+            spoken = valid.filter(pc.equal(valid["agent"], agent))
+            ruled = spoken.filter(pc.equal(spoken["model_asked"], RULE_MODEL))
+            for found, rows in ((self.spoke, spoken), (self.by_rule, ruled)):
+                is_there = pc.is_in(episodes["key"], value_set=rows["episode"])
+                found[agent] = _make_array(is_there)
 
     @cached_property
     def places(self) -> list[str]:

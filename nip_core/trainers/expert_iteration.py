@@ -56,9 +56,9 @@ def choose_examples(
     """Choose the conversations to imitate: see `nip_core.trainers.base.Chooser`.
 
     Counts: ``candidates``, episodes times agents; and of these ``failed``, ``silent`` (the agent
-    never spoke), ``earlier_model`` (it played with one), ``below_threshold`` or ``not_drawn``,
-    ``duplicates`` and ``surplus``, which are left out. ``repeated`` are those that weighted
-    sampling has drawn again.
+    never spoke), ``earlier_model`` (it played with one), ``by_rule`` (a rule decided for it),
+    ``below_threshold`` or ``not_drawn``, ``duplicates`` and ``surplus``, which are left out.
+    ``repeated`` are those that weighted sampling has drawn again.
     """
     # 1. Choose each agent's sides, by small columns alone.
     settings = game.parameters.pure_text_ei
@@ -90,12 +90,14 @@ def _pick_sides(
     parameters = game.parameters
     settings, seed = parameters.pure_text_ei, parameters.seed
     # 1. Leave out the episodes that failed, and those in which the agent never spoke, or an earlier
-    #    model spoke for it.
+    #    model or a rule spoke for it.
     failed, spoke, earlier = sides.failed, sides.spoke[agent], sides.was_opponent[agent]
-    candidates = np.flatnonzero(~failed & spoke & ~earlier).tolist()
+    own, by_rule = ~failed & spoke & ~earlier, sides.by_rule[agent]
+    candidates = np.flatnonzero(own & ~by_rule).tolist()
     counts["failed"] += int(failed.sum())
     counts["silent"] += int((~failed & ~spoke).sum())
     counts["earlier_model"] += int((~failed & spoke & earlier).sum())
+    counts["by_rule"] += int((own & by_rule).sum())
     # 2. Set aside the verifier's answers that become the true label.
     proportion = replacement_proportion(parameters.text_rl, iteration)
     # An annealed share such as 0.5 - 3 * 0.1 may fall short of 0.2 by a rounding error.

@@ -32,6 +32,7 @@ from nip_core.parameters.blocks.opponents import split_agents
 from nip_core.rollouts.plan import group_size
 from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.table_rows import read_rows
+from nip_core.scenarios import RULE_MODEL
 from nip_core.trainers.base import Choice, Rollouts, TokenTurn, Trajectory
 
 
@@ -95,9 +96,9 @@ def choose_trajectories(
 
     The counts are of ``candidates`` (groups, for each agent), and of sides left out:
     ``failed_episodes``; ``not_acted``, sides of agents that had no turn; ``earlier_model``, those
-    that played with one; ``small_groups`` with nothing to compare; ``zero_variance_groups`` and the
-    ``zero_variance_episodes`` in them. Raises StageError, when the examples are gone through, for
-    generations without tokens on record.
+    that played with one; ``by_rule``, those with a verdict of a rule; ``small_groups`` with nothing
+    to compare; ``zero_variance_groups`` and the ``zero_variance_episodes`` in them. Raises
+    StageError, when the examples are gone through, for generations without tokens on record.
     """
     parameters = game.parameters
     settings = parameters.pure_text_grpo
@@ -147,7 +148,7 @@ def _group_sides(
     parameters: HyperParameters, rollouts: Rollouts, agents: Sequence[str], counts: Counter[str]
 ) -> dict[str, list[_Side]]:
     """Group the sides that are compared, under the id of the group."""
-    acted = _find_acted(rollouts)
+    acted, by_rule = _find_acted(rollouts)
     groups: dict[str, list[_Side]] = defaultdict(list)
     for episode in read_rows(rollouts.episodes(_ComparedEpisode._fields), _ComparedEpisode):
         if episode.outcome == "failed":
@@ -162,16 +163,23 @@ def _group_sides(
             if agent in split_agents(episode.opponent):
                 counts["earlier_model"] += 1
                 continue
+            if (episode.key, agent) in by_rule:
+                counts["by_rule"] += 1
+                continue
             side = _Side(episode, agent, episode.rewards[agent])
             groups[_name_group(parameters, side)].append(side)
     return groups
 
 
-def _find_acted(rollouts: Rollouts) -> set[tuple[str, str]]:
-    """Find the (episode, agent) of every valid answer."""
-    rows = rollouts.generations(["episode", "agent", "invalid_reason"])
+def _find_acted(rollouts: Rollouts) -> list[set[tuple[str, str]]]:
+    """Find the (episode, agent) of every valid answer, and of those that a rule wrote."""
+    rows = rollouts.generations(["episode", "agent", "invalid_reason", "model_asked"])
     rows = rows.filter(pc.is_null(rows["invalid_reason"]))
-    return set(zip(rows["episode"].to_pylist(), rows["agent"].to_pylist(), strict=True))
+    ruled = rows.filter(pc.equal(rows["model_asked"], RULE_MODEL))
+    return [
+        set(zip(table["episode"].to_pylist(), table["agent"].to_pylist(), strict=True))
+        for table in (rows, ruled)
+    ]
 
 
 def _name_group(parameters: HyperParameters, side: _Side) -> str:

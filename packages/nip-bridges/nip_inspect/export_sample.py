@@ -44,7 +44,7 @@ from nip_core.protocols import Turn
 from nip_core.rollouts.model_call import RANDOM_MODEL
 from nip_core.rollouts.storage.row_tables import agent_order
 from nip_core.rollouts.storage.table_rows import Episode, Generation, Timing, stored_row
-from nip_core.scenarios import NO_LABEL, Scenario
+from nip_core.scenarios import NO_LABEL, RULE_MODEL, Scenario
 from nip_inspect.scoring import QUESTION, reward_score, verdict_score
 from nip_inspect.transcript import Moves, conversation, output_of, remarks
 
@@ -166,10 +166,10 @@ def usage_by_agent(rows: Sequence[Generation]) -> dict[str, ModelUsage]:
 
 
 def _usage(generations: Iterable[tuple[str, Generation]]) -> dict[str, ModelUsage]:
-    """Count tokens by name; random agents, who have no model, are left out."""
+    """Count tokens by name; random agents and rules have no model and are left out."""
     tokens: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for name, row in generations:
-        if row.model_asked != RANDOM_MODEL:
+        if row.model_asked not in (RANDOM_MODEL, RULE_MODEL):
             tokens[name][0] += row.prompt_tokens
             tokens[name][1] += row.completion_tokens
     return {
@@ -250,7 +250,7 @@ class _Calls:
             yield SpanBeginEvent(
                 uuid=f"{key}-begin", id=key, span_id=key, name=agent, type="agent", **first
             )
-            if row.model_asked != RANDOM_MODEL:
+            if row.model_asked not in (RANDOM_MODEL, RULE_MODEL):
                 yield self._call(row, first, end)
             for number, remark in enumerate(remarks(self.game, row, self.moves)):
                 info = {

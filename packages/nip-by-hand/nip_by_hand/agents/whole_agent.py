@@ -24,7 +24,7 @@ from nip_core.concurrency import gather_or_cancel
 from nip_core.errors import SettingsError
 from nip_core.game.render import Situation, Turn
 from nip_core.parameters import HyperParameters, PureTextAgentParameters, RandomAgentParameters
-from nip_core.protocols import NO_DECISION
+from nip_core.protocols import NO_DECISION, REJECT
 from nip_core.rollouts.model_call import random_answer
 
 if TYPE_CHECKING:
@@ -202,6 +202,9 @@ class PureTextWholeAgent(ABC):
         movers = self.protocol_handler.protocol.movers(round_, seed, turns)
         if self.agent_name not in movers:
             return (), _ParsedChatCompletion()
+        if self.is_verifier and self.protocol_handler.game.rejects(situation, turns, round_):
+            text = f"Decision: {self.protocol_handler.protocol.scale.lowest}"
+            return movers[self.agent_name], _ParsedChatCompletion({}, text, REJECT, -1.0)
         seeds = partial(environment.generation_seed, seed, round_, self.agent_name)
         answer = await self._answer(turns, round_, situation, seeds, client)
         return movers[self.agent_name], answer

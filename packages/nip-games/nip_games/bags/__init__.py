@@ -6,7 +6,7 @@ other, a challenge tells nothing of its coin: a false claim survives k challenge
 of 1/2^k, whatever the prover is. Where the prover sees the coins, it survives always.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Annotated, ClassVar, Literal, Self
@@ -39,6 +39,7 @@ from nip_games.bags.challenges import (
     make_challenges,
     read_challenges,
     read_coins,
+    read_names,
     toss_coins,
     toss_coins_again,
     write_challenges,
@@ -84,6 +85,7 @@ _HOW = (
 )
 _NAME = "Name the list of each challenge, in this form: 1: <A or B>, 2: <A or B>"
 _COMPARE = "Compare what they name with your coins, and accept only if all of them agree."
+_RULE = "What names no list for a challenge, or both, is rejected without the verifier."
 _SEES: Mapping[str, Mapping[Role, str]] = {
     "private": {
         PROVER: f"Only the verifier has seen the coins. {_NAME}",
@@ -109,6 +111,9 @@ class BagsSettings(ScenarioSettings):
     verifier_sees_lists: bool = False
     """Whether the verifier is shown the two lists. If not, it has coins and answers alone, and is
     right in half of the cases without a prover; if so, it may compare them itself."""
+    unanswered: Literal["verifier", "reject"] = "verifier"
+    """Who decides where no message of a prover names exactly one list for every challenge:
+    "verifier", as elsewhere; "reject", a rule of the game, and the verifier is not asked."""
     length: Annotated[int, Field(ge=2, le=64)] = 8
     """Digits of each list."""
     digits: Annotated[int, Field(ge=2, le=10)] = 10
@@ -138,6 +143,11 @@ class BagsSettings(ScenarioSettings):
             raise ValueError(
                 f"without repeated_digits, length ({self.length}) and differences "
                 f"({self.differences}) must not be more than digits ({self.digits}) together"
+            )
+        if self.unanswered == "reject" and self.challenges == 0:
+            raise ValueError(
+                "unanswered: reject needs challenges that can be answered (got challenges 0); set "
+                "challenges to 1 or more, or unanswered to verifier"
             )
         return self
 
@@ -254,6 +264,21 @@ class Bags(Scenario):
             return ("tell-apart",)
         is_public = self.settings.coins == "public"
         return tuple(name for name in self.scripts if is_public or name != "coins")
+
+    def check(self, protocol: Protocol) -> None:
+        """Refuse a rule for answers in a protocol in which nobody answers."""
+        if self.settings.unanswered == "reject" and not protocol.provers:
+            raise ValueError(
+                f"scenario_settings.unanswered: reject is for answers of a prover, and protocol "
+                f"{protocol.name} has none; set it to verifier, or take adp"
+            )
+
+    def rejects(self, texts: Mapping[str, str], messages: Sequence[str]) -> bool:
+        """Reject what leaves a challenge without its one name in every message."""
+        if self.settings.unanswered == "verifier":
+            return False
+        numbers = {*range(1, self.settings.challenges + 1)}
+        return not any(numbers <= read_names(message).keys() for message in messages)
 
     # The agents' view.
 
