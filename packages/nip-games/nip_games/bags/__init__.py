@@ -303,7 +303,8 @@ class Bags(Scenario):
         short = self.settings.system_prompt_version == "short"
         if self.settings.challenges == 0 or short or not protocol.provers:
             return ""
-        return f"## How challenges are made\n\n{_HOW} {_SEES[self.settings.coins][role]}"
+        rule = f" {_RULE}" if self.settings.unanswered == "reject" else ""
+        return f"## How challenges are made\n\n{_HOW} {_SEES[self.settings.coins][role]}{rule}"
 
     def remark(self, message: str, texts: Mapping[str, str]) -> str:
         """Tell how many challenges the message names as the coins fell."""
