@@ -202,6 +202,7 @@ class _Reader:
             script=None if script is None or ":" in script else script,
             sampled=None if figures is None or figures.reach is None else figures.reach.messages,
             rarest_to_train=figures.reach.rarest_to_train if figures and figures.reach else None,
+            is_held_out=attack.is_held_out,
         )
 
     def _read_records(self, name: str) -> _Read:

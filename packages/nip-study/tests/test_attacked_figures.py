@@ -11,9 +11,10 @@ from nip_study.compute.arm_baselines import baseline_lines
 from nip_study.compute.needed import seeds_needed
 from nip_study.compute.outcomes import judge_hypotheses
 from nip_study.declare.hypotheses import Hypothesis
-from nip_study.documents.swept_facts import RunFacts, SweepFacts, SweptGame
+from nip_study.documents.swept_facts import AttackFacts, RunFacts, SweepFacts, SweptGame
 from nip_study.facts_on_record import Collected
 from nip_study.pages.lone_runs import find_lone
+from nip_study.pages.page import render_results
 from nip_study.parts.counted import Counted, LastTest, Verdicts
 from nip_study.parts.two_way import TwoWay, two_sided_p, two_way
 from nip_study.results import compute_results
@@ -165,6 +166,33 @@ def test_an_arm_is_held_against_the_untrained_verifier_alone_where_that_is_the_b
     [before] = sweep_with_a_verifier_alone(1).baselines.compared
     assert before.rates[1] == pytest.approx(trained) and before.alone is None
     assert before.outcome == "shown"
+
+
+def test_the_page_marks_attacks_that_are_held_out():
+    names = {"list-c": True, "no-answer": False}
+    game = SweptGame(scenario="s", dataset="d", protocol="p", kind=None, rate_alone=None)
+    run = {"name": "s-1", "values": {"arm": "p", "seed": "1"}, "seed": 1, "game": game, "tests": ()}
+    ended = {"status": "finished", "failure": None, "iteration": 1, "n": None, "caution": None}
+    ended |= {"attacked_iteration": 1, "is_lying_known": False, "is_script": True}
+    attacks = [
+        AttackFacts(label=label, name=f"s-1-{label}", is_held_out=is_held_out, **ended)
+        for label, is_held_out in names.items()
+    ]
+    runs = (RunFacts(**run, status="finished", failure=None, attacks=attacks),)
+    made = {"format": 2, "name": "s", "axes": ("arm", "seed"), "intervals": "calibrated"}
+    made |= {"attacks": (*names,), "left_out": (), "declaration": None, "departures": ()}
+    rows = [
+        {"run": "s-1", "attack": label, "iteration": 1, "n": None} | play._asdict()
+        for label in names
+        for play in plays(label, 1, 0.5)
+    ]
+    facts = SweepFacts(**made, runs=runs, definitions=2)
+    results = compute_results(Collected(facts, pa.Table.from_pylist(rows), None))
+    on_record = results.as_json()["runs"][0]["attacks"]
+    assert on_record["list-c"]["is_held_out"] and "is_held_out" not in on_record["no-answer"]
+    text = render_results(results)
+    assert "| list-c (held out): soundness |" in text and "| no-answer: soundness |" in text
+    assert "Held out: scripts that no attacked run was trained against" in text
 
 
 def test_balanced_is_for_attacked_figures_alone():

@@ -110,6 +110,97 @@ def test_the_worst_is_of_each_run_the_test_of_an_attack_that_left_the_least(tmp_
     assert judged(plan, tests, last)[0].pairs == 3
 
 
+LIST_C = "silent.py:list_c"
+ATTACKS = {"chosen": CHOSEN, "held_out": [LIST_C, "silent.py:nothing"], "sneaky": SNEAKY}
+ATTACKS |= {"apart": {**CHOSEN, "set": {"test_dataset_split": "validation"}}}
+SCRIPTS = "def list_c(turn): return 'C'\n\ndef nothing(turn): return '.'\n"
+
+
+def planned_after(tmp_path, after, attacks=ATTACKS):
+    (tmp_path / "silent.py").write_text(SCRIPTS)
+    return planned(tmp_path, {**GATE, "gate": False, "after": after}, attacks=attacks)
+
+
+def test_a_declaration_names_the_attacks_that_are_held_out(tmp_path):
+    for after, names in (
+        ("held_out", ["list-c", "nothing"]),
+        (["sneaky", "held_out", "list-c"], ["sneaky", "list-c", "nothing"]),
+        (["sneaky"], ["sneaky"]),
+        ("sneaky", "sneaky"),
+    ):
+        plan = planned_after(tmp_path, after)
+        [declared] = plan.contents.model_dump(mode="json")["hypotheses"]
+        assert declared["after"] == names
+        # As the declaration is read again.
+        again = DeclaredPlan.model_validate(plan.contents.model_dump(mode="json"))
+        assert again.hypotheses[0].after == names
+
+
+def test_the_worst_of_some_attacks_is_not_the_worst_of_all(tmp_path):
+    """The first of equals counts, every n too; the attacks that are not named count for nothing."""
+    plan = planned_after(tmp_path, ["held_out", "chosen"])
+    tests, last = {}, {}
+    for run in plan.sweep.runs:
+        more = 0.2 if run.values["protocol"] == "nip" else 0.0
+        left = {("chosen", 0, 1): 0.3, ("chosen", 0, 4): 0.9, ("list-c", 1, 1): 0.8}
+        left |= {("nothing", 1, 1): 0.6, ("sneaky", 2, None): 0.0, ("sneaky", 4, None): 0.0}
+        if run.name == "asked-adp-2":
+            left |= {("list-c", 1, 1): 0.0, ("nothing", 1, 1): 0.0}
+        for (attack, iteration, n), rate in left.items():
+            place = run.name, attack, iteration, n
+            tests[place] = plays(str(place), 0.5, rate + more if rate else 0)
+        tests[run.name, None, 1, None] = plays(run.name, 0.97, 0.9)
+        last |= {f"{run.name}-{name}": LastTest(1, 1) for name in ("list-c", "nothing")}
+        last |= {f"{run.name}-chosen": LastTest(0, 4), f"{run.name}-sneaky": LastTest(4)}
+        last[run.name] = LastTest(1)
+    named, held_out, all_of_them = (
+        {**GATE, "gate": False, "after": after, "where": {"completeness": 0.95}}
+        for after in (["list-c", "nothing", "chosen"], ["nothing", "list-c"], "worst")
+    )
+    asked = [Hypothesis.model_validate(one) for one in (named, held_out, all_of_them)]
+    of_three, of_two, worst = judged(plan, tests, last, asked)
+    assert of_three.rates == pytest.approx((0.5, 0.22), abs=0.1)
+    assert "asked-nip-1: chosen, n 1" in of_three.worst
+    assert "asked-adp-2: list-c, n 1" in of_three.worst
+    # The order of the list decides between equals, and what is not in it counts for nothing.
+    assert of_two.rates == pytest.approx((0.8, 0.45), abs=0.1)
+    assert "asked-adp-2: nothing, n 1" in of_two.worst and "asked-nip-1: nothing" in str(of_two)
+    assert worst.attack == "worst" and worst.rates == (0, 0)
+    # What is asked of completeness is the honest prover's, as after any attack.
+    assert of_three.outcome == "not shown" and of_three.because is None
+    document = of_three.as_json()
+    assert document["after"] == ("list-c", "nothing", "chosen")
+    text = page((of_three, of_two))
+    assert "| soundness after the worst of nothing, list-c |" in text
+    assert "- `asked-adp-2: list-c, n 1, the worst of list-c, nothing, chosen`" in text
+    # One of them that is not finished may have been the worst; another one is not waited for.
+    del last["asked-nip-3-nothing"], last["asked-nip-4-sneaky"]
+    assert [row.pairs for row in judged(plan, tests, last, asked)] == [3, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (["list-c", "silent"], "after: 'silent': the sweep has no such attack; it has chosen, lis"),
+        (["held_out", "worst"], "after: 'worst': the sweep has no such attack"),
+        ([], "hypotheses.0.after"),
+        (["held_out", "apart"], "after: 'apart' plays other problems than the own tests of asked-"),
+    ],
+)
+def test_the_worst_of_attacks_that_are_not_there_is_refused(tmp_path, after, message):
+    with pytest.raises(SettingsError) as raised:
+        planned_after(tmp_path, after)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_worst_of_a_group_needs_all_of_it_in_both_arms(tmp_path):
+    with pytest.raises(SettingsError, match="after: held_out: the sweep has no attacks that are"):
+        planned_after(tmp_path, "held_out", {"chosen": CHOSEN})
+    left_out = {"script": LIST_C, "leave_out": [{"protocol": "adp"}]}
+    with pytest.raises(SettingsError, match="after: 'list-c' leaves out asked-adp-1"):
+        planned_after(tmp_path, ["held_out"], {"held_out": [left_out]})
+
+
 def test_a_plan_without_a_gate_is_the_plan_that_it_was():
     hypothesis = Hypothesis.model_validate({**GATE, "gate": False})
     plan = DeclaredPlan(sweep="asked", stopping="all", hypotheses=(hypothesis,), runs={})

@@ -9,6 +9,9 @@ import yaml
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import load_parameters
+from nip_core.parameters.attack_settings import derive_attack
+from nip_core.run_store.run import Identity, RunStore
+from nip_core.run_store.store import open_store
 from nip_study.plan.planned import find_attack
 from nip_study.plan.swept_runs import read_sweep
 
@@ -108,6 +111,110 @@ def test_an_attack_to_a_plateau_has_more_steps_than_one_without(tmp_path):
     assert (fixed.attack.until, fixed.rl.num_iterations) == ("steps", 20)
     assert (to_plateau.attack.until, to_plateau.rl.num_iterations) == ("plateau", 100)
     assert fixed.attack.course_on == to_plateau.attack.course_on == "validation"
+
+
+SILENT = """
+def list_c(turn):
+    return f"Verdict: {turn.argues_for}, C."
+
+
+def nothing(turn):
+    return "Nothing."
+"""
+LIST_C = "silent.py:list_c"
+
+
+def held_out(tmp_path, *entries, **changes):
+    (tmp_path / "silent.py").write_text(SILENT)
+    attacks = {"a": {"by": "best-of-n"}, "held_out": [*entries], "b": {"by": "sneaky"}}
+    return written(tmp_path, **{"axes": {"seed": [1, 2]}, "attacks": attacks, **changes})
+
+
+def test_scripts_that_are_held_out_are_attacks_by_their_own_names(tmp_path):
+    nothing = {"script": "silent.py:nothing", "leave_out": [{"seed": 1}], "problems": 5}
+    sweep = read_sweep(held_out(tmp_path, LIST_C, nothing))
+    assert sweep.attacks == ("a", "list-c", "nothing", "b")
+    first, second = sweep.runs
+    assert [one.name for one in first.attacks] == ["small-1-a", "small-1-list-c", "small-1-b"]
+    assert [one.is_held_out for one in second.attacks] == [False, True, True, False]
+    assert second.attacks[1].parameters.attack.script == str(tmp_path / LIST_C)
+    assert second.attacks[2].parameters.attack.problems == 5
+    # It is an ordinary attack under another mark: the same run, to the digest.
+    by_name = {"list-c": {"by": "script", "script": LIST_C}}
+    [named] = read_sweep(written(tmp_path, axes={"seed": [1]}, attacks=by_name)).runs[0].attacks
+    assert named.parameters == first.attacks[1].parameters and not named.is_held_out
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (["silent.py:A"], "held_out: silent.py:A: there is another attack 'a'"),
+        ([LIST_C, {"script": LIST_C}], "held_out: silent.py:list_c: there is another attack"),
+        ([{"by": "sneaky"}], "held_out is a list of scripts: names, addresses"),
+        ([LIST_C, 3], "held_out is a list of scripts: names, addresses, or attacks with"),
+        ([{"script": LIST_C, "steps": 3}], "attacks.list-c: Value error, steps is not for by"),
+        (["no-such"], "attacks.no-such: run 'small-1'"),
+    ],
+)
+def test_what_can_not_be_held_out_is_refused(tmp_path, entries, message):
+    with pytest.raises(SettingsError) as raised:
+        read_sweep(held_out(tmp_path, *entries))
+    assert message.replace("Value error, ", "") in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_attack_without_a_script_is_not_held_out(tmp_path):
+    attacks = {"a": {"by": "sneaky", "held_out": True}}
+    with pytest.raises(SettingsError, match=r"attacks\.a: held_out is for scripts"):
+        read_sweep(written(tmp_path, attacks=attacks))
+    with pytest.raises(SettingsError, match="held_out is a list of scripts"):
+        read_sweep(written(tmp_path, attacks={"held_out": LIST_C}))
+
+
+FOUND = {"iteration": None, "shared_reward": False, "asked": {"prover": {}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({"agents.prover.freeze_agent": True, "agents.prover.script": "COPY"}, "agents.prover"),
+        ({"opponents": [{"script": "COPY", "share": 0.1}]}, "opponents.runs.0"),
+        ({"opponents": [{"run": "x", "found": {**FOUND, "script": "COPY"}}]}, "opponents.runs.0"),
+        ({"opponents": [{"run": "met"}]}, "opponents.runs.0"),
+    ],
+)
+def test_a_run_that_met_a_script_in_training_is_not_attacked_by_it_as_held_out(
+    tmp_path, settings, place
+):
+    """Also where another copy of the same file was met, or an attack of another run by it."""
+    (tmp_path / "copies").mkdir()
+    copy = str(tmp_path / "copies" / "the_same.py") + ":list_c"
+    (tmp_path / "copies" / "the_same.py").write_text(SILENT)
+    text = json.dumps(settings).replace("COPY", copy)
+    met = json.loads(text)
+    if "opponents" in met:
+        runs = [{"share": 0.1, "on": "wrong"} | entry for entry in met["opponents"]]
+        met["opponents"] = {"kind": "runs", "runs": runs}
+    changes = {"set": {"rl.num_iterations": 1, **met}, "run_store": str(tmp_path / "runs")}
+    if '"met"' in text:
+        [attacked] = read_sweep(held_out(tmp_path, axes={"seed": [1]})).runs
+        attack = {"by": "script", "script": copy, "run": "small-1", "iteration": 1}
+        values = derive_attack(attacked.parameters, attack, steps=None, every=1, name="met")
+        run = RunStore(open_store(changes["run_store"]), "met")
+        run.create_or_open(Identity(values.to_dict(), "1", 1))
+    path = held_out(tmp_path, LIST_C, "silent.py:nothing", **changes)
+    with pytest.raises(SettingsError) as raised:
+        read_sweep(path)
+    assert f"held_out: the run is trained against {copy} ({place}" in str(raised.value)
+    # Another function of the same file is another kind.
+    read_sweep(held_out(tmp_path, "silent.py:nothing", **changes))
+
+
+def test_the_last_models_of_any_run_can_be_attacked(tmp_path):
+    attacks = {"a": {"by": "best-of-n", "iteration": "last"}}
+    axes = {"rl.num_iterations": [0, 2]}
+    sweep = read_sweep(written(tmp_path, set={}, axes=axes, attacks=attacks))
+    assert [run.attacks[0].parameters.attack.iteration for run in sweep.runs] == [0, 2]
 
 
 SNEAKY = {"by": "sneaky", "steps": 4}

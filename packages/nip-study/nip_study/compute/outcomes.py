@@ -108,13 +108,13 @@ def _compare_arms(counter: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
     of_pairs = (_count_pair(counter, against_counted, hypothesis, pair) for pair in compared_runs)
     both = [pair for pair in of_pairs if pair is not None]
     worst: tuple[str, ...] = ()
-    if hypothesis.after == WORST:
+    if hypothesis.is_of_worst:
         attack_names = (
             run
             for pair in compared_runs
             for run in (pair if hypothesis.any_of is None else pair[:1])
         )
-        worst = tuple(_name_worst(counter, attack_names))
+        worst = tuple(_name_worst(counter, hypothesis, attack_names))
     if counter.definitions > 1:
         sides = [weigh_alike([pair[side] for pair in both]) for side in (0, 1)]
         both = [*zip(*sides, strict=True)]
@@ -123,7 +123,7 @@ def _compare_arms(counter: Counted, sweep: PlannedSweep, hypothesis: Hypothesis)
     undecided = ArmsCompared(rates, worst=worst, alone=rates_alone)
     if not any(first for first, _ in both):
         reason = "no pair of runs is finished and tested"
-        if both and hypothesis.after == WORST:
+        if both and hypothesis.is_of_worst:
             reason = "the worst attacks of no pair were tested on a question in common"
         return replace(undecided, because=reason)
     if any(first.keys() != second.keys() for first, second in both):
@@ -200,9 +200,7 @@ def _count_pair(
             return None
         # The worst attacks of two runs may have been tested on more problems, or fewer.
         return (
-            _keep_common(plays, other_counts)
-            if hypothesis.after == WORST
-            else (plays, other_counts)
+            _keep_common(plays, other_counts) if hypothesis.is_of_worst else (plays, other_counts)
         )
 
     is_attacked = hypothesis.after is not None
@@ -229,7 +227,7 @@ def _compare_with_number(
     tested_counts = [counts for counts in of_runs if counts]
     verdicts = round(sum(plays for counts in tested_counts for _, plays in counts.values()))
     tested_counts = weigh_alike(tested_counts) if counter.definitions > 1 else tested_counts
-    worst = tuple(_name_worst(counter, runs)) if hypothesis.after == WORST else ()
+    worst = tuple(_name_worst(counter, hypothesis, runs)) if hypothesis.is_of_worst else ()
     rates = (share_right(tested_counts), number)
     # The coverage of these bounds was measured with this error.
     mean = average_runs(tested_counts, f"{hypothesis.arm} {hypothesis.figure}", "robust")
@@ -254,10 +252,12 @@ def _keep_common(first: Counts, second: Counts) -> tuple[Counts, Counts]:
     )
 
 
-def _name_worst(counter: Counted, runs: Iterable[PlannedRun]) -> Iterator[str]:
+def _name_worst(
+    counter: Counted, hypothesis: Hypothesis, runs: Iterable[PlannedRun]
+) -> Iterator[str]:
     """Name the worst attack on each run that has one."""
     for run in runs:
-        if (worst := counter.find_worst(run)) is not None:
+        if (worst := counter.find_worst(run, hypothesis.after or WORST)) is not None:
             yield f"{run.name}: {worst.words}"
 
 
@@ -345,7 +345,7 @@ def _judge(
         says=hypothesis.says,
         primary=hypothesis.primary,
         figure=hypothesis.figure,
-        attack=hypothesis.after,
+        attack=tuple(after) if isinstance(after := hypothesis.after, list) else after,
         rates=both.rates,
         difference=None if difference is None else difference.value,
         ci95=None if interval is None else clip_interval(interval, lowest=-1.0),

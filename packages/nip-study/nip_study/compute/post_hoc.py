@@ -72,8 +72,14 @@ def compared_cells(row: HypothesisOutcome) -> list[str]:
     if row.alone is not None:
         untrained, trained_rate = (plain_percent(rate) for rate in row.alone)
         against += f"; untrained {untrained}, trained {trained_rate}"
-    figure = row.figure + (f" after {row.attack}" if row.attack else "")
+    after = row.attack if isinstance(row.attack, str | None) else name_group(row.attack)
+    figure = row.figure + (f" after {after}" if after else "")
     return [figure, arm, against, points_cell(row.difference)]
+
+
+def name_group(attacks: Sequence[str]) -> str:
+    """Name several attacks of which the worst counts."""
+    return f"the worst of {', '.join(attacks)}"
 
 
 def range_cell(interval: Interval95 | None) -> str:

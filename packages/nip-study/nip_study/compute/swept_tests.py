@@ -118,7 +118,12 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
     tests = verdicts.tests(attack.name)
     last = tests.get(LastTest(attack.iteration, attack.n), ())
     if attack.status != FINISHED or not last:
-        return AttackResult(run=attack.name, status=attack.status, failure=attack.failure)
+        return AttackResult(
+            run=attack.name,
+            status=attack.status,
+            failure=attack.failure,
+            is_held_out=attack.is_held_out,
+        )
     first = next(iter(tests.values()))
     earlier_plays = verdicts.tests(run.name).get(LastTest(attack.attacked_iteration), ())
     return AttackResult(
@@ -138,6 +143,7 @@ def measure_attack(verdicts: Verdicts, run: RunFacts, attack: AttackFacts) -> At
         is_apart=attack.is_apart,
         rarest=None if attack.sampled is None else measure_reach(attack.sampled).rarest,
         rarest_to_train=attack.rarest_to_train,
+        is_held_out=attack.is_held_out,
     )
 
 

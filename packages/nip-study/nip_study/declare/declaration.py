@@ -43,9 +43,10 @@ from nip_core.run_store.store import Store
 from nip_core.session.contents import read_code_version
 from nip_study.declare.declared_digests import analysis_digest, file_digests, settings_digests
 from nip_study.declare.hypotheses import Hypothesis, list_compared
-from nip_study.parts.counted import WORST, Definitions
+from nip_study.parts.counted import WORST, After, Definitions
 from nip_study.parts.document_parts import is_none
 from nip_study.parts.two_way import Spread
+from nip_study.plan.attacks import HELD_OUT
 from nip_study.plan.planned import PlannedRun, find_attack
 from nip_study.plan.swept_runs import Sweep, SweptRun, read_sweep, read_yaml_as
 
@@ -161,6 +162,7 @@ def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
     sweep = read_sweep(path.parent / file.sweep, overrides)
     for place, hypothesis in enumerate(file.hypotheses):
         try:
+            hypothesis.after = _name_attacks(sweep, hypothesis.after)
             compared = list_compared(sweep, hypothesis)
             _check_attacked(sweep, hypothesis, compared)
             if len(compared) < 2:
@@ -184,17 +186,39 @@ def _check_attacked(
     if attack == WORST:
         _check_worst(sweep, [run for runs in attacked_runs for run in runs])
         return
-    if attack is not None and attack not in sweep.attacks:
-        attack_names = ", ".join(sweep.attacks) or "none"
-        raise SettingsError(
-            f"after: {attack!r}: the sweep has no such attack; it has {attack_names}"
-        )
-    for run in (run for runs in attacked_runs for run in runs):
-        if find_attack(run, attack) is None:
-            raise SettingsError(f"after: {attack!r} leaves out {run.name}")
+    for name in attack if isinstance(attack, list) else [attack] if attack else []:
+        if name not in sweep.attacks:
+            attack_names = ", ".join(sweep.attacks) or "none"
+            raise SettingsError(
+                f"after: {name!r}: the sweep has no such attack; it has {attack_names}"
+            )
+        for run in (run for runs in attacked_runs for run in runs):
+            if find_attack(run, name) is None:
+                raise SettingsError(f"after: {name!r} leaves out {run.name}")
+            if isinstance(attack, list) and name not in run.tested_by:
+                raise SettingsError(
+                    f"after: {name!r} plays other problems than the own tests of {run.name}, or "
+                    "against its untrained verifier; take it off the list"
+                )
 
 
-def _check_asked_again(k: int, attack: str | None, runs: Sequence[SweptRun]) -> None:
+def _name_attacks(sweep: Sweep, after: After) -> str | list[str] | None:
+    """Put the names of all attacks that are held out in the place of this word.
+
+    So a declaration says which they are. Raises SettingsError where there is none.
+    """
+    if after is None or (isinstance(after, str) and after != HELD_OUT):
+        return after
+    marked = {a.label for run in sweep.runs for a in run.attacks if a.is_held_out}
+    held_out = [label for label in sweep.attacks if label in marked]
+    if HELD_OUT in after and not held_out:
+        raise SettingsError(f"after: {HELD_OUT}: the sweep has no attacks that are held out")
+    names = [after] if isinstance(after, str) else after
+    each = (held_out if name == HELD_OUT else [name] for name in names)
+    return [*dict.fromkeys(name for some in each for name in some)]
+
+
+def _check_asked_again(k: int, attack: After, runs: Sequence[SweptRun]) -> None:
     """Raise SettingsError unless problems are played often enough, and no agent could attack."""
     for run in runs:
         plays = run.parameters.rl.num_test_iterations

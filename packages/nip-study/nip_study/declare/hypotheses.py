@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nip_core.errors import SettingsError
-from nip_study.parts.counted import Balance, Figure
+from nip_study.parts.counted import WORST, Balance, Figure
 from nip_study.parts.document_parts import is_none
 from nip_study.plan.planned import PlannedRun, PlannedSweep
 from nip_study.plan.swept_runs import as_text
@@ -29,9 +29,10 @@ class Hypothesis(BaseModel):
     """In words."""
     figure: Figure
     """Of the last test of each run."""
-    after: str | None = None
+    after: str | Annotated[list[str], Field(min_length=1)] | None = None
     """The attack after which the figure and `where` are measured; "worst": of each run the test of
-    an attack that left the least soundness; None: the runs' own tests."""
+    an attack that left the least soundness; a list: of these attacks alone, where "held_out" stands
+    for all that are held out; None: the runs' own tests."""
     balanced: Balance | None = Field(default=None, exclude_if=is_none)
     """After an attack, with whose play completeness is counted, in ``completeness``, ``accuracy``
     and `where`: "honest", the run's own test, or "attacked", the attacker's. None: honest; in what
@@ -84,6 +85,11 @@ class Hypothesis(BaseModel):
         if (self.expected, self.number) in (("lower", 0), ("higher", 1)):
             raise ValueError(f"no rate is {self.expected} than {self.number:g}")
         return self
+
+    @property
+    def is_of_worst(self) -> bool:
+        """Return whether the figure is after the worst of several attacks on each run."""
+        return self.after == WORST or isinstance(self.after, list)
 
     @property
     def number(self) -> float | None:

@@ -117,6 +117,8 @@ class AttackResult(Part):
     script, and where it is not known."""
     rarest_to_train: float | None = Field(default=None, exclude_if=is_none)
     """The share below which a kind may never have trained an agent."""
+    is_held_out: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether the run was not trained against its script, as its sweep's file says."""
 
 
 class RunResult(Part):
@@ -309,7 +311,8 @@ class HypothesisOutcome(Part):
     says: str
     primary: bool
     figure: str
-    attack: str | None = Field(alias="after")
+    attack: str | tuple[str, ...] | None = Field(alias="after")
+    """Several: the worst of them on each run."""
     rates: tuple[float | None, float | None]
     """Of both arms, or of the arm and the number in the place of the other."""
     difference: float | None

@@ -101,6 +101,8 @@ class AttackFacts(Part):
     script, and in facts of an earlier version."""
     rarest_to_train: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """The share below which a kind may never have trained an agent (see `Reach`)."""
+    is_held_out: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether the run was not trained against its script, as its sweep's file says."""
 
 
 class RunFacts(Part):

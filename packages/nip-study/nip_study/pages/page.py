@@ -14,7 +14,7 @@ from nip_core.evaluation.figures_in_words import (
 from nip_core.evaluation.statistics.differences import at_most
 from nip_study.compute.arm_baselines import baseline_lines
 from nip_study.compute.effort_curves import effort_page
-from nip_study.compute.post_hoc import compared_cells, post_hoc_page, range_cell
+from nip_study.compute.post_hoc import compared_cells, name_group, post_hoc_page, range_cell
 from nip_study.compute.swept_controls import controls_page
 from nip_study.documents.results_document import (
     FINISHED,
@@ -58,6 +58,9 @@ than this it may never have trained the provers (mean over attacks).
 _SCRIPTS_PAGE = """
 Lost to the script: from the last test of the run itself to the one in which a script wrote the
 provers' messages. Training has no part in it.
+"""
+_HELD_OUT_PAGE = """
+Held out: scripts that no attacked run was trained against, as the sweep's file says.
 """
 
 _EQUALITIES = """
@@ -115,8 +118,10 @@ def arms_table(results: SweepResults) -> str:
     # Where nothing is played several times there is no majority, and no column for it.
     names = [name for name in results.arms[0].figures if name != MAJORITY or is_voted]
     heads = [*axes, "runs", *(_HEADS.get(name, name) for name in names), "gain"]
+    held_out = _list_held_out(results)
     for label, attack in results.arms[0].attacks.items():
-        heads += [f"{label}: {name}" for name in (*attack.rates, *attack.losses, "reach")]
+        head = f"{label} (held out)" if label in held_out else label
+        heads += [f"{head}: {name}" for name in (*attack.rates, *attack.losses, "reach")]
     rows = []
     for arm in results.arms:
         count = f"{arm.finished}" + (f" of {arm.runs}" if arm.finished < arm.runs else "")
@@ -243,6 +248,7 @@ def render_results(results: SweepResults) -> str:
             attack.rarest_to_train for arm in results.arms for attack in arm.attacks.values()
         ]
         text += (_REACH_PAGE if any(reached) else "") + (_TO_TRAIN if any(to_train) else "")
+        text += _HELD_OUT_PAGE if _list_held_out(results) else ""
         text += _apart_line(results)
     text += lone_runs_page(results)
     text += controls_page(results) + effort_page(results) + asked_again_page(results)
@@ -261,6 +267,10 @@ def render_results(results: SweepResults) -> str:
         text += "\n## Not ended\n\n"
         text += "".join(f"- `{run.run}`: {one_line(run.failure or '')}\n" for run in failed)
     return text
+
+
+def _list_held_out(results: SweepResults) -> set[str]:
+    return {name for run in results.runs for name, one in run.attacks.items() if one.is_held_out}
 
 
 def _apart_line(results: SweepResults) -> str:
@@ -393,7 +403,11 @@ def _notes_on(outcomes: Sequence[HypothesisOutcome], *, is_honest: bool) -> str:
     if rows:
         text += _GIVEN + "\n" + "".join(f"- {one_line(row.says)}: {_trials(row)}\n" for row in rows)
     text += _GATE if any(row.gate for row in outcomes) else ""
-    worst = dict.fromkeys(line for row in outcomes for line in row.worst)
+    worst = dict.fromkeys(
+        line if isinstance(row.attack, str | None) else f"{line}, {name_group(row.attack)}"
+        for row in outcomes
+        for line in row.worst
+    )
     if worst:
         text += _WORST + "\n" + "".join(f"- `{one_line(line)}`\n" for line in worst)
     return text

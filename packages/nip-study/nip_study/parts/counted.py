@@ -29,6 +29,9 @@ from nip_study.plan.planned import PlannedRun, find_attack
 Figure = Literal["accuracy", "completeness", "soundness"]
 WORST = "worst"
 """In the place of an attack's name: the attack that left a run the least soundness."""
+After = str | Sequence[str] | None
+"""The attack after which a figure is measured, the `WORST` of all, or the worst of several by name;
+None: none."""
 Counts = Mapping[str, tuple[float, float]]
 """By question, how many plays were right, and how many there are; weighted, where two tests count
 as one."""
@@ -135,9 +138,9 @@ class Counted:
         return count_plays(self.plays(name), figure)
 
     def count_after(
-        self, run: PlannedRun, attack: str | None, figure: Figure, balance: Balance | None = None
+        self, run: PlannedRun, attack: After, figure: Figure, balance: Balance | None = None
     ) -> Counts | None:
-        """Count as `count` does for a run, for an attack on it, or for the `WORST` of them.
+        """Count as `count` does for a run, for an attack on it, or for the worst of several.
 
         `balance` says with whose play completeness is counted then; None: by the definitions.
         """
@@ -155,10 +158,10 @@ class Counted:
         """Return whether completeness after an attack is that of the own test."""
         return (balance or ("attacked" if self.definitions == 1 else "honest")) == "honest"
 
-    def _count_attacked(self, run: PlannedRun, attack: str | None, figure: Figure) -> Counts | None:
-        if attack != WORST:
+    def _count_attacked(self, run: PlannedRun, attack: After, figure: Figure) -> Counts | None:
+        if attack is None or (isinstance(attack, str) and attack != WORST):
             return self.count(find_attack(run, attack), figure)
-        worst = self.find_worst(run)
+        worst = self.find_worst(run, attack)
         return None if worst is None else count_plays(worst.plays, figure)
 
     def find_untrained(self, runs: Iterable[PlannedRun]) -> "Counted | None":
@@ -193,15 +196,16 @@ class Counted:
                 counts[plays.question_id] = (right + float(plays.right[k - 1]), problems + 1)
         return counts
 
-    def find_worst(self, run: PlannedRun) -> WorstTest | None:
+    def find_worst(self, run: PlannedRun, among: Sequence[str] = WORST) -> WorstTest | None:
         """Find the test of an attack on a run that left the least soundness, the first of equals.
 
-        All tests of all its attacks on its test problems count: every step, every n. So it is a
-        minimum over tests, lower than that attack leaves on other problems. Tests are compared on
-        the questions that all of them have, where there are some (not by definitions 1). None
-        unless all these attacks are finished.
+        All tests of the attacks `among` which it is count, of all on its test problems by default:
+        every step, every n. So it is a minimum over tests, lower than that attack leaves on other
+        problems. Tests are compared on the questions that all of them have, where there are some
+        (not by definitions 1). None unless all these attacks are finished.
         """
-        names = [(attack, find_attack(run, attack)) for attack in run.tested_by]
+        attacks = run.tested_by if among == WORST else among
+        names = [(attack, find_attack(run, attack)) for attack in attacks]
         if any(name not in self._tests for _, name in names):
             return None
         tests = [

@@ -2,6 +2,7 @@
 
 SweptAttack  an attack on one run of a sweep, with its settings checked
 AttackEntry  an attack in a sweep's file
+name_held_out  the list `held_out` as attacks with names
 order_attacks  the attacks on a run, each behind the one that it imitates
 
     attacks:
@@ -9,10 +10,11 @@ order_attacks  the attacks on a run, each behind the one that it imitates
       chosen: {by: best-of-n, n: [1, 4, 16], leave_out: [{protocol: solo}]}
       named: {by: script, script: right-step, set: {test_dataset_split: validation}}
       begun: {by: sneaky, start_from: named}
+      held_out: [no-answer, silent.py:list_c]    # scripts that no attacked run was trained against
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -21,17 +23,23 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from nip_core.attacks import Attack, find_attack, list_options_of_others
 from nip_core.attacks.base import CHATS
 from nip_core.attacks.course import TEST, TESTED_EVERY, VALIDATION
-from nip_core.errors import SettingsError
+from nip_core.errors import SettingsError, StoreError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.attack_settings import derive_attack, find_way
+from nip_core.parameters.attack_settings import derive_attack, find_way, name_way
 from nip_core.parameters.basis.plain import PlainDict, PlainMapping
+from nip_core.parameters.blocks.opponents import OpponentRun
 from nip_core.parameters.named_files import find_in_sweep
-from nip_core.run_store.run import RUN_NAME
+from nip_core.run_store.run import RUN_NAME, RunStore
+from nip_core.run_store.store import open_store
+from nip_core.scenarios import make_scenario
+from nip_core.scenarios.scripts import LoadedScript, load_script
 from nip_core.session.imitated import check_start_file
 from nip_core.session.origin import check_game
 
 Value = str | int | float | bool | None
 Count = Annotated[int, Field(ge=1)]
+HELD_OUT = "held_out"
+"""In the place of attacks' names: those that are held out."""
 
 
 class AttackEntry(BaseModel):
@@ -54,14 +62,17 @@ class AttackEntry(BaseModel):
     start_from: Annotated[str, Field(min_length=1)] | None = None
     """For sneaky: another attack of this sweep on the same run, which is played first and whose
     messages that fooled the verifier are imitated; or a file of chats, seen from the sweep's."""
-    iteration: Annotated[int, Field(ge=0)] | None = None
-    """Whose models: those that play this iteration; None: the last ones."""
+    iteration: Annotated[int, Field(ge=0)] | Literal["last"] | None = None
+    """Whose models: those that play this iteration; None: the last ones, of a run that trains its
+    verifier; "last": the last ones of any run."""
     problems: Count | None = None
     """Most problems of each label; None: all."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings on top of the attacked run's, by dotted name."""
     leave_out: list[dict[str, Value]] = Field(default_factory=list)
     """Runs that are not attacked: values of some of the axes each."""
+    held_out: bool = False
+    """Whether none of the attacked runs may have been trained against its script."""
 
     @field_validator("by")
     @classmethod
@@ -72,6 +83,11 @@ class AttackEntry(BaseModel):
 
     @model_validator(mode="after")
     def _check_way(self) -> "AttackEntry":
+        if self.held_out and self.script is None:
+            raise ValueError(
+                "held_out is for scripts: nip can't tell whether a run was trained against other "
+                "attacks; leave it out"
+            )
         if ":" in self.by:  # it may stand beside the sweep's file
             return self
         kind = find_attack(self.by)
@@ -98,6 +114,8 @@ class SweptAttack:
     parameters: HyperParameters
     imitates: str | None = None
     """The label of the attack on the same run whose messages it begins with; None: of none."""
+    is_held_out: bool = False
+    """Whether the run was not trained against its script, as its file says."""
 
     @property
     def settings(self) -> PlainMapping:
@@ -129,7 +147,7 @@ def plan_attack(
             "digits and '-'; give the attack, or the values of the axes, shorter names"
         )
     last = attacked_parameters.rl.num_iterations
-    iteration = last if entry.iteration is None else entry.iteration
+    iteration = entry.iteration if isinstance(entry.iteration, int) else last
     if iteration > last:
         raise SettingsError(f"iteration {iteration}: the run has {last}, counted from 0")
     verifier = attacked_parameters.model_agents.get("verifier")
@@ -137,7 +155,7 @@ def plan_attack(
     if entry.iteration is None and not is_trained:
         raise SettingsError(
             "the run trains no verifier; leave it out (leave_out), or attack the models that it "
-            "begins with (iteration: 0)"
+            "begins with (iteration: 0, or last)"
         )
     way = _find_file("by", entry.by, file)
     try:
@@ -168,7 +186,81 @@ def plan_attack(
     check_game(parameters, attacked_parameters.to_dict())
     if parameters.attack.start_file is not None:
         check_start_file(parameters)
-    return SweptAttack(label, name, parameters, imitates)
+    if entry.held_out:
+        _refuse_trained_against(parameters, attacked_parameters)
+    return SweptAttack(label, name, parameters, imitates, entry.held_out)
+
+
+def name_held_out(attacks: Any) -> Any:
+    """Give each entry of the list `held_out` a name, its script's own, as attacks of a file have.
+
+    Raises ValueError for an entry that names no script, and for a name that stands twice.
+    """
+    if not isinstance(attacks, Mapping) or HELD_OUT not in attacks:
+        return attacks
+    named, entries = dict[Any, Any](), attacks[HELD_OUT]
+    for entry in entries if isinstance(entries, list) else [entries]:
+        values = {"script": entry} if isinstance(entry, str) else entry
+        script = values.get("script") if isinstance(values, Mapping) else None
+        if not isinstance(entries, list) or not isinstance(script, str):
+            raise ValueError(
+                f"{HELD_OUT} is a list of scripts: names, addresses, or attacks with the key "
+                f"script (got {entry!r:.80})"
+            )
+        if (label := name_way("script", script)) in {**named, **attacks}:
+            raise ValueError(
+                f"{HELD_OUT}: {script}: there is another attack {label!r}; give this one a name "
+                "outside of the list, with held_out: true"
+            )
+        named[label] = {"by": "script", HELD_OUT: True, **values}
+    # They stand where the list stood: the order is that of the table.
+    parts = (named if label == HELD_OUT else {label: entry} for label, entry in attacks.items())
+    return {label: entry for part in parts for label, entry in part.items()}
+
+
+def _refuse_trained_against(attack: HyperParameters, attacked: HyperParameters) -> None:
+    """Raise SettingsError where the attacked run meets the script of an attack in training."""
+    scenario = make_scenario(attacked)
+    met = [*_list_trained_against(attacked)]
+    try:
+        held_out = load_script(scenario, attack.attack.script or "")
+        scripts = [load_script(scenario, name) for _, name in met]
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    for (place, name), script in zip(met, scripts, strict=True):
+        if _is_same(held_out, script):
+            raise SettingsError(
+                f"{HELD_OUT}: the run is trained against {name} ({place}); leave it out "
+                "(leave_out), or make this an attack that is not held out"
+            )
+
+
+def _list_trained_against(parameters: HyperParameters) -> Iterator[tuple[str, str]]:
+    """List the scripts that a run meets in training, each behind the setting that names it."""
+    for name, agent in parameters.agents.items():
+        if (script := getattr(agent, "script", None)) is not None:
+            yield f"agents.{name}.script", script
+    for place, entry in enumerate(parameters.opponents.runs):
+        if (script := _find_script(entry, parameters.run_store)) is not None:
+            yield f"opponents.runs.{place}", script
+
+
+def _find_script(entry: OpponentRun, run_store: str) -> str | None:
+    """Find the script that plays in training; None for a run with models, or one not there."""
+    if entry.run is None or entry.found is not None:
+        return entry.script if entry.found is None else entry.found.script
+    try:
+        record = RunStore(open_store(run_store, read_only=True), entry.run).open()
+    except StoreError:  # said by the run that needs it
+        return None
+    script: str | None = (record.parameters.get("attack") or {}).get("script")
+    return script
+
+
+def _is_same(script: LoadedScript, other: LoadedScript) -> bool:
+    """Tell whether two scripts are one function, also in two copies of its file."""
+    is_copy = script.digest is not None and script.digest == other.digest
+    return script.function is other.function or (is_copy and script.called == other.called)
 
 
 def _find_file(setting: str, value: str, file: str) -> str:

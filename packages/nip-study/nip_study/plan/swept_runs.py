@@ -28,7 +28,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from nip_core.errors import SettingsError
 from nip_core.hashing import digest
@@ -42,6 +42,7 @@ from nip_study.plan.attacks import (
     SweptAttack,
     Value,
     check_imitations,
+    name_held_out,
     order_attacks,
     plan_attack,
 )
@@ -74,7 +75,9 @@ class SweepFile(BaseModel):
     which is a mapping of settings."""
     leave_out: list[dict[str, Value]] = Field(default_factory=list)
     """Combinations that are not run: values of some of the axes each."""
-    attacks: dict[str, AttackEntry] = Field(default_factory=dict)
+    attacks: Annotated[dict[str, AttackEntry], BeforeValidator(name_held_out)] = Field(
+        default_factory=dict
+    )
     """By name, how the verifier of each run is attacked once it is trained."""
 
 
