@@ -30,7 +30,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -234,12 +233,7 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _keep_renewing(self) -> None:

@@ -23,7 +23,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 from nip_core.errors import StageError
 
@@ -72,12 +71,7 @@ class Places:
             self.give()
             raise
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.taken -= 1
         self.give()
 

@@ -18,7 +18,6 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -104,12 +103,7 @@ class ChatClient:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
             await self._session.close()
 

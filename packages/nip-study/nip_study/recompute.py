@@ -146,16 +146,12 @@ def _read_declaration(path: Path, facts: SweepFacts) -> StudyDeclaration | None:
             f"{path}: declaration {declaration.sha256[:16]}, and {FACTS} is about "
             f"{facts.declaration[:16]}"
         )
-    if declaration.intervals != facts.intervals:
-        raise CorruptionError(
-            f"{path}: {declaration.intervals} intervals were declared, and those of {FACTS} are "
-            f"{facts.intervals}"
-        )
-    if declaration.definitions != facts.definitions:
-        raise CorruptionError(
-            f"{path}: definitions {declaration.definitions} were declared, and those of {FACTS} "
-            f"are {facts.definitions}"
-        )
+    for key in ("intervals", "definitions"):
+        declared, stated = getattr(declaration, key), getattr(facts, key)
+        if declared != stated:
+            raise CorruptionError(
+                f"{path}: {key} {declared} were declared, and those of {FACTS} are {stated}"
+            )
     if facts.stamp is not None:
         _check_stamp(path, path.with_name(STAMP), facts.stamp)
     return declaration

@@ -1,11 +1,5 @@
 """The run of a sweep as a process: a `nip train` with its settings, which ends with its caller.
 
-RunProcess      the process, on this machine
-Ended           how it ended
-name_declaration  the environment of that process, with the declaration of its sweep
-Errand          what a process of a cluster has to be told to do the same: plain JSON without keys
-run_remotely    the task that does it, for as long as the sweep's leader is there
-
 A process of a cluster reads and writes the run store by itself, as those that play shards do. The
 sweep's leader holds a lease of the sweep's directory; a run whose leader has released it, or has
 not renewed it for its time to live, is stopped there, and goes on when the sweep does.

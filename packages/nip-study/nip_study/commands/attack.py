@@ -128,23 +128,17 @@ def attack(
         **{"attacker": attacker, "against": against, "kinds": kinds, "hold_out": hold_out or None},
         **{"max_fooled": max_fooled, "max_usd": max_usd, "max_calls": max_calls},
     }
+    numbers = None if n is None else _numbers(n)
     if judge is not None:
-        refused_options = {"iteration": iteration, "every": every, "RUN": run}
-        for option, value in refused_options.items():
+        for option, value in {"iteration": iteration, "every": every, "RUN": run}.items():
             if value is not None:
                 raise SettingsError(f"{option} is not for --judge; leave it out")
         from nip_judges.command import run_judge_attack
 
-        options: dict[str, Any] = {
-            **of_judges,
-            "hold_out": hold_out,
-            "by": by,
-            "script": script,
-            "name": name,
-        }
+        options: dict[str, Any] = {**of_judges, "hold_out": hold_out, "by": by, "script": script}
         options |= {"problems": problems, "run_store": run_store, "overrides": overrides or ()}
         options |= {"steps": steps, "until": until, "start_from": start_from}
-        options["n"] = None if n is None else _numbers(n)
+        options |= {"name": name, "n": numbers}
         exit_code = run_judge_attack(judge, options, dry_run=dry_run, as_json=as_json, shown=shown)
         raise typer.Exit(exit_code)
     _refuse("a RUN", of_judges)
@@ -157,16 +151,10 @@ def attack(
     from nip_study.plan.attack_run import attack_settings
 
     kind = find_way(by, "--by")
-    way_options = {"n": n, "steps": steps, "every": every, "until": until, "script": script}
-    way_options["start_from"] = start_from
+    settings = {"n": numbers, "until": until, "script": script, "start_from": start_from}
+    way_options = {**settings, "steps": steps, "every": every}
     _refuse(f"--by {by}", {option: way_options[option] for option in list_options_of_others(kind)})
     attack_options: dict[str, Any] = {"by": by, "iteration": iteration, "problems": problems}
-    settings = {
-        **way_options,
-        "n": None if n is None else _numbers(n),
-        "steps": None,
-        "every": None,
-    }
     attack_options |= {name: value for name, value in settings.items() if value is not None}
     run_store, run = name_place(run, run_store)
     parameters = attack_settings(
@@ -181,11 +169,7 @@ def attack(
     if dry_run:
         show_plan(parameters, as_json)
         return
-
-    def look(prepared: Any) -> dict[str, Any] | None:
-        from nip_core.showing.finished import find_finished_run
-
-        return find_finished_run(prepared)
+    from nip_core.showing.finished import find_finished_run
 
     def import_flow() -> Any:
         from nip_prefect.flows.train import continue_run as flow
@@ -194,7 +178,7 @@ def attack(
         return lambda: flow(parameters.run_name, parameters.run_store)
 
     result = run_flow(
-        parameters, look, import_flow, as_json=as_json, verbose=verbose, display=shown
+        parameters, find_finished_run, import_flow, as_json=as_json, verbose=verbose, display=shown
     )
     show_result(result, as_json, shown, show_run)
 

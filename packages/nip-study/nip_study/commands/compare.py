@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,7 @@ from nip_core.evaluation.figures_in_words import plain_percent
 if TYPE_CHECKING:
     from nip_study.compare.comparison import RunComparison
     from nip_study.compare.diff import GroupModels, PairedTest, RunDifferences
+    from nip_study.compare.scored_rows import Columns
 
 Store = Annotated[
     str, typer.Option(help="Where runs are kept that are named without a path or an address.")
@@ -109,18 +110,21 @@ def compare(
     {"id": "q1", "score": 1}.
     """
     from nip_study.compare.scored_arms import are_files
+    from nip_study.compare.scored_rows import Columns
 
     if are_files(names):
-        columns = {"question": question, "score": score, "arm": arm, "cluster": cluster}
         if out is not None:
             raise SettingsError("--out is for runs: of files there is one table, and --json")
-        _compare_scores(names, columns, missing_score, common, difference, as_json)
+        columns = Columns(question or "id", score, arm, cluster, missing_score)
+        _compare_scores(names, columns, common, difference, as_json)
         return
-    _check_options_of_files(
-        {"--id": question != "id", "--score": score, "--arm": arm, "--cluster": cluster}
-        | {"--missing": missing_score is not None, "--common": common}
-        | {"--difference": difference is not None}
-    )
+    options = {"--id": question != "id", "--score": score, "--arm": arm, "--cluster": cluster}
+    options |= {"--missing": missing_score is not None, "--common": common}
+    options |= {"--difference": difference is not None}
+    if of_files := [name for name, value in options.items() if value]:
+        raise SettingsError(
+            f"{', '.join(of_files)}: for files of scores, and these are runs; leave it"
+        )
     from nip_study.compare.comparison import compare_runs, write_comparison
     from nip_study.compare.played import find_played_run
 
@@ -134,38 +138,18 @@ def compare(
     say(f"page: {write_comparison(results, place)}")
 
 
-def _check_options_of_files(options: Mapping[str, object]) -> None:
-    given_names = [name for name, value in options.items() if value]
-    if given_names:
-        raise SettingsError(
-            f"{', '.join(given_names)}: for files of scores, and these are runs; leave it"
-        )
-
-
 def _compare_scores(
     names: Sequence[str],
-    columns: Mapping[str, str | None],
-    missing_score: float | None,
+    columns: "Columns",
     only_common: bool,
     difference: float | None,
     as_json: bool,
 ) -> None:
     """Compare the scores in files, and print the table."""
     from nip_study.compare.scored_arms import compare_files, comparison_rows
-    from nip_study.compare.scored_rows import Columns
 
-    results = compare_files(
-        [Path(name) for name in names],
-        Columns(
-            question=columns["question"] or "id",
-            score=columns["score"],
-            arm=columns["arm"],
-            cluster=columns["cluster"],
-            missing_score=missing_score,
-        ),
-        only_common=only_common,
-        difference=difference,
-    )
+    paths = [Path(name) for name in names]
+    results = compare_files(paths, columns, only_common=only_common, difference=difference)
     if as_json:
         print_json(results.as_json())
         return

@@ -80,9 +80,7 @@ def _show_stamp(store: Any, declaration: Any, url: str | None, stream: Any) -> N
     else:
         try:
             earlier_stamp = read_stamp(store, sweep)
-        except (
-            SettingsError
-        ) as error:  # without the library or the root; a declaration needs neither
+        except SettingsError as error:  # no library or root, which a declaration does not need
             say(f"{timestamp_path(sweep)} is there, and was not looked at: {error}", file=stream)
             return
         except CorruptionError as error:
@@ -92,14 +90,11 @@ def _show_stamp(store: Any, declaration: Any, url: str | None, stream: Any) -> N
             return
         token, state, is_new = earlier_stamp, "was time-stamped", False
     say(f"{state}: {timestamp_path(sweep)} says that it existed at {token.time}", file=stream)
-    say(
+    lines = (
         "its signature is genuine; whose it is, with the authority's certificate as CA.pem,",
-        file=stream,
-    )
-    say(
         "  openssl ts -verify -data declaration.json -in declaration.tsr -CAfile CA.pem",
-        file=stream,
     )
+    say("\n".join(lines), file=stream)
     begun_runs = sorted({*declaration.plan.runs} & {*list_runs(store)})
     if begun_runs and is_new:
         say(

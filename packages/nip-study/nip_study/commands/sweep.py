@@ -27,51 +27,43 @@ from nip_study.commands.printed_plans import PlannedLine, show_planned
 from nip_study.commands.runs_view import RunsView
 from nip_study.plan.planned import find_attack
 
-File = Annotated[
-    Path | None, typer.Argument(help="A YAML file with the sweep.", show_default=False)
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="A setting of all runs, on top of the file."),
 ]
-Jobs = Annotated[int, typer.Option(min=1, max=64, help="Runs at a time.")]
-On = Annotated[
-    str | None,
-    typer.Option("--task-runner", help="Where: local, or as tasks of a dask or ray cluster."),
-]
-Address = Annotated[
-    str | None,
-    typer.Option("--task-runner-address", help="The cluster's; default: one on this machine."),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show the runs, their size and cost; start nothing.")
-]
-CollectOnly = Annotated[
-    bool, typer.Option("--collect", help="Write the results of what is there; start nothing.")
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Where results are written; default: beside the runs."),
-]
-Recompute = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Compute the results in DIR again from the files there, and compare them; no FILE.",
-    ),
-]
 
 
 def sweep(
-    file: File = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A YAML file with the sweep.", show_default=False)
+    ] = None,
     overrides: Overrides = None,
-    jobs: Jobs = 1,
-    task_runner: On = None,
-    task_runner_address: Address = None,
-    dry_run: DryRun = False,
-    collect_only: CollectOnly = False,
-    out: Out = None,
-    recompute: Recompute = None,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Runs at a time.")] = 1,
+    task_runner: Annotated[
+        str | None,
+        typer.Option("--task-runner", help="Where: local, or as tasks of a dask or ray cluster."),
+    ] = None,
+    task_runner_address: Annotated[
+        str | None,
+        typer.Option("--task-runner-address", help="The cluster's; default: one on this machine."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs, their size and cost; start nothing.")
+    ] = False,
+    collect_only: Annotated[
+        bool, typer.Option("--collect", help="Write the results of what is there; start nothing.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where results are written; default: beside the runs."),
+    ] = None,
+    recompute: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Compute the results in DIR again from the files there, and compare; no FILE.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     shown: ShownAs = Shown.auto,
 ) -> None:
@@ -323,17 +315,16 @@ class _Team:
             return
         if outcome is None:  # the sweep was stopped
             return
-        with self._lock:
-            if not outcome.status:
+        if not outcome.status:
+            with self._lock:
                 self._finished.add(run.name)
-            else:
-                self.codes[run.name] = outcome.status if 0 < outcome.status < 128 else 1
-                self.failures[run.name] = (
-                    f"exit code {outcome.status}: {outcome.words} ({outcome.log})"
-                )
-        failed = f"failed with exit code {outcome.status}: {outcome.words}"
-        words = failed if outcome.status else "finished"
-        self._view.ended(run.name, words, is_failed=bool(outcome.status))
+            self._view.ended(run.name, "finished")
+            return
+        words = f"exit code {outcome.status}: {outcome.words}"
+        with self._lock:
+            self.codes[run.name] = outcome.status if 0 < outcome.status < 128 else 1
+            self.failures[run.name] = f"{words} ({outcome.log})"
+        self._view.ended(run.name, f"failed with {words}", is_failed=True)
 
 
 class PlayedHere:

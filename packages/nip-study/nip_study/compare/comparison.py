@@ -17,8 +17,8 @@ from nip_core.errors import SettingsError, StoreError
 from nip_core.evaluation.figures_in_words import DASH, p_value, percent_cell, points_cell
 from nip_core.evaluation.split_metrics import Interval95, PairedDifference, SplitMetrics
 from nip_core.parameters.stored import complete_settings
-from nip_core.run_store.settings_difference import flatten, settings_difference
-from nip_study.compare.played import PlayedRun, check_alike, compare_tests
+from nip_core.run_store.settings_difference import flatten
+from nip_study.compare.played import PlayedRun, check_alike, compare_tests, subtract_settings
 from nip_study.documents.results_document import FINISHED
 from nip_study.parts.arms_figure import Mark, arms_svg
 from nip_study.parts.document_parts import Part, adjust
@@ -27,7 +27,6 @@ from nip_study.parts.page_tables import markdown_table
 RATES = ("accuracy", "completeness", "soundness", "always_fail_rate")
 BELIEVED = "believed"
 """The column, where there is one, of the accuracy of believing the prover."""
-_OWN = ("run_name", "run_store")
 _SHORT = 60  # characters of a setting in the page
 
 
@@ -166,16 +165,9 @@ def _compare_with_first(runs: Sequence[PlayedRun]) -> list[AgainstFirst | None]:
 
 def _differing_settings(runs: Sequence[PlayedRun]) -> dict[str, list[JsonValue]]:
     """Return by key the values of all runs, where they are not all the same."""
-    run_settings = [run.record.parameters for run in runs]
-    keys = {
-        key for later in run_settings[1:] for key in settings_difference(run_settings[0], later)
-    }
-    leaves = [flatten(complete_settings(dict(settings))) for settings in run_settings]
-    return {
-        key: [settings_of_run.get(key) for settings_of_run in leaves]
-        for key in sorted(keys)
-        if key not in _OWN and not key.endswith("_type")
-    }
+    keys = {key for later in runs[1:] for key in subtract_settings(runs[0], later)}
+    leaves = [flatten(complete_settings(dict(run.record.parameters))) for run in runs]
+    return {key: [settings.get(key) for settings in leaves] for key in sorted(keys)}
 
 
 def comparison_table(results: RunComparison) -> str:

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from nip_core.errors import DatasetError
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.parameters.basis.plain import Plain
-from nip_core.run_store.settings_difference import ABSENT, flatten, settings_difference
-from nip_study.compare.played import LABELS, PlayedRun, compare_tests
-
-_OWN = ("run_name", "run_store")
-"""Settings that say which run it is, and change nothing about it."""
+from nip_core.run_store.settings_difference import ABSENT, flatten
+from nip_study.compare.played import LABELS, PlayedRun, compare_tests, subtract_settings
 
 
 @dataclass(frozen=True)
@@ -109,11 +106,7 @@ def find_differences(a: PlayedRun, b: PlayedRun) -> RunDifferences:
     results, not_compared = _compare_results(a, b)
     return RunDifferences(
         runs=(_describe(a), _describe(b)),
-        settings={
-            key: values
-            for key, values in settings_difference(a.record.parameters, b.record.parameters).items()
-            if key not in _OWN and not key.endswith("_type")
-        },
+        settings=subtract_settings(a, b),
         code=(a.record.code_version, b.record.code_version),
         data={
             name: (contents[0].get(name), contents[1].get(name))

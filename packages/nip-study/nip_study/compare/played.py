@@ -9,12 +9,14 @@ import pyarrow.compute as pc
 from nip_core.errors import DatasetError
 from nip_core.evaluation.metrics import paired_difference
 from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
+from nip_core.parameters.basis.plain import Plain
 from nip_core.records import named_run
 from nip_core.records.intervals import find_split_columns
 from nip_core.records.iterations import Records
 from nip_core.records.status import find_status
 from nip_core.rollouts.plan import TEST
 from nip_core.run_store.run import RunRecord, RunStore
+from nip_core.run_store.settings_difference import settings_difference
 
 LABELS: Mapping[str, int | None] = {"accuracy": None, "completeness": 1, "soundness": 0}
 """The rates that are compared, with the label of the problems that each is about."""
@@ -68,6 +70,15 @@ def find_played_run(name: str, run_store: str) -> PlayedRun:
     Raises SettingsError if it is not there.
     """
     return PlayedRun(named_run.find_run(name, run_store))
+
+
+def subtract_settings(a: PlayedRun, b: PlayedRun) -> dict[str, tuple[Plain, Plain]]:
+    """Find by dotted key the settings in which two runs differ, but for those that name a run."""
+    return {
+        key: values
+        for key, values in settings_difference(a.record.parameters, b.record.parameters).items()
+        if key not in ("run_name", "run_store") and not key.endswith("_type")
+    }
 
 
 def check_alike(a: PlayedRun, b: PlayedRun) -> None:

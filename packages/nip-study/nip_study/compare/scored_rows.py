@@ -1,11 +1,4 @@
-"""Scores of other programs, from JSON Lines: one row for each answer to a question.
-
-ScoredRow      a score of an arm on a question
-Columns        the keys of a row, by their meaning
-ScoredFile     the rows of a file, by arm
-read_jsonl     the rows of a file in JSON Lines
-find_score     a number out of a value, or an error
-"""
+"""Scores of other programs, from JSON Lines: one row for each answer to a question."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

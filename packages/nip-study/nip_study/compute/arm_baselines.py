@@ -37,10 +37,7 @@ from nip_study.parts.document_parts import clip_interval
 from nip_study.plan.planned import SEED
 
 _MEANING: Mapping[str, tuple[str, str]] = {
-    "alone": (
-        "the verifier alone",
-        "its accuracy is no evidence that talking helps",
-    ),
+    "alone": ("the verifier alone", "its accuracy is no evidence that talking helps"),
     "voted": (
         "the verifier alone, by the majority of its plays",
         "its accuracy is no evidence that talking helps more than asking again",
@@ -258,7 +255,12 @@ def baseline_lines(findings: BaselineFindings) -> list[str]:
         for row in findings.alone
         if row.is_above
     ]
-    lines += [_comparison_line(row) for row in findings.compared if _is_not_better(row)]
+    # Those not shown to be better than the baseline, once both were played.
+    lines += [
+        _comparison_line(row)
+        for row in findings.compared
+        if row.outcome != "shown" and None not in row.rates
+    ]
     return lines + [
         f"`{row.arm}`: in {row.runs - row.more_often} of {row.runs} runs the verifier "
         "is not shown to be right more often than one that believes the prover "
@@ -273,13 +275,7 @@ def _left_out_words(row: ProverBelieved) -> str:
     """Say how many episodes are left out because no prover spoke in them; "" for none."""
     if not row.without_prover:
         return ""
-    episode_count = f"{row.without_prover:,} of {row.episodes:,} episodes"
-    return f", without {episode_count} in which no prover spoke"
-
-
-def _is_not_better(row: BaselineComparison) -> bool:
-    """Return whether an arm is not shown to be better than the baseline, once both were played."""
-    return row.outcome != "shown" and None not in row.rates
+    return f", without {row.without_prover:,} of {row.episodes:,} episodes in which no prover spoke"
 
 
 def _comparison_line(row: BaselineComparison) -> str:

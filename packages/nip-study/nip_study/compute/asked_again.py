@@ -79,13 +79,9 @@ def _average_row(
     """
     k = rows[0].k
 
-    def average_votes(rate: Figure) -> OverRuns | None:
-        counts = [of_run[f"majority {rate}", k] for of_run in right_counts]
-        values = [share_right([of_run]) for of_run in counts]
-        return sum_up(values, average_runs(counts, seeds[rate], spread))
-
-    def average(rate: Figure, values: Sequence[float | None]) -> OverRuns | None:
-        counts = [of_run[rate, k] for of_run in right_counts]
+    def average(rate: Figure, values: Sequence[float | None] = (), by: str = "") -> OverRuns | None:
+        counts = [of_run[by + rate, k] for of_run in right_counts]
+        values = values or [share_right([of_run]) for of_run in counts]
         return sum_up(values, average_runs(counts, seeds[rate], spread))
 
     return AskedAgainRow(
@@ -94,8 +90,8 @@ def _average_row(
         completeness=average("completeness", [row.completeness for row in rows]),
         generated_tokens=sum(row.generated_tokens or 0 for row in rows) / len(rows),
         prompt_tokens=sum(row.prompt_tokens or 0 for row in rows) / len(rows),
-        majority_soundness=average_votes("soundness"),
-        majority_completeness=average_votes("completeness"),
+        majority_soundness=average("soundness", by="majority "),
+        majority_completeness=average("completeness", by="majority "),
     )
 
 

@@ -31,26 +31,12 @@ ClaimsAndProvers = tuple[Mapping[str, int], Collection[str]]
 AXIS = "axis_"
 """Before the name of an axis, so that no axis has the name of another column."""
 _OF_EPISODES = [
-    "key",
-    "branch_path",
-    "question_id",
-    "problem",
-    "sample",
-    "y",
-    "decision",
-    "outcome",
-    "columns",
+    *("key", "branch_path", "question_id", "problem", "sample"),
+    *("y", "decision", "outcome", "columns"),
 ]
 _OF_GENERATIONS = [
-    "key",
-    "episode",
-    "branch_path",
-    "agent",
-    "round",
-    "exchange",
-    "attempt",
-    "text",
-    "invalid_reason",
+    *("key", "episode", "branch_path", "agent", "round"),
+    *("exchange", "attempt", "text", "invalid_reason"),
 ]
 _ORDER = ("run", "attack", "iteration", "n", "question", "problem", "sample")
 

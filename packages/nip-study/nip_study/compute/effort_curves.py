@@ -101,7 +101,10 @@ def average_curves(
     points = []
     for place, efforts in by_place.items():
         rates: dict[str, OverRuns | None] = {}
-        counts_for_arm = all(_is_last(*one) for one in efforts)
+        counts_for_arm = all(
+            (effort.iteration, effort.n) == (attack.iteration, attack.n)
+            for attack, effort in efforts
+        )
         point = name if counts_for_arm else f"{name} {place}"
         for figure in _RATES:
             counts = [count_plays(_plays(verdicts, *one), figure) for one in efforts]
@@ -123,10 +126,6 @@ def average_curves(
             )
         )
     return tuple(points)
-
-
-def _is_last(attack: AttackFacts, effort: EffortOfTest) -> bool:
-    return (effort.iteration, effort.n) == (attack.iteration, attack.n)
 
 
 def effort_page(results: SweepResults) -> str:

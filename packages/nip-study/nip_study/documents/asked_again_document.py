@@ -35,17 +35,14 @@ class AttackedRates(Part):
     completeness: OverRuns | None
 
 
-class AskedAgainAt(Part):
-    """A baseline asked `k` times, in one of its tests."""
+class _OfTest(Part):
+    """The key that comes first in the file."""
 
     iteration: int
-    k: int
-    soundness: OverRuns | None
-    completeness: OverRuns | None
-    generated_tokens: float
-    prompt_tokens: float
-    majority_soundness: OverRuns | None = None
-    majority_completeness: OverRuns | None = None
+
+
+class AskedAgainAt(AskedAgainRow, _OfTest):
+    """A baseline asked `k` times, in one of its tests."""
 
 
 class AtEqualTokens(Part):

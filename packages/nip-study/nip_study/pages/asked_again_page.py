@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from nip_study.documents.asked_again_document import (
     AskedAgainAt,
+    AskedAgainRow,
     AskedAgainTest,
+    AtEqualTokens,
     AttackedAtEqualTokens,
 )
 from nip_study.documents.results_document import SweepResults
@@ -46,10 +48,7 @@ def asked_again_page(results: SweepResults) -> str:
             _when(test),
             str(row.k),
             f"{row.generated_tokens:,.0f}",
-            write_cell(row.soundness),
-            write_cell(row.completeness),
-            write_cell(row.majority_soundness),
-            write_cell(row.majority_completeness),
+            *_rate_cells(row),
         ]
         for arm in arms
         for test in arm.any_of
@@ -69,14 +68,8 @@ def asked_again_page(results: SweepResults) -> str:
         cells += [write_cell(pair.attacked_rates[label].soundness) for label in attacks]
         # Untrained and trained, in a line each.
         for test in pair.any_of:
-            baseline_cells = [
-                f"{pair.baseline}, {_when(test)}",
-                _k_cell(pair.k, tokens, of_baseline),
-            ]
-            baseline_cells.append(f"{of_baseline:,.0f}")
-            rows.append(
-                [*cells, *baseline_cells, write_cell(test.soundness), write_cell(test.completeness)]
-            )
+            asked = _baseline_cells(pair, test, tokens, of_baseline)
+            rows.append([*cells, *asked, *_rate_cells(test)[:2]])
     text = f"{text}{_AT_AS_MANY}\n{markdown_table(heads, rows)}"
     text += _attacked_part(results.baselines.under_attack)
     key = [(pair.k, *pair.verifier_tokens) for pair in results.baselines.under_attack]
@@ -96,14 +89,25 @@ def _attacked_part(compared: Sequence[AttackedAtEqualTokens]) -> str:
         cells = [pair.arm, pair.attack, f"{tokens:,.0f}"]
         cells += [write_cell(pair.soundness), write_cell(pair.completeness)]
         for test in pair.any_of:
-            rates = [test.soundness, test.completeness]
-            rates += [test.majority_soundness, test.majority_completeness]
-            baseline_cells = [
-                f"{pair.baseline}, {_when(test)}",
-                _k_cell(pair.k, tokens, of_baseline),
-            ]
-            rows.append([*cells, *baseline_cells, f"{of_baseline:,.0f}", *map(write_cell, rates)])
+            asked = _baseline_cells(pair, test, tokens, of_baseline)
+            rows.append([*cells, *asked, *_rate_cells(test)])
     return f"{_UNDER_ATTACK}\n{markdown_table(heads, rows)}"
+
+
+def _baseline_cells(
+    pair: AtEqualTokens | AttackedAtEqualTokens,
+    test: AskedAgainAt,
+    tokens: float,
+    of_baseline: float,
+) -> list[str]:
+    k = _k_cell(pair.k, tokens, of_baseline)
+    return [f"{pair.baseline}, {_when(test)}", k, f"{of_baseline:,.0f}"]
+
+
+def _rate_cells(row: AskedAgainRow | AskedAgainAt) -> list[str]:
+    """Write both rates where any play rejects, and both of the majority."""
+    rates = (row.soundness, row.completeness, row.majority_soundness, row.majority_completeness)
+    return [write_cell(rate) for rate in rates]
 
 
 def _k_cell(k: int, tokens: float, of_baseline: float) -> str:

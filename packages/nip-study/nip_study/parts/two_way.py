@@ -1,11 +1,4 @@
-"""Intervals over seeds and questions at once: would another seed, and other questions, say so?
-
-two_way      the mean over both, with the interval of a bootstrap in both directions
-TwoWay       what came out
-two_sided_p  how far it is from 0
-widen        a side's part of the variance, where there are few of it
-Spread       how the error of the mean is computed
-"""
+"""Intervals over seeds and questions at once: would another seed, and other questions, say so?"""
 
 import math
 from collections.abc import Iterator
