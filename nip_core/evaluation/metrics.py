@@ -48,13 +48,14 @@ from nip_core.evaluation.statistics.paired import compare_pairs
 from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
 from nip_core.rollouts.storage.table_rows import read_rows
 from nip_core.rollouts.trees import Leaf, Tree, leaf_weights, parse_path, tree_of
+from nip_core.scenarios import RULE_MODEL
 
 _Figures = dict[str, float | Interval | None]
 """Figures by the names that the models have for them."""
 _DECISIONS = 4  # different decisions, see `nip_core.protocols.scales`
 _GENERATION_COLUMNS = (
     *("episode", "agent", "invalid_reason", "finish_reason"),
-    *("prompt_tokens", "completion_tokens"),
+    *("prompt_tokens", "completion_tokens", "model_asked"),
 )
 _GENERATION_METRICS = (
     "generations",
@@ -110,7 +111,8 @@ def evaluate(
     - ``retry_rate`` (invalid answers), ``token_limit_rate`` (cut off): over generations, None
       without them; ``generations``, ``prompt_tokens``, ``completion_tokens``: counts
     - ``agents``: by agent ``mean_reward`` and ``std_reward`` (no interval) over the episodes that
-      rewarded it, and the generation metrics again
+      rewarded it, the generation metrics again, and ``by_rule``, its verdicts that
+      `Scenario.rejects` gave, where there are some
     - ``by_difficulty``, ``by_mutation``: by value, all of the above of these episodes. "none" is
       unmutated and correct, "unknown" has no value recorded.
 
@@ -411,6 +413,8 @@ def _by_agent(
             "std_reward": None if variance is None else math.sqrt(variance),
             **_generation_rates(spoken, problem, spread),
         }
+        if spoken is not None and (ruled := _equals(spoken["model_asked"], RULE_MODEL).sum()):
+            figures["by_rule"] = int(ruled)
         by_agent[name] = AgentMeasures.model_validate(figures)
     return by_agent
 

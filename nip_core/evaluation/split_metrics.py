@@ -41,6 +41,7 @@ class AgentMeasures(Figures):
     token_limit_rate_ci95: Interval95 | None = None
     prompt_tokens: StrictInt | None = None
     completion_tokens: StrictInt | None = None
+    by_rule: StrictInt | None = None
 
 
 class Measures(Figures):

@@ -6,7 +6,9 @@ from nip_core.errors import SettingsError
 from nip_core.game.render import Game, make_situation
 from nip_core.scenarios import Problem, Scenario
 from nip_core.scenarios.checked import (
+    call_for_rejection,
     call_for_text,
+    call_scenario,
     describe_raised,
     draw_columns,
     draw_columns_again,

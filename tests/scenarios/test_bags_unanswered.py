@@ -7,6 +7,7 @@ from scripted_game import scripted_run
 
 from nip_core import loop
 from nip_core.errors import SettingsError
+from nip_core.evaluation.metrics import evaluate
 from nip_core.game.render import Game, make_situation
 from nip_core.parameters import load_parameters
 from nip_core.protocols import Move, Turn
@@ -184,6 +185,13 @@ async def test_nobody_is_trained_on_a_verdict_of_the_rule():
     sampled = choose_trajectories(game, "all", 0, shards, ["prover", "verifier"])
     assert sampled.counts["by_rule"] == len(ruled)
     assert sampled.counts["candidates"] == 2 * len(rows) - len(ruled)
+
+
+async def test_verdicts_of_the_rule_are_counted():
+    tables = (await played_by_rule(settings(unanswered="reject"))).tables()
+    agents = evaluate(tables.episodes, tables.generations).as_json()["agents"]
+    ruled = tables.generations["model_asked"].to_pylist().count(RULE_MODEL)
+    assert agents["verifier"]["by_rule"] == ruled > 0 and "by_rule" not in agents["prover"]
 
 
 async def test_a_tree_does_not_branch_where_the_rule_decides():
