@@ -44,7 +44,7 @@ def subtract_first_arm(
     for figure, attack in _list_figures(sweep):
         for arm, runs in other_arms:
             pairs = _pair_by_seed(runs, of_first)
-            if attack is not None and not any(_is_attacked(pair, attack) for pair in pairs):
+            if attack and not any(all(find_attack(run, attack) for run in pair) for pair in pairs):
                 continue
             if (_name_pairs(pairs), figure, attack) in p_values:
                 declared_count += 1
@@ -69,10 +69,6 @@ def _pair_by_seed(runs: Sequence[PlannedRun], of_first: Sequence[PlannedRun]) ->
     """Pair the runs of two arms that have the same seed; those without a partner are left out."""
     by_seed = {run.values.get(SEED): run for run in of_first}
     return [(run, by_seed[seed]) for run in runs if (seed := run.values.get(SEED)) in by_seed]
-
-
-def _is_attacked(pair: RunPair, attack: str) -> bool:
-    return all(find_attack(run, attack) is not None for run in pair)
 
 
 def _name_pairs(pairs: Sequence[RunPair]) -> frozenset[frozenset[str]]:

@@ -18,7 +18,7 @@ from nip_study.documents.swept_controls_document import (
     AttackedVerifier,
     ScriptsLeftOut,
 )
-from nip_study.documents.swept_facts import AttackFacts, RunFacts, SweepFacts
+from nip_study.documents.swept_facts import RunFacts, SweepFacts
 from nip_study.parts.counted import Counted, Counts, Figure, average_runs
 from nip_study.parts.document_parts import adjust, clip_interval
 from nip_study.parts.page_tables import markdown_table, one_line
@@ -57,8 +57,7 @@ class _Made:
 def collect_controls(counter: Counted, facts: SweepFacts) -> AttackControls | None:
     """Put each attacked verifier beside the untrained one; None without an attack.
 
-    None also for facts of an earlier version, which do not say which attacks are the
-    same.
+    None also for facts of an earlier version, which do not say which attacks are the same.
     """
     attacks = [attack for run in facts.runs for attack in run.attacks]
     if all(attack.way is None for attack in attacks):
@@ -96,14 +95,12 @@ def collect_controls(counter: Counted, facts: SweepFacts) -> AttackControls | No
 def _group_attacks(arm: str, runs: Sequence[RunFacts], facts: SweepFacts) -> Iterator[_Made]:
     """Group the finished attacks on the runs of an arm by name, and by whose models they attack."""
     for label in facts.attacks:
-        labelled_attacks = [
-            attack for run in runs for attack in run.attacks if attack.label == label
-        ]
         for is_trained in (True, False):
             attacks = [
                 attack
-                for attack in labelled_attacks
-                if bool(attack.attacked_iteration) == is_trained
+                for run in runs
+                for attack in run.attacks
+                if attack.label == label and bool(attack.attacked_iteration) == is_trained
             ]
             finished = tuple(attack.name for attack in attacks if attack.status == FINISHED)
             if finished:
@@ -198,9 +195,7 @@ def _find_p(counts: Sequence[Counts], number: float) -> float | None:
 def _list_left_out(facts: SweepFacts) -> Iterator[ScriptsLeftOut]:
     """List by arm the scripts of its scenario that attack none of its trained verifiers."""
     for arm, runs in facts.arms.items():
-        attacks: list[AttackFacts] = [
-            attack for run in runs for attack in run.attacks if attack.attacked_iteration
-        ]
+        attacks = [attack for run in runs for attack in run.attacks if attack.attacked_iteration]
         scripts = {attack.script for attack in attacks if attack.status == FINISHED}
         left_out = tuple(name for name in runs[0].game.scripts if name not in scripts)
         if attacks and left_out:

@@ -112,10 +112,8 @@ def check_token(token: bytes, content: bytes, path: str) -> Stamp:
     _check_library()
     try:
         return _verify(token, content, None)
-    except CorruptionError as error:
-        raise CorruptionError(f"{path}: {error}") from None
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from None
+    except (CorruptionError, SettingsError) as error:
+        raise type(error)(f"{path}: {error}") from None
 
 
 def _verify(reply: bytes, content: bytes, nonce: int | None) -> Stamp:

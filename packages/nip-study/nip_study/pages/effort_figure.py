@@ -90,15 +90,13 @@ def _draw(
             color=INK,
             fontsize=8,
         )
-    handles, names = [], []
+    entries: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            if name not in names:
-                handles.append(handle)
-                names.append(name)
+            entries.setdefault(name, handle)
     figure.legend(
-        handles,
-        names,
+        [*entries.values()],
+        [*entries],
         loc="upper left",
         bbox_to_anchor=(_LEFT - 0.02, 1.0),
         ncols=_LEGEND_COLUMNS,
