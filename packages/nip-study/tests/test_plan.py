@@ -210,6 +210,17 @@ def test_a_run_that_met_a_script_in_training_is_not_attacked_by_it_as_held_out(
     read_sweep(held_out(tmp_path, "silent.py:nothing", **changes))
 
 
+def test_the_key_on_is_a_word_and_no_truth_value(tmp_path):
+    """YAML 1.1 reads it as true."""
+    path = held_out(tmp_path, axes={"seed": [1]}, set={"rl.num_iterations": 1})
+    entry = "{script: silent.py:nothing, share: 0.5, on: wrong}"
+    opponents = f"set:\n  opponents: {{kind: runs, runs: [{entry}]}}"
+    path.write_text(path.read_text().replace("set:", opponents, 1))
+    [run] = read_sweep(path).runs
+    [opponent] = run.parameters.opponents.runs
+    assert opponent.on == "wrong" and opponent.script == str(tmp_path / "silent.py:nothing")
+
+
 def test_the_last_models_of_any_run_can_be_attacked(tmp_path):
     attacks = {"a": {"by": "best-of-n", "iteration": "last"}}
     axes = {"rl.num_iterations": [0, 2]}

@@ -159,11 +159,12 @@ class _AnyNumber(yaml.SafeLoader):
             raise _Refused(f"{_abbreviate(node)} can't be read as {kind}", node) from None
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a doubled key."""
+        """Refuse a doubled key, and take `on` and `no` as keys for words, not for truth values."""
         seen_keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
+            key.tag = key.tag.replace(":bool", ":str")
             if key.value in seen_keys:
                 raise _Refused(f"the key {_abbreviate(key)} stands twice", key)
             seen_keys.add(key.value)
