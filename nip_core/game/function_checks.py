@@ -47,6 +47,7 @@ def check_functions(game: Game, problems: Mapping[str, Sequence[Problem]]) -> No
                 draw_columns_again(scenario, texts, 0)
                 for function in ("as_read", "remark", "kind_of_message"):
                     call_for_text(scenario, function, _MESSAGE, texts)
+                call_scenario(scenario, "checks_answers", _MESSAGE)
                 if scenario.labels_in_play:
                     _try_written(scenario, problem)
 

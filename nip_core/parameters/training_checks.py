@@ -80,9 +80,9 @@ def _check_methods(parameters: "HyperParameters") -> None:
 
 
 def _check_imitation(parameters: "HyperParameters") -> None:
-    """Refuse to imitate where nobody learns by it, or forgets it at once."""
+    """Refuse to imitate where no agent learns by it, or where it would forget at once."""
     reason = None
-    if parameters.attack.run is not None:
+    if parameters.target_run is not None:
         reason = "an attack begins with attack.start_from; set that, or leave it out"
     elif parameters.base_run.base_run_type == "rerun_tests":
         reason = "base_run.base_run_type rerun_tests trains nobody; leave it out"

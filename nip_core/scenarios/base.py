@@ -315,6 +315,10 @@ class Scenario:
         """Name the kind of a prover's message in a few words; an attack's are counted by it."""
         return describe_message(message, self.claims, self.remark(message, texts))
 
+    def checks_answers(self, message: str) -> bool | None:
+        """Tell whether a verdict's message compares something of the prover's; None: not known."""
+        return None
+
     def sentences(self, role: Role, stance: int | None) -> Mapping[str, str]:
         """Return sentences for placeholders of templates, in the place of nip's own."""
         return {}

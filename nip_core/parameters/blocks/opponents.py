@@ -274,8 +274,8 @@ def asked_as_there(parameters: "HyperParameters", opponent: FoundOpponent) -> "H
     The game is the same; the prompts of agents, and how they are sampled, may differ.
     """
     values = parameters.to_dict()
-    for setting in ("opponents", "curriculum", "promotion", "base_run"):
-        del values[setting]
+    for setting in ("opponents", "curriculum", "promotion", "base_run", "imitation"):
+        values.pop(setting, None)
     for agent in values["agents"].values():
         if not agent.get("is_random"):
             agent["freeze_agent"] = True

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from small_game import train_here, write_config
@@ -10,6 +11,7 @@ from small_game import train_here, write_config
 from nip_core.attack_figures.reach import reach_share
 from nip_core.errors import NipError, SettingsError
 from nip_core.parameters import load_parameters
+from nip_core.records.sampled_verdicts import SampledVerdicts
 from nip_core.run_store.store import open_store
 from nip_study.commands.harden import harden
 from nip_study.harden.hardening import (
@@ -106,6 +108,12 @@ def test_each_round_trains_the_verifier_alone_against_all_attackers_so_far(store
     wrong_alone = plan_hardening(store, "small", asked("sneaky", played_problems="wrong", rounds=1))
     [opponent] = wrong_alone.rounds[1].training.parameters.opponents.runs
     assert (opponent.on, opponent.share) == ("wrong", 0.5)
+    # With chats each round imitates first, in an iteration more, in which it plays nothing.
+    shown = plan_hardening(store, "small", asked("script", show="chats.jsonl", iterations=3))
+    begun = shown.rounds[1].training.parameters
+    assert (begun.imitated, begun.rl.num_iterations) == ("chats.jsonl", 4)
+    assert shown.rounds[1].iteration == 4
+    assert not first.imitates(0) and not any(of.imitates(0) for of in attacks)
     # More rounds change nothing of those before.
     longer = plan_hardening(store, "small", asked("sneaky", "script", rounds=3, attackers=0.8))
     assert len(longer.steps) == 11
@@ -179,6 +187,8 @@ def test_a_name_with_other_runs_is_refused_before_anything_is_started(store, tmp
         (("script:no-step",), {"until": "plateau"}, "--until is for --attack sneaky alone"),
         (("script:no-step",), {"iterations": 0}, "--iterations 0"),
         (("sneaky",), {"played_problems": "right"}, "--on 'right'"),
+        (("sneaky",), {"show": "200"}, "--show 200: name a file of chats, path/to/chats.jsonl"),
+        (("sneaky",), {"overrides": ("imitation.chats=a.jsonl",)}, "--set imitation.chats: the"),
         (("sneaky",), {"overrides": ("opponents=league",)}, "--set opponents: the rounds set it"),
         (("sneaky",), {"overrides": ("base_run.run_id=a",)}, "--set base_run.run_id"),
         (("sneaky",), {"overrides": ("agents.prover.freeze_agent=false",)}, "and nobody else"),
@@ -190,6 +200,11 @@ def test_rounds_that_make_no_sense_are_refused(attacks, more, says):
     with pytest.raises(SettingsError) as refused:
         asked(*attacks, **more)
     assert says in str(refused.value)
+
+
+def test_gold_verdicts_of_a_judge_are_a_number():
+    with pytest.raises(SettingsError, match=r"--show a.jsonl: with --judge it is a number of gold"):
+        harden(rounds=1, judge=Path("judge.yaml"), show="a.jsonl")
 
 
 def test_a_plan_says_what_its_attacks_will_reach(store, capsys):
@@ -259,6 +274,23 @@ def test_the_table_has_a_row_for_each_attack_and_the_figure_the_lowest_of_a_roun
     assert "| 0 | r | no-step | 90.0 [80.0, 95.0] | 50.0 [10.0, 60.0] | 99.0 | 90.0 | – |" in page
     assert "| 0 | r | sneaky | 90.0 [80.0, 95.0] | 20.0 [10.0, 60.0] | 99.0 | 90.0 | 5 |" in page
     assert "| 1 | r-1 | sneaky | – | not begun |" in page and "- r-1: no room | no disk" in page
+    # Rounds that never sampled a kind of verdict are named.
+    assert "sampled" not in page
+    for sampled, says in (
+        (SampledVerdicts(verdicts=40, rejected=3, unchecked=0), "no sampled verdict rejected without a comparison, so"),
+        (SampledVerdicts(verdicts=40, rejected=0), "no sampled verdict rejected, so training on"),
+        (SampledVerdicts(verdicts=40, rejected=3, unchecked=1), None),
+    ):  # fmt: skip
+        played = results.model_copy(
+            update={"rounds": (rounds[0], rounds[1].model_copy(update={"sampled": sampled}))}
+        )
+        page = render_hardening(played)
+        assert f"| {sampled.in_words} |" in page and "| – |" in page
+        assert ("Round 1: " in page) == (says is not None) and (says or "") in page
+        assert ("; `--show` gives some" in page) == (says is not None)
+        shown = render_hardening(played.model_copy(update={"show": "chats.jsonl"}))
+        assert "`--show`" not in shown and (says or "") in shown
+        assert HardeningResults.model_validate(played.as_json()).rounds == played.rounds
     write_hardening(open_store(tmp_path), results)
     figure = (tmp_path / "hardening/h/rounds.svg").read_text()
     assert "soundness after the attack: 20.0% in round 0" in figure

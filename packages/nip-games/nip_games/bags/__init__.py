@@ -306,6 +306,12 @@ class Bags(Scenario):
         rule = f" {_RULE}" if self.settings.unanswered == "reject" else ""
         return f"## How challenges are made\n\n{_HOW} {_SEES[self.settings.coins][role]}{rule}"
 
+    def checks_answers(self, message: str) -> bool | None:
+        """Tell whether a verdict names a coin and an answer to the same challenge."""
+        if self.settings.challenges == 0:
+            return None
+        return not read_coins(message).keys().isdisjoint(read_names(message))
+
     def remark(self, message: str, texts: Mapping[str, str]) -> str:
         """Tell how many challenges the message names as the coins fell."""
         coins = texts.get("coins", "")

@@ -34,8 +34,9 @@ def harden(
         Path | None, typer.Option(metavar="FILE", help="In RUN's place: a judge.yaml.")
     ] = None,
     show: Annotated[
-        int, typer.Option(help="--judge: gold verdicts to imitate in each round.")
-    ] = 200,
+        str | None,
+        typer.Option(help="chats.jsonl to imitate first in each round; --judge: gold verdicts."),
+    ] = None,
     mix: Annotated[
         str, typer.Option(help="Shares of the training episodes; attackers share theirs equally.")
     ] = "honest=0.5,attackers=0.5",
@@ -78,11 +79,14 @@ def harden(
 
         options: dict[str, Any] = {
             "rounds": rounds,
-            "show": show,
             "passes": iterations,
             "problems": problems,
         }
         options |= {"name": name, "run_store": run_store, "overrides": overrides or ()}
+        if show is not None:
+            if not show.isdecimal():
+                raise SettingsError(f"--show {show}: with --judge it is a number of gold verdicts")
+            options["show"] = int(show)
         refused_options = {"RUN": run, "--attack": attack, "--steps": steps, "--every": every}
         refused_options |= {"--until": until, "--attack-set": attack_overrides}
         raise typer.Exit(
@@ -113,6 +117,7 @@ def harden(
         **parse_mix(mix),
         played_problems=on,
         iterations=iterations,
+        show=show,
         steps=steps,
         every=every,
         until=until,

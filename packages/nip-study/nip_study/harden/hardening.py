@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nip_core.attacks import ATTACKS, Attack
+from nip_core.attacks.base import CHATS
 from nip_core.attacks.course import TESTED_EVERY
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters, load_parameters
@@ -36,7 +37,7 @@ _SAME_PROBLEMS = (
     *("scenario", "scenario_settings", "code_validation", "dataset", "dataset_options"),
     *("test_dataset_split", "interaction_protocol", "protocol_common", "seed", "attack"),
 )
-_FILLED_IN = ("run_name", "run_store", "base_run", "opponents", "attack")
+_FILLED_IN = ("run_name", "run_store", "base_run", "opponents", "attack", "imitation.chats")
 """The settings that follow from the rounds, in their training."""
 _FILLED_IN_ATTACKS = ("run_name", "run_store", "base_run", "attack.run", "attack.iteration")
 _GAME = ("scenario", "scenario_settings", "code_validation", "dataset", "interaction_protocol")
@@ -83,6 +84,8 @@ class HardeningSettings:
     """The problems on which attackers play: all, or wrong ones alone, with their share of these."""
     iterations: int | None = None
     """Iterations of training in a round; None: as many as the run had."""
+    show: str | None = None
+    """The file of chats that the verifier imitates first in each round, in an iteration more."""
     steps: int | None = None
     every: int | None = None
     until: str | None = None
@@ -106,6 +109,8 @@ class HardeningSettings:
             raise SettingsError(
                 f"--on {self.played_problems!r}: attackers play on all problems, or on wrong"
             )
+        if self.show is not None and not self.show.endswith(CHATS):
+            raise SettingsError(f"--show {self.show}: name a file of chats, path/to/chats.jsonl")
         if not self.attacks:
             raise SettingsError("--attack is missing; use sneaky, script or script:NAME")
         labels = [attack.label for attack in self.attacks]
@@ -329,11 +334,12 @@ class _Hardened:
         """Plan how a round goes on training the verifier of the previous run."""
         settings, stored_settings = self._settings, self.stored
         share = settings.attackers / len(attackers)
-        rl = dict(stored_settings["rl"])
-        if settings.iterations is not None:
-            rl["num_iterations"] = settings.iterations
+        had = self._trained.rl.num_iterations - self._trained.imitates(0)
+        plays = had if settings.iterations is None else settings.iterations
+        rl = {**stored_settings["rl"], "num_iterations": plays + (settings.show is not None)}
         values = {
             **stored_settings,
+            "imitation": {"chats": settings.show},
             "run_name": self._name(number, None),
             "agents": self._agents(),
             "rl": rl,

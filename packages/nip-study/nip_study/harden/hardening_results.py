@@ -18,6 +18,11 @@ from nip_core.attack_figures.reach import reach_share
 from nip_core.evaluation.figures_in_words import DASH, percent, percent_cell, points_cell
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.records.iterations import Records
+from nip_core.records.sampled_verdicts import (
+    SampledVerdicts,
+    count_sampled_verdicts,
+    sampled_section,
+)
 from nip_core.records.status import find_status
 from nip_core.records.untrained_attack import find_control
 from nip_core.rollouts.plan import TEST
@@ -26,7 +31,7 @@ from nip_core.run_store.store import MissingFileError, Store
 from nip_study.documents.results_document import FINISHED, NOT_BEGUN
 from nip_study.harden.hardening import EVERY_PROBLEM, Hardening, PlannedRound, PlannedStep
 from nip_study.harden.hardening_figure import AFTER, BEFORE, COMPLETE, RateOfRound, rounds_svg
-from nip_study.parts.document_parts import Part
+from nip_study.parts.document_parts import Part, is_none
 from nip_study.parts.page_tables import markdown_table
 
 
@@ -61,7 +66,7 @@ class AttackInRound(Part):
     """The verdict of `until: plateau` with which it ended."""
     rarest: float | None = None
     """The share of messages beyond which a kind was likely never sampled; None: a script."""
-    rarest_to_train: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    rarest_to_train: float | None = Field(default=None, exclude_if=is_none)
     """The share below which a kind may never have trained an agent."""
 
 
@@ -73,6 +78,8 @@ class HardenedRound(Part):
     status: str
     before: Rates | None = None
     """With honest provers, on the attacks' test problems."""
+    sampled: SampledVerdicts | None = Field(default=None, exclude_if=is_none)
+    """In the training of the round; None: there was none, or not yet, or in an earlier version."""
     attacks: tuple[AttackInRound, ...] = ()
 
     @property
@@ -105,6 +112,8 @@ class HardeningResults(Part):
     rounds: tuple[HardenedRound, ...]
     untrained: tuple[UntrainedUnderAttack, ...] = ()
     """By attack; () in results of versions that did not look for them."""
+    show: str | None = Field(default=None, exclude_if=is_none)
+    """The file of chats that the verifier imitates first in each round."""
     failures: dict[str, str] = Field(default_factory=dict)
     """By run, why it did not end."""
 
@@ -123,6 +132,7 @@ def collect_hardening(
         on=settings.played_problems,
         rounds=tuple(_collect_round(store, round_plan) for round_plan in hardening.rounds),
         untrained=tuple(_collect_untrained(store, hardening)),
+        show=settings.show,
         failures=failures or {},
     )
 
@@ -136,12 +146,14 @@ def _collect_round(store: Store, round_plan: PlannedRound) -> HardenedRound:
             rates_before = Rates.model_validate(figures.trained.as_json())
     if rates_before is None:
         rates_before = _read_own_test(store, round_plan)
-    status = _read_status(store, round_plan.run)
+    training = round_plan.training
     return HardenedRound(
         round=round_plan.number,
         run=round_plan.run,
-        status=status,
+        status=_read_status(store, round_plan.run),
         before=rates_before,
+        sampled=training
+        and count_sampled_verdicts(RunStore(store, training.name), training.parameters),
         attacks=tuple(attacks),
     )
 
@@ -248,7 +260,7 @@ def _lines(results: HardeningResults) -> dict[str, list[RateOfRound]]:
 
 _PAGE = """# Hardening {name}
 
-The verifier of run {run} is attacked in round 0. In each further round it is trained on, in
+The verifier of run {run} is attacked in round 0. In each further round it {first}is trained on, in
 {honest} of the episodes{on} with its honest provers, who keep their weights, and in {attackers}
 with all attackers so far in equal shares{rest}; then it is attacked with a fresh one. The tests of
 all rounds are on the same problems. Rates are in percent, intervals 95 %, by question.
@@ -277,6 +289,7 @@ def render_hardening(results: HardeningResults) -> str:
     page = _PAGE.format(
         name=results.hardening,
         run=results.run,
+        first=f"first imitates chats of {results.show}, then " if results.show else "",
         honest=percent(results.honest),
         attackers=percent(results.attackers),
         on=" on wrong problems" if on_wrong else "",
@@ -293,6 +306,8 @@ def render_hardening(results: HardeningResults) -> str:
         attack.rarest_to_train is not None for each in results.rounds for attack in each.attacks
     ):
         page += _TO_TRAIN
+    if sampled := {r.round: r.sampled for r in results.rounds if r.sampled is not None}:
+        page += sampled_section(sampled, shows=results.show is not None)
     if labels := [entry.label for entry in results.untrained if entry.after is None]:
         page += f"\n{NO_CONTROL}: {', '.join(labels)}. The same attack on run {results.run} with "
         page += "--iteration 0 plays it; without it nobody can tell what training did.\n"
@@ -307,7 +322,7 @@ def rounds_table(results: HardeningResults) -> str:
     heads = [
         *("round", "verifier of", "attack", "soundness before", "after", "completeness before"),
         *("after", "steps to exploit", "lost to lying", "to training"),
-        *("lost to the script", "reach", "ended"),
+        *("lost to the script", "reach", "ended", "sampled verdicts"),
     ]
     rows = [_list_untrained_cells(entry, results.run) for entry in results.untrained if entry.after]
     rows += [cells for hardened_round in results.rounds for cells in _list_cells(hardened_round)]
@@ -336,12 +351,13 @@ def _list_cells(hardened_round: HardenedRound) -> Iterator[list[str]]:
             points_cell(attack.lost_to_script),
             reach_share(attack.rarest, attack.rarest_to_train),
             ending,
+            DASH if hardened_round.sampled is None else hardened_round.sampled.in_words,
         ]
 
 
 def _list_untrained_cells(entry: UntrainedUnderAttack, run: str) -> list[str]:
     sound, complete = _cell(entry.after, "soundness"), _cell(entry.after, "completeness")
-    return ["untrained", run, entry.label, DASH, sound, DASH, complete, *[DASH] * 6]
+    return ["untrained", run, entry.label, DASH, sound, DASH, complete, *[DASH] * 7]
 
 
 def _cell(rates: Rates | None, rate: str) -> str:

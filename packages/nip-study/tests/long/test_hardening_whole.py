@@ -15,6 +15,7 @@ from server_here import servers_here
 from small_game import train_here, write_config
 
 from nip_core import loop
+from nip_core.jobs.document import read_job
 from nip_core.records.models import read_models
 from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.manifest import read_manifest
@@ -22,7 +23,7 @@ from nip_core.run_store.run import RunStore, list_runs
 from nip_core.run_store.store import open_store
 from nip_core.upkeep.verify import verify_run
 from nip_study.harden.hardening import HardeningSettings, parse_attack, plan_hardening
-from nip_study.harden.hardening_results import collect_hardening
+from nip_study.harden.hardening_results import collect_hardening, render_hardening
 
 ROOT = Path(__file__).parents[4]
 ENVIRONMENT = {**os.environ, "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
@@ -171,10 +172,14 @@ def stopped_before(stage_name):
 
 async def test_rounds_that_stop_in_each_of_their_runs_play_the_same(tmp_path):
     """The same without processes: each of the five runs is stopped once, at another stage."""
-    await train_here(write_config(tmp_path, **GAME))
+    await train_here(write_config(tmp_path, **{**GAME, "scenario": "bags", "dataset": "lists"}))
     store, plain = tmp_path / "runs", tmp_path / "plain"
     shutil.copytree(store, plain)
-    settings = HardeningSettings(2, (parse_attack("script:no-step"),), problems=4)
+    chats = tmp_path / "chats.jsonl"
+    chat = [{"role": "user", "content": "Right?"}, {"role": "assistant", "content": "No: reject"}]
+    chats.write_text(f"{json.dumps({'messages': chat, 'agent': 'verifier'})}\n" * 12)
+    attacks = (parse_attack("script:no-answer"),)
+    settings = HardeningSettings(2, attacks, problems=4, show=str(chats))
     stops = ("play_shard", "wait_for_job", "measure", "swap_models", "commit_split")
     planned = plan_hardening(str(store), "small", settings)
     with servers_here():
@@ -189,13 +194,26 @@ async def test_rounds_that_stop_in_each_of_their_runs_play_the_same(tmp_path):
         assert verify_run(RunStore(open_store(store), step.name)).problems == {}
     results = collect_hardening(open_store(store), planned)
     assert results.rounds == collect_hardening(open_store(plain), planned).rounds
-    assert [of.lowest.label for of in results.rounds] == ["no-step"] * 3
+    assert [of.lowest.label for of in results.rounds] == ["no-answer"] * 3
     assert {of.before.problems for of in results.rounds} == {8}
     # The honest provers keep their weights, and each round's verifier is another one.
-    groups = [read_models(RunStore(open_store(store), of.run), 1) for of in planned.rounds]
+    places = [(RunStore(open_store(store), of.run), of.iteration) for of in planned.rounds]
+    groups = [read_models(*place) for place in places]
     assert len({of["prover"].model for of in groups}) == 1
     assert len({of["verifier"].model for of in groups}) == 3
-    # The last round has met the attackers of both before.
-    last = read_rollouts(open_store(store), "small-harden-2/iterations/0000/rollouts/train")
-    met = {*last.episodes["opponent_run"].to_pylist()}
-    assert met == {None, "small-harden-0-no-step", "small-harden-1-no-step"}
+    # The last round has met the attackers of both before, after it had imitated the chats.
+    run = places[2][0]
+    assert read_job(run, run.job(0, "verifier")).examples == 12
+    last = read_rollouts(open_store(store), "small-harden-2/iterations/0001/rollouts/train")
+    episodes = last.episodes.to_pylist()
+    met = {of["opponent_run"] for of in episodes}
+    assert met == {None, "small-harden-0-no-answer", "small-harden-1-no-answer"}
+    # Of the verdicts on what attackers said, the rejected ones that compare nothing are counted.
+    sampled = results.rounds[2].sampled
+    on_attackers = [of for of in episodes if of["opponent_run"] and of["y"] == 0]
+    decisions = [of["decision"] for of in on_attackers if of["decision"] < 2]
+    assert (sampled.verdicts, sampled.rejected) == (len(decisions), decisions.count(0))
+    assert sampled.unchecked == sampled.rejected and results.rounds[0].sampled is None
+    page = render_hardening(results)
+    assert f"| of {len(decisions)}: {decisions.count(0)} rejected" in page
+    assert f"it first imitates chats of {chats}, then is trained on" in page.replace("\n", " ")
