@@ -369,6 +369,17 @@ def test_no_answer_names_nothing_and_still_makes_the_claim():
         assert read_names(said) == {} and said == "Answer: They differ."
 
 
+def test_a_verdict_compares_where_it_names_a_coin_and_an_answer_of_one_challenge():
+    verdicts = {
+        "1 is A, 1: A, right. 2 is B, 2: A, wrong.\nDecision: reject": True,
+        "1 is A, 2 is B, 3 is B\nDecision: reject": False,
+        "1 is A, 2: A\nDecision: reject": False,
+        "They differ.\nDecision: accept": False,
+    }
+    assert {text: scenario().checks_answers(text) for text in verdicts} == verdicts
+    assert scenario(challenges=0).checks_answers("1 is A, 1: A") is None
+
+
 def test_without_challenges_every_script_makes_the_claim_alone():
     [problem, *_] = problems()
     asked = turn(Game(settings(challenges=0)), problem, 0)

@@ -85,7 +85,10 @@ async def test_a_run_imitates_first_and_is_trained_on_from_there(tmp_path):
             {"agents": {**AGENTS, "verifier": {"fine_tune_from_scratch": True}}},
             "agents.verifier.fine_tune_from_scratch: iteration 1 would begin with the base model",
         ),
-        ({"base_run": {"base_run_type": "rerun_tests", "run_id": "a"}}, "rerun_tests trains nobody"),
+        (
+            {"base_run": {"base_run_type": "rerun_tests", "run_id": "a"}},
+            "rerun_tests trains nobody",
+        ),
         ({"attack": {"run": "a", "by": "sneaky"}}, "an attack begins with attack.start_from"),
         ({"few": 9}, "chats.jsonl has 9 chats for verifier, 10 are needed; add some"),
         ({"agent": "prover"}, "line 1: agent has to be one that is trained, of verifier"),
