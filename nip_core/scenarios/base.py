@@ -352,20 +352,20 @@ class Scenario:
 
     # Games that can be played.
 
-    def check(self, protocol: Protocol) -> None:
-        """Raise ValueError, naming the setting, where the scenario can't be played so."""
-
-    def check_system(self) -> None:
     def rejects(self, texts: Mapping[str, str], messages: Sequence[str]) -> bool:
         """Tell whether a rule of the game rejects, whatever the verifier would say.
 
         It is asked in each turn of the verifier in which a verdict counts, once provers have had a
         turn. `texts` are all texts of the episode, `messages` those of provers so far that the
         verifier reads, in order; none where all were silent. If it rejects, no model is asked: the
-        turn is the surest rejection of the scale, by `RULE_MODEL`, and nobody is trained on it.
+        turn is the surest rejection of the scale, by `RULE_MODEL`, and no agent is trained on it.
         """
         return False
 
+    def check(self, protocol: Protocol) -> None:
+        """Raise ValueError, naming the setting, where the scenario can't be played so."""
+
+    def check_system(self) -> None:
         """Raise ValueError, with the remedy, where this system can't play it."""
 
 

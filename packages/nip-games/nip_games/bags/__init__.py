@@ -266,7 +266,7 @@ class Bags(Scenario):
         return tuple(name for name in self.scripts if is_public or name != "coins")
 
     def check(self, protocol: Protocol) -> None:
-        """Refuse a rule for answers in a protocol in which nobody answers."""
+        """Refuse a rule for answers in a protocol in which no prover answers."""
         if self.settings.unanswered == "reject" and not protocol.provers:
             raise ValueError(
                 f"scenario_settings.unanswered: reject is for answers of a prover, and protocol "
