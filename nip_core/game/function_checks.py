@@ -48,6 +48,8 @@ def check_functions(game: Game, problems: Mapping[str, Sequence[Problem]]) -> No
                 for function in ("as_read", "remark", "kind_of_message"):
                     call_for_text(scenario, function, _MESSAGE, texts)
                 call_scenario(scenario, "checks_answers", _MESSAGE)
+                for messages in ((), (_MESSAGE,)):
+                    call_for_rejection(scenario, texts, messages)
                 if scenario.labels_in_play:
                     _try_written(scenario, problem)
 
