@@ -174,15 +174,21 @@ def _read_chat(line: str, place: str) -> tuple[tuple[ChatMessage, ...], str | No
     )
     try:
         value: Any = parse_json(line)
-        messages = [(message["role"], message["content"]) for message in value["messages"]]
+        fields = [(m["role"], m["content"], m.get("name") or "") for m in value["messages"]]
         agent = value.get("agent")
     except (ReadError, TypeError, KeyError, AttributeError) as error:
         raise SettingsError(f"{form} (got {line[:80]!r})") from error
-    is_whole = all(role in _ROLES and isinstance(text, str) for role, text in messages)
-    if not is_whole or not messages or messages[-1][0] != "assistant":
-        raise SettingsError(f"{form} (got roles {[role for role, _ in messages]})")
-    name = None if agent is None else str(agent)  # a value that is no name is no agent's
-    return tuple({"role": role, "content": text} for role, text in messages), name
+    roles = [role for role, _, _ in fields]
+    is_whole = all(isinstance(text, str) for _, *texts in fields for text in texts)
+    is_whole &= all(role in _ROLES for role in roles)
+    if not is_whole or roles[-1:] != ["assistant"]:
+        raise SettingsError(f"{form} (got roles {roles})")
+    # A chat template may write the name of whoever has sent a message.
+    messages = tuple(
+        {"role": role, "content": text, **({"name": name} if name else {})}
+        for role, text, name in fields
+    )
+    return messages, None if agent is None else str(agent)  # no name: no agent's
 
 
 def _make_given(agent: str, messages: tuple[ChatMessage, ...], line: str) -> Example:

@@ -29,7 +29,7 @@ def write_chats(folder, count, **more):
     chats = [
         {
             "messages": [
-                {"role": "user", "content": f"Is claim {i} right?"},
+                {"role": "user", "content": f"Is claim {i} right?", "name": "Expert"},
                 {"role": "assistant", "content": "Decision: reject"},
             ],
             **more,
@@ -60,6 +60,7 @@ async def test_a_run_imitates_first_and_is_trained_on_from_there(tmp_path):
     assert [is_committed(run.store, run.rollouts(i, "train")) for i in (0, 1)] == [False, True]
     rows = [*open_dataset(run.store, run.dataset(0, "verifier")).rows()]
     assert {row["reason"] for row in rows} == {"given"}
+    assert [message["name"] for message in rows[0]["messages"]] == ["Expert", None]
     assert all(entry["test"] for entry in result["iterations"]) and len(result["iterations"]) == 3
     assert verify_run(run).problems == {}
     # An attack on it begins with nothing.
