@@ -107,10 +107,10 @@ class Game:
 
     @cached_property
     def of_others(self) -> Mapping[str, "Game"]:
-        """By name of another run, the same game as its agents are asked in it."""
+        """By name of another run, or of a script, the same game as its agents are asked in it."""
         runs = self.parameters.opponents.runs
         return {
-            entry.run: Game(asked_as_there(self.parameters, entry.found))
+            entry.name: Game(asked_as_there(self.parameters, entry.found))
             for entry in runs
             if entry.found is not None
         }

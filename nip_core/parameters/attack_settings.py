@@ -162,10 +162,11 @@ class _Attacked:
             "checkpoint_version": "latest",
             "published_adapter": None,
         }
+        attacking: PlainDict = {"script": None, **changes}  # the attack says what they say
         return {
             name: dict(agent)
             if agent.get("is_random")
-            else {**agent, **frozen, **(changes if name in self.attackers else {})}
+            else {**agent, **frozen, **(attacking if name in self.attackers else {})}
             for name, agent in self.stored["agents"].items()
         }
 

@@ -7,7 +7,8 @@ check_log_probs      who is compared by log-probabilities has some
 check_attack         an attack attacks another run, with provers that have a model
 check_budget_prices  a cap in dollars has all prices that it needs
 find_attackers       the provers that attack
-list_scripted        the attackers that have their messages from a script
+check_scripted       an agent with a script is a prover that is not trained
+list_scripted        the provers that have their messages from a script
 """
 
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from nip_core.parameters.services.dialects import check_dialect, find_dialect
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
 from nip_core.scenarios import make_scenario
+from nip_core.scenarios.scripts import check_script_named
 
 if TYPE_CHECKING:
     from nip_core.parameters.hyper_parameters import HyperParameters
@@ -197,9 +199,36 @@ def find_attackers(parameters: "HyperParameters") -> tuple[str, ...]:
 
 
 def list_scripted(parameters: "HyperParameters") -> tuple[str, ...]:
-    """List the attackers that play without their models, as a script writes their messages."""
+    """List the provers whose messages a script writes, by its attack or by their own settings."""
     attack = parameters.attack
-    return find_attackers(parameters) if attack.run and attack.way.script else ()
+    attackers = find_attackers(parameters) if attack.run and attack.way.script else ()
+    agents = parameters.prompted_agents.items()
+    return tuple(n for n, agent in agents if n in attackers or agent.script is not None)
+
+
+def check_scripted(parameters: "HyperParameters") -> None:
+    """Refuse scripts that are not there, and for agents that are no provers, train or attack."""
+    protocol = make_protocol(parameters)
+    for name, agent in parameters.prompted_agents.items():
+        setting = f"agents.{name}.script"
+        if agent.script is None:
+            continue
+        if name not in protocol.provers:
+            raise ValueError(
+                f"{setting}: a script writes messages of provers alone (got {agent.script!r}), "
+                f"which are {', '.join(protocol.provers) or 'none'} here; leave it out"
+            )
+        if not agent.freeze_agent:
+            raise ValueError(
+                f"{setting}: a script is not trained (got {agent.script!r}); set "
+                f"agents.{name}.freeze_agent: true"
+            )
+        if parameters.target_run is not None and name in find_attackers(parameters):
+            raise ValueError(
+                f"{setting}: the attack says what this prover says (got {agent.script!r}); leave "
+                "it out, or attack by script"
+            )
+        check_script_named(make_scenario(parameters), agent.script, setting)
 
 
 def check_schedules(parameters: "HyperParameters") -> None:

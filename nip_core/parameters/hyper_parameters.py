@@ -41,7 +41,11 @@ from nip_core.parameters.blocks.loop_settings import (
     RolloutParameters,
     TextRlParameters,
 )
-from nip_core.parameters.blocks.opponents import OpponentsParameters, check_opponents
+from nip_core.parameters.blocks.opponents import (
+    OpponentsParameters,
+    check_opponents,
+    list_played_by_models,
+)
 from nip_core.parameters.blocks.tracking import Trackers
 from nip_core.parameters.checks import (
     check_agents,
@@ -50,6 +54,7 @@ from nip_core.parameters.checks import (
     check_groups,
     check_log_probs,
     check_schedules,
+    check_scripted,
     find_attackers,
     list_scripted,
 )
@@ -229,6 +234,7 @@ class HyperParameters(AttackQuestions, Parameters):
         check_groups(self)
         check_agents(self)
         check_schedules(self)
+        check_scripted(self)
         check_log_probs(self)
         check_recording(self)
         self._check_rounds()
@@ -313,8 +319,9 @@ class HyperParameters(AttackQuestions, Parameters):
 
     @property
     def model_agents(self) -> dict[str, PureTextAgentParameters]:
-        """Return the agents that play with a model, by name."""
-        scripted = list_scripted(self)
+        """Return by name the agents that play with a model, if only with one of another run."""
+        if scripted := {*list_scripted(self)}:
+            scripted -= {*list_played_by_models(self)}
         return {n: a for n, a in self.prompted_agents.items() if n not in scripted}
 
     @property
@@ -358,7 +365,7 @@ class HyperParameters(AttackQuestions, Parameters):
     def names_run(self) -> bool:
         """Tell whether the settings name another run."""
         is_based = self.base_run.base_run_type != "none" or self.attack.run is not None
-        is_based |= bool(self.opponents.runs)
+        is_based |= any(entry.run is not None for entry in self.opponents.runs)
         agents = self.model_agents.values()
         return is_based or any(agent.load_checkpoint_and_parameters for agent in agents)
 

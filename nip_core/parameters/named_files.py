@@ -105,13 +105,13 @@ def find_on_record(
 
 def find_in_sweep(setting: str, value: Plain, file: str) -> Plain:
     """Give a value of a sweep's file: a path as it is found beside it, else the value itself."""
-    values: Plain = value
-    for key in reversed(setting.split(".")):
+    keys, values = setting.split("."), value
+    for key in reversed(keys):
         values = {key: values}
     for named in _list_named(values if isinstance(values, dict) else {}):
         path = _find(named, (Folder(os.path.dirname(file)),), {}) if named.is_needed else None
         if path is not None:
-            return path
+            value = _with(value, named.keys[len(keys) :], path)
     return value
 
 
@@ -141,10 +141,14 @@ def _list_named(values: PlainMapping) -> Iterator[_NamedFile]:
     yield from _relative(
         _NamedFile(("lm_server", "replies"), _text(values, "lm_server", "replies"))
     )
+    opponents = values.get("opponents")
+    runs = opponents.get("runs") if isinstance(opponents, Mapping) else None
+    for number in range(len(runs)) if isinstance(runs, list | tuple) else ():
+        yield from _list_in_python(values, ("opponents", "runs", str(number), "script"))
     agents = values.get("agents")
     for name in agents if isinstance(agents, Mapping) else ():
-        in_python = ("agents", name, "model_provider")
-        yield from _list_in_python(values, in_python)
+        for setting in ("model_provider", "script"):
+            yield from _list_in_python(values, ("agents", name, setting))
         template = ("agents", name, "system_prompt_template_path")
         yield from _relative(_NamedFile(template, _text(values, *template)))
         model = _text(values, "agents", name, "model_name")
@@ -185,7 +189,10 @@ def _is_written_as_path(text: str) -> bool:
 
 def _text(values: Any, *keys: str) -> str:
     for key in keys:
-        values = values.get(key) if isinstance(values, Mapping) else None
+        if isinstance(values, list | tuple):
+            values = values[int(key)] if int(key) < len(values) else None
+        else:
+            values = values.get(key) if isinstance(values, Mapping) else None
     return values if isinstance(values, str) else ""
 
 
@@ -232,7 +239,10 @@ def _say_missing(setting: _NamedFile, folders: Sequence[Folder]) -> str:
     )
 
 
-def _with(values: Any, keys: Sequence[str], value: str) -> PlainDict:
+def _with(values: Any, keys: Sequence[str], value: str) -> Any:
     """Give `values` with another value at an address that is there."""
-    inner = value if len(keys) == 1 else _with(values[keys[0]], keys[1:], value)
-    return {**values, keys[0]: inner}
+    if not keys:
+        return value
+    if isinstance(values, list | tuple):
+        return [_with(v, keys[1:], value) if str(i) == keys[0] else v for i, v in enumerate(values)]
+    return {**values, keys[0]: _with(values[keys[0]], keys[1:], value)}

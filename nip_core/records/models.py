@@ -167,7 +167,7 @@ def list_of_others(parameters: HyperParameters) -> dict[str, dict[OpponentKey, S
             else:
                 name = name_as_model(opponent.script, opponent.script_digest)
                 model = ServedModel(name, name)
-            by_agent.setdefault(agent, {})[entry.run] = model
+            by_agent.setdefault(agent, {})[entry.name] = model
     return by_agent
 
 

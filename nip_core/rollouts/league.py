@@ -67,7 +67,7 @@ def _draw_run(spec: EpisodeSpec, parameters: HyperParameters) -> EpisodeSpec:
                 spec,
                 opponent=join_agents(entry.agents),
                 opponent_iteration=entry.found.iteration,
-                opponent_run=entry.run,
+                opponent_run=entry.name,
             )
     return spec
 

@@ -1,7 +1,8 @@
 """A turn that a script writes in the place of a prover's model.
 
 find_attack_script     the script of an attack
-find_opponent_scripts  the scripts of other runs that play in training
+find_scripts           by agent, the script that writes in all of its turns
+find_opponent_scripts  by opponent, the scripts that play in a share of the training
 make_scripted_players  the agents for which a script writes
 make_writing_player    an agent that says one text, for an attack that writes
 ask_script             a script's answer, as a call without a model
@@ -14,7 +15,6 @@ and a slow one holds nothing else up.
 import asyncio
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 
@@ -40,6 +40,7 @@ from nip_core.scenarios.scripts import (
     name_as_model,
 )
 
+TRIED = 16  # problems of a split on which a script is tried that writes in training
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="script")
 
 
@@ -49,40 +50,57 @@ def find_attack_script(game: Game) -> LoadedScript | None:
     return None if name is None else load_script(game.scenario, name)
 
 
+def find_scripts(game: Game) -> dict[str, LoadedScript]:
+    """Load by agent the script of an attack, or of its own settings. Raises ValueError."""
+    agents, of_attack = game.parameters.prompted_agents, find_attack_script(game)
+    scripts = {}
+    for agent in list_scripted(game.parameters):
+        if (name := agents[agent].script) is not None:
+            scripts[agent] = load_script(game.scenario, name, f"agents.{agent}.script")
+        elif of_attack is not None:
+            scripts[agent] = of_attack
+    return scripts
+
+
 def find_opponent_scripts(game: Game) -> dict[str, LoadedScript]:
-    """Load by run the scripts of other runs that play in training. Raises ValueError."""
-    scripts = ((run.run, _load_opponent(game, run)) for run in game.parameters.opponents.runs)
-    return {run: script for run, script in scripts if script is not None}
+    """Load by opponent the scripts that play in training. Raises ValueError."""
+    scripts = (
+        (entry.name, _load_opponent(game, entry)) for entry in game.parameters.opponents.runs
+    )
+    return {name: script for name, script in scripts if script is not None}
 
 
 def _load_opponent(game: Game, entry: OpponentRun) -> LoadedScript | None:
-    """Load the script of another run; None for one that plays with models.
+    """Load the script of an opponent; None for one that plays with models.
 
-    Raises ValueError, also for a file that has changed since that run attacked.
+    Raises ValueError, also for a file that has changed since its run attacked, or this one began.
     """
     opponent = entry.found
     if opponent is None or opponent.script is None:
         return None
-    setting = f"opponents.runs: {entry.run}"
+    setting = f"opponents.runs: {entry.name}"
     try:
-        script = replace(load_script(game.scenario, opponent.script), setting=setting)
+        script = load_script(game.scenario, opponent.script, setting)
     except ValueError as error:
         raise ValueError(f"{setting}: {error}") from None
     if script.digest != opponent.script_digest:
         raise ValueError(
-            f"{setting}: {script.file} is not what it was when that run attacked; bring it back, "
-            "or attack with it anew, under another name"
+            f"{setting}: {script.file} is not what it was when "
+            + (
+                "this run began; bring it back, or start anew, under another name"
+                if entry.run is None
+                else "that run attacked; bring it back, or attack with it anew, under another name"
+            )
         )
     return script
 
 
 def make_scripted_players(game: Game) -> dict[str, Player]:
     """Make a player for each agent whose messages a script writes."""
-    script, agents = find_attack_script(game), game.parameters.prompted_agents
+    agents = game.parameters.prompted_agents
     return {
         agent: Player(agent, script.model, None, agents[agent], script=script)
-        for agent in list_scripted(game.parameters)
-        if script is not None
+        for agent, script in find_scripts(game).items()
     }
 
 

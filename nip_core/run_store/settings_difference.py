@@ -33,7 +33,13 @@ _CONTENTS = {
     "lm_server.replies": "replies",
 }
 """By setting with a path, the digest of its content, in the contents on record."""
-_CLASSES = ("scenario", "interaction_protocol", "attack.by", "attack.script")
+_OF_AGENTS = {
+    "system_prompt_template_path": "templates",
+    "model_provider": "providers",
+    "script": "scripts",
+}
+"""The same by setting of an agent."""
+_CLASSES = ("scenario", "interaction_protocol", "attack.by")
 _VALUE_SHOWN = 80  # characters
 
 
@@ -117,22 +123,19 @@ def _is_same_content(
     return bool(digests[0]) and digests[0] == digests[1]
 
 
-def _is_provider(key: str) -> bool:
-    return key.startswith("agents.") and key.endswith(".model_provider")
-
-
 def _content_of(key: str) -> str:
     """Name the digest of the content at a setting's path; "" of a setting without a path."""
-    if key.startswith("agents.") and key.endswith(".system_prompt_template_path"):
-        return f"templates.{key.split('.')[1]}"
-    if _is_provider(key):
-        return f"providers.{key.split('.')[1]}"
+    room, _, rest = key.partition(".")
+    agent, _, setting = rest.partition(".")
+    if room == "agents" and setting in _OF_AGENTS:
+        return f"{_OF_AGENTS[setting]}.{agent}"
     return _CONTENTS.get(key, "")
 
 
 def _split(key: str, path: str) -> tuple[str, str]:
     """Split ``path/to/file.py:Class``."""
-    file, _, name = path.rpartition(":") if key in _CLASSES or _is_provider(key) else (path, "", "")
+    is_class = key in _CLASSES or key.endswith((".model_provider", ".script"))
+    file, _, name = path.rpartition(":") if is_class else (path, "", "")
     return file, name
 
 

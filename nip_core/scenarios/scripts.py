@@ -25,6 +25,7 @@ from nip_core.importing import find_source, import_function
 from nip_core.nearest import did_you_mean
 
 _SHOWN = 12  # characters of a digest
+USUAL_SETTING = "attack.script"
 OF_SCRIPT = "script:"
 """The beginning of a script's name in the place of a model's."""
 
@@ -78,7 +79,7 @@ class LoadedScript:
     """In which it stands."""
     digest: str | None
     """Of that file; None for a script that comes with nip."""
-    setting: str = "attack.script"
+    setting: str = USUAL_SETTING
     """That names it, for errors."""
 
     @property
@@ -97,30 +98,30 @@ def name_as_model(script: str, digest: str | None) -> str:
     return f"{OF_SCRIPT}{script}" + ("" if digest is None else f"@{digest[:_SHOWN]}")
 
 
-def check_script_named(scenario: _WithScripts, name: str | None) -> None:
+def check_script_named(
+    scenario: _WithScripts, name: str | None, setting: str = USUAL_SETTING
+) -> None:
     """Raise ValueError for a name that is no script's of the scenario and no address."""
     scripts: Mapping[str, Script] = scenario.scripts
     if name is None or name in scripts or ":" in name:
         return
     listed = f"there are {', '.join(scripts)}" if scripts else "it has none"
     raise ValueError(
-        f"attack.script: scenario {scenario.name} has no script {name!r}"
+        f"{setting}: scenario {scenario.name} has no script {name!r}"
         f"{did_you_mean(name, tuple(scripts))}; {listed}, and one of your own is named like "
         '"path/to/file.py:function" or "package.module:function"'
     )
 
 
-def load_script(scenario: _WithScripts, name: str) -> LoadedScript:
+def load_script(scenario: _WithScripts, name: str, setting: str = USUAL_SETTING) -> LoadedScript:
     """Load a script. Raises ValueError, naming the setting, where there is none."""
-    check_script_named(scenario, name)
+    check_script_named(scenario, name, setting)
     scripts: Mapping[str, Script] = scenario.scripts
     if name in scripts:
-        return LoadedScript(name, scripts[name], find_source(scripts[name]), None)
-    function = import_function(
-        "attack.script", name, "takes a turn and returns a message (docs/attack.md)"
-    )
+        return LoadedScript(name, scripts[name], find_source(scripts[name]), None, setting)
+    function = import_function(setting, name, "takes a turn and returns a message (docs/attack.md)")
     file = find_source(function)
-    return LoadedScript(name, function, file, digest_file(file))
+    return LoadedScript(name, function, file, digest_file(file), setting)
 
 
 def digest_file(file: str | Path) -> str:

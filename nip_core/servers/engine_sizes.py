@@ -10,7 +10,7 @@ from typing import Any
 
 from nip_core.errors import SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.parameters.blocks.opponents import list_opponents
+from nip_core.parameters.blocks.opponents import list_opponents, list_played_by_models
 from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.derived.model_names import base_name
 from nip_lm_server.client import DEFAULT_LORA_RANK, LARGEST_LORA_RANK, served_lora_rank
@@ -35,8 +35,10 @@ def choose_vllm_sizes(parameters: HyperParameters, base: str) -> dict[str, Any]:
     #    iterations or of other runs.
     adapters = len([rank for rank in ranks if rank])
     names = {name for group in groups for name in parameters.groups[group]}
-    league = [name for name in list_opponents(parameters) if name in names]
-    runs = len(parameters.opponents.runs)
+    opponents = parameters.opponents.runs
+    players = list_played_by_models(parameters) if opponents else list_opponents(parameters)
+    league = [name for name in players if name in names]
+    runs = sum(entry.run is not None for entry in opponents)
     earlier_models = runs or parameters.opponents.last or parameters.rl.num_iterations
     sizes["max_loras"] = max(1, min(adapters + earlier_models * len(league), MOST_LORAS))
     if isinstance(in_memory := options.get("max_cpu_loras"), int):

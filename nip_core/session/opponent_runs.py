@@ -1,6 +1,6 @@
-"""Other runs with provers that play in training: their facts, and that they fit this run.
+"""Other runs and scripts that play in training: their facts, and that they fit this run.
 
-find_opponents_there   the settings with the facts of these runs
+find_opponents_there   the settings with the facts of these
 list_adapters_there    by run, the models to copy from its own server
 check_opponent_scripts tries their scripts before anything is paid for
 digest_opponents       of their prompts from outside of nip, for the run's identity
@@ -19,8 +19,13 @@ from nip_core.game.render import Game
 from nip_core.hashing import digest
 from nip_core.parameters import HyperParameters, load_parameters
 from nip_core.parameters.blocks.game import OF_REWARD_FUNCTION
-from nip_core.parameters.blocks.opponents import RUNS, FoundOpponent, OpponentRun
-from nip_core.parameters.checks import GROUP_SETTINGS, find_attackers
+from nip_core.parameters.blocks.opponents import (
+    RUNS,
+    FoundOpponent,
+    OpponentRun,
+    name_opponent,
+)
+from nip_core.parameters.checks import GROUP_SETTINGS, find_attackers, list_scripted
 from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.stored import complete_settings, read_settings
 from nip_core.protocols import find_protocol, make_protocol
@@ -29,24 +34,24 @@ from nip_core.records.iterations import Records
 from nip_core.records.models import ServedModel, list_of_others, map_agents_to_groups
 from nip_core.records.status import find_status
 from nip_core.rollouts.plan import TRAIN, plan_episodes
-from nip_core.rollouts.scripted_call import check_script, find_opponent_scripts
+from nip_core.rollouts.scripted_call import TRIED, check_script, find_opponent_scripts
 from nip_core.run_store.run import RunRecord, RunStore, list_runs
 from nip_core.run_store.store import MissingFileError, Store
-from nip_core.scenarios import Problem
+from nip_core.scenarios import Problem, make_scenario
+from nip_core.scenarios.scripts import load_script
 from nip_core.session.origin import SAME_GAME, ModelSearch
 
-_TRIED = 16  # problems on which a script is tried
 _NOT_ASKED = {*GROUP_SETTINGS, "shared_model_group", "update_schedule", "set_addresses", "_type"}
 """Settings of an agent that say nothing of how it is asked."""
 
 
 def find_opponents_there(
-    parameters: HyperParameters, store: Store, record: RunRecord | None
+    parameters: HyperParameters, store: Store | None, record: RunRecord | None
 ) -> HyperParameters:
-    """Return the settings with the facts of the runs that have provers in training here.
+    """Return the settings with the facts of the runs, and scripts, that play in training here.
 
-    A run that is on `record` has it there. Raises SettingsError for a run that is not there, or
-    that can't play in this one.
+    `store` may be missing where the settings name no run. A run that is on `record` has it there.
+    Raises SettingsError for a run, or a script, that is not there, or that can't play in this one.
     """
     opponents = parameters.opponents
     if opponents.kind != RUNS:
@@ -54,8 +59,11 @@ def find_opponents_there(
     on_record = _read_found(record)
     runs = []
     for entry in opponents.runs:
-        opponent = on_record.get(entry.run)
-        if record is None:
+        opponent = on_record.get(entry.name)
+        if record is None and entry.script is not None:
+            opponent = _find_script(parameters, entry.script).to_dict()
+        elif record is None:
+            assert store is not None  # the settings name a run
             opponent = _Other(parameters, store, entry).find().to_dict()
         runs.append({**entry.to_dict(), "found": opponent})
     values = parameters.to_dict()
@@ -68,34 +76,36 @@ def list_adapters_there(parameters: HyperParameters) -> dict[str, dict[str, str 
     adapters: dict[str, dict[str, str | None]] = {}
     for agent, models in list_of_others(parameters).items():
         for run, model in models.items():
-            host = find_host(parameters, parameters.model_agents[agent])
-            if host.takes_adapters and model.trained_in is not None:
+            if model.trained_in is None:
+                continue
+            if find_host(parameters, parameters.model_agents[agent]).takes_adapters:
                 adapters.setdefault(str(run), {})[model.model] = model.digest
     return adapters
 
 
 def check_opponent_scripts(game: Game, problems: Mapping[str, list[Problem]]) -> None:
-    """Try the scripts of other runs on some problems. Raises SettingsError, as `check_script`."""
+    """Try the scripts of opponents on some problems. Raises SettingsError, as `check_script`."""
     try:
         scripts = find_opponent_scripts(game)
     except ValueError as error:
         raise SettingsError(str(error)) from None
     if scripts:
-        specs = plan_episodes(game.parameters, problems[TRAIN], TRAIN, 0)[:_TRIED]
+        specs = plan_episodes(game.parameters, problems[TRAIN], TRAIN, 0)
         for entry in game.parameters.opponents.runs:
-            if (script := scripts.get(entry.run)) is not None:
-                check_script(game.of_others[entry.run], script, specs, entry.agents)
+            if (script := scripts.get(entry.name)) is not None:
+                met = [spec for spec in specs if entry.is_met_on(spec.problem.y)][:TRIED]
+                check_script(game.of_others[entry.name], script, met, entry.agents)
 
 
 def digest_opponents(game: Game) -> dict[str, dict[str, str]]:
-    """Digest by run the user's files with which it plays: templates by agent, and its script."""
+    """Digest by opponent the user's files with which it plays: templates by agent, a script."""
     digests = {}
     protocol = find_protocol(game.parameters.interaction_protocol)
     of_user = protocol.template_directory is not None or ":" in game.parameters.scenario
     for entry in game.parameters.opponents.runs:
         if entry.found is None:
             continue
-        other_game = game.of_others[entry.run]
+        other_game = game.of_others[entry.name]
         of_run = {
             name: digest(other_game.prompts.template(name).template)
             for name in entry.agents
@@ -105,14 +115,38 @@ def digest_opponents(game: Game) -> dict[str, dict[str, str]]:
         if entry.found.script_digest is not None:
             of_run["script"] = entry.found.script_digest
         if of_run:
-            digests[entry.run] = of_run
+            digests[entry.name] = of_run
     return digests
 
 
 def _read_found(record: RunRecord | None) -> dict[str, Any]:
-    """Read by run the facts on record; a run that is missing there has another record, an error."""
+    """Read by opponent the facts on record; one missing there has another record, an error."""
     opponents = {} if record is None else record.parameters.get("opponents") or {}
-    return {entry["run"]: entry.get("found") for entry in opponents.get("runs") or ()}
+    return {
+        name_opponent(entry["run"], entry.get("script")): entry.get("found")
+        for entry in opponents.get("runs") or ()
+    }
+
+
+def _find_script(parameters: HyperParameters, name: str) -> FoundOpponent:
+    """Find a script and whom it plays. Raises SettingsError if it is not there, or plays nobody."""
+    try:
+        script = load_script(make_scenario(parameters), name, "opponents.runs")
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    agents = parameters.opponents.of or find_attackers(parameters)
+    if not agents:
+        raise SettingsError(
+            f"opponents.runs: {name} plays provers that argue for acceptance, of which protocol "
+            f"{parameters.interaction_protocol!r} has none; name agents in opponents.of"
+        )
+    return FoundOpponent(
+        iteration=None,
+        shared_reward=parameters.protocol_common.shared_reward,
+        asked={agent: {} for agent in parameters.prompted_agents if agent in agents},
+        script=name,
+        script_digest=script.digest,
+    )
 
 
 class _Other:
@@ -120,6 +154,7 @@ class _Other:
 
     def __init__(self, parameters: HyperParameters, store: Store, entry: OpponentRun) -> None:
         """Raises SettingsError for a run that is not there."""
+        assert entry.run is not None  # it is no script
         self._parameters, self._store, self._entry = parameters, store, entry
         self._setting = "opponents.runs"
         self._run = RunStore(store, entry.run)
@@ -192,10 +227,12 @@ class _Other:
         """Choose the agents that the run plays: provers with a model, of an attack who attacked."""
         offered = find_attackers(other_run)
         if other_run.target_run is None:
-            offered = tuple(p for p in self._list_provers() if p in other_run.model_agents)
+            scripted = list_scripted(other_run)
+            having = [name for name in other_run.prompted_agents if name not in scripted]
+            offered = tuple(p for p in self._list_provers() if p in having)
         asked_for = self._parameters.opponents.of or self._list_provers()
         # In the order of the protocol, for any order in the settings.
-        agents = [a for a in self._parameters.model_agents if a in offered and a in asked_for]
+        agents = [a for a in self._parameters.prompted_agents if a in offered and a in asked_for]
         if not agents:
             raise self._refuse(
                 f"has no model for {', '.join(asked_for)}; it has some for "
@@ -209,7 +246,7 @@ class _Other:
 
     def _find_asked(self, agent: str) -> dict[str, Any]:
         """Find the settings by which an agent is asked there otherwise than here."""
-        own_settings = self._parameters.model_agents[agent].to_dict()
+        own_settings = self._parameters.prompted_agents[agent].to_dict()
         other_settings = self._stored["agents"][agent]
         return {
             name: other_settings[name]

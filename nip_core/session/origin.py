@@ -213,6 +213,16 @@ def _list_groups_there(parameters: HyperParameters, source: RunStore) -> dict[st
     return groups
 
 
+def _list_scripted_groups(source: RunStore) -> set[str]:
+    """List the groups in which a script wrote for an agent, whose model has not played."""
+    agents = complete_settings(source.open().parameters)["agents"]
+    return {
+        str(agent.get("shared_model_group") or name)
+        for name, agent in agents.items()
+        if agent.get("script")
+    }
+
+
 def bring_adapters(origin: Origin, store: Store, state_dir: Path) -> None:
     """Copy the adapters into the state of the run's own server. The server must not run yet.
 
@@ -349,7 +359,7 @@ class ModelSearch:
         base = base_name(self._parameters, agent)
         models = read_models(source, iteration)
         model = models.get(source_group)
-        if model is None and iteration == 0:
+        if model is None and (iteration == 0 or source_group in _list_scripted_groups(source)):
             return ServedModel(base, base)
         if model is None:
             raise SettingsError(

@@ -135,6 +135,8 @@ def plan_run(parameters: HyperParameters) -> tuple[HyperParameters, Estimate, Or
     origin = Origin()
     check_named(parameters)
     check_trackers(parameters.tracking, os.environ)
+    if not parameters.names_run:
+        parameters = find_opponents_there(parameters, None, None)
     if takes_over(parameters):
         place = parameters.run_store
         if not parameters.names_run and is_missing(place, "run_store"):

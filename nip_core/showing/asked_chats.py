@@ -164,7 +164,8 @@ def _turns_to_come(
 
 def _refuse_random(game: Game, agent: str) -> None:
     if agent not in game.parameters.model_agents:
-        raise SettingsError(f"agents.{agent}: is random: it has no model and so no prompt")
+        reason = "is random" if agent not in game.parameters.prompted_agents else "has a script"
+        raise SettingsError(f"agents.{agent}: {reason}: it has no model and so no prompt")
 
 
 def _no_such_turn(game: Game, place: Place, moves: Sequence[tuple[str, int]]) -> SettingsError:

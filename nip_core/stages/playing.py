@@ -246,14 +246,17 @@ class SplitPlay:
         return may_choose(self.split) and self.session.parameters.choice is not None
 
     def _players(self) -> dict[str, Player]:
-        """Every agent with the model of its group."""
+        """Every agent with the model of its group, or with its script."""
+        return self._models_players() | make_scripted_players(self.session.game)
+
+    def _models_players(self) -> dict[str, Player]:
+        """List those with a model, also where a script plays in its place, and random ones."""
         session, parameters = self.session, self.session.parameters
         players = {
             agent: Player(agent, RANDOM_MODEL, None, settings)
             for agent, settings in parameters.agents.items()
             if isinstance(settings, RandomAgentParameters)
         }
-        players |= make_scripted_players(session.game)
         judges = self._judged_by_tokens()
         trains_tokens = self.split == TRAIN and parameters.method(self.iteration) == "trajectories"
         for group, agents in parameters.groups.items():
@@ -285,18 +288,23 @@ class SplitPlay:
         """
         if not self.opponents:
             return {}
-        players, game = self._players(), self.session.game
+        players, game = self._models_players(), self.session.game
         scripts = find_opponent_scripts(game)
 
         def other(agent: str, key: OpponentKey, model: str) -> Player:
-            player = replace(players[agent], model=model)
             if isinstance(key, int):
-                return player
+                return replace(players[agent], model=model)
             settings = game.of_others[key].parameters.prompted_agents[agent]
             if (script := scripts.get(key)) is not None:
                 return Player(agent, model, None, settings, script=script)
             # No agent is trained on it, so its tokens are not kept, and its sampling is its own.
-            return replace(player, parameters=settings, record_tokens=False, record_logprobs=False)
+            return replace(
+                players[agent],
+                model=model,
+                parameters=settings,
+                record_tokens=False,
+                record_logprobs=False,
+            )
 
         return {
             (agent, key): other(agent, key, model)

@@ -277,6 +277,11 @@ class PureTextAgentParameters(AgentParameters):
     The revision (a branch, a tag or a commit; without it, the main branch) is pinned to its commit
     when the run is created. Needs the run's own server, and another lm_server.engine than
     deterministic."""
+    script: Annotated[str, Field(min_length=1)] | None = None
+    """The function that writes this prover's messages in every episode, in the place of its model,
+    which is neither loaded nor paid for: one that comes with the scenario, by its name, or one of
+    your own, as in attack.script. Needs freeze_agent: true. In an attack on the run the prover
+    has its model, or the script of the attack."""
 
     @model_validator(mode="before")
     @classmethod
@@ -390,6 +395,14 @@ class PureTextAgentParameters(AgentParameters):
         if not (self.moves_server or self.set_addresses):
             return None
         return f"{self.language_model_server_scheme_host}:{port}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings; a script is among them where there is one."""
+        # Settings of before there were any have the same digest.
+        values = super().to_dict()
+        if self.script is None:
+            values.pop("script", None)
+        return values
 
     def _marks(self) -> PlainDict:
         return {SET_ADDRESSES: list(self.set_addresses)} if self.set_addresses else {}

@@ -3,8 +3,10 @@ other runs.
 
 OpponentsParameters  the settings
 OpponentRun          a run with models, or a script, that play in a share of the episodes
+name_opponent        either, as the table of episodes has it
 FoundOpponent        its record from when this run was created
 list_opponents       the agents that other models than the present ones may play
+list_played_by_models  those of them that models of other runs may play
 check_opponents      refuses opponents that could not be, or would train no agent
 asked_as_there       the settings by which the agents of another run are asked
 join_agents          several agents as one text, as the table of episodes has them; split_agents
@@ -18,6 +20,8 @@ from pydantic import Field, model_validator
 from nip_core.parameters.basis.base import Parameters
 from nip_core.parameters.blocks.base_run import RunName
 from nip_core.protocols import make_protocol
+from nip_core.scenarios import make_scenario
+from nip_core.scenarios.scripts import OF_SCRIPT, check_script_named
 from nip_core.tolerance import at_least
 
 if TYPE_CHECKING:
@@ -48,11 +52,18 @@ class FoundOpponent(Parameters):
     """Of the script's file, if it is yours."""
 
 
-class OpponentRun(Parameters):
-    """A run whose provers play in a share of this run's training episodes."""
+def name_opponent(run: str | None, script: str | None) -> str:
+    """Name a run by its name, a script by its own after a prefix that no run's name has."""
+    return f"{OF_SCRIPT}{script}" if run is None else run
 
-    run: RunName
-    """Its name."""
+
+class OpponentRun(Parameters):
+    """A run, or a script, whose provers play in a share of this run's training episodes."""
+
+    run: RunName | None = None
+    """Its name; None for a script."""
+    script: Annotated[str, Field(min_length=1)] | None = None
+    """The script that plays, in the place of a run, as in `attack.script`."""
     share: Annotated[float, Field(gt=0, le=1)]
     """The share of the training episodes that it plays in, above 0, at most 1."""
     iteration: Annotated[int, Field(ge=0, le=9999)] | None = None
@@ -62,6 +73,32 @@ class OpponentRun(Parameters):
     """On which problems it plays: all, or wrong ones alone, with that share of these."""
     found: FoundOpponent | None = None
     """Its record from when this run was created; filled in by nip."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.run is None) == (self.script is None):
+            raise ValueError(
+                f"an entry names a run or a script (got run {self.run!r} and script "
+                f"{self.script!r}); set exactly one of them"
+            )
+        if self.script is not None and self.iteration is not None:
+            raise ValueError(
+                f"iteration: a script has no iterations (got {self.iteration}); leave it out"
+            )
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings; a script is among them where there is one."""
+        # Settings of before there were any have the same digest.
+        values = super().to_dict()
+        if self.script is None:
+            del values["script"]
+        return values
+
+    @property
+    def name(self) -> str:
+        """Name it as the table of episodes does."""
+        return name_opponent(self.run, self.script)
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -93,11 +130,12 @@ class OpponentsParameters(Parameters):
     that the run began with included."""
     runs: tuple[OpponentRun, ...] = ()
     """For runs: the other runs in the same `run_store`, each a block. `run`, its name: a run that
-    has trained, or an attack by training or by a script. `share`, of the training episodes, above 0
-    and together at most 1; in the rest all play with present models. `iteration`, whose models
-    play; without it the newest, of an attack by training its worst provers. `on`: wrong, only on
-    wrong problems, with that share of these; else on all. `found` is filled in by nip: `iteration`,
-    `shared_reward`, `asked`, `models`, `script` and `script_digest` of that run."""
+    has trained, or an attack by training or by a script; or in its place `script`, a script as in
+    attack.script, which plays the provers that argue for acceptance. `share`, of the training
+    episodes, above 0 and together at most 1; in the rest all play with present models. `iteration`,
+    whose models play; without it the newest, of an attack by training its worst provers. `on`:
+    wrong, only on wrong problems, with that share of these; else on all. `found` is filled in by
+    nip: `iteration`, `shared_reward`, `asked`, `models`, `script` and `script_digest`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -126,9 +164,9 @@ class OpponentsParameters(Parameters):
             raise ValueError(
                 "runs is missing; kind: runs needs those whose models play, each with run and share"
             )
-        names = [entry.run for entry in self.runs]
+        names = [entry.name for entry in self.runs]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"runs: {', '.join(twice)} stands twice; name each run once")
+            raise ValueError(f"runs: {', '.join(twice)} stands twice; name each once")
         shares = [entry.share for entry in self.runs]
         if not at_least(1.0, sum(shares)):
             raise ValueError(
@@ -165,6 +203,18 @@ def list_opponents(parameters: "HyperParameters") -> tuple[str, ...]:
         )
     trained_agents = {name for g in parameters.trainable_groups for name in parameters.groups[g]}
     return tuple(name for name in provers if name in trained_agents)
+
+
+def list_played_by_models(parameters: "HyperParameters") -> tuple[str, ...]:
+    """List the agents that models of other runs play in a share of the training episodes."""
+    entries = [entry for entry in parameters.opponents.runs if entry.run is not None]
+    opponents = list_opponents(parameters) if entries else ()
+    return tuple(
+        agent
+        for agent in opponents
+        # Before the runs are looked at, all may have models.
+        if any(entry.found is None or agent in entry.found.models for entry in entries)
+    )
 
 
 def check_opponents(parameters: "HyperParameters") -> None:
@@ -234,6 +284,7 @@ def _check_league(parameters: "HyperParameters") -> None:
 def _check_runs(parameters: "HyperParameters") -> None:
     """Refuse other runs for agents without a place for their models, or without a learner."""
     for entry in parameters.opponents.runs:
+        check_script_named(make_scenario(parameters), entry.script, "opponents.runs")
         if entry.run == parameters.run_name:
             raise ValueError(
                 f"opponents.runs: {entry.run!r} is this run itself; name another run, or use kind: "
@@ -241,7 +292,7 @@ def _check_runs(parameters: "HyperParameters") -> None:
             )
     opponents = list_opponents(parameters)
     for name in opponents:
-        if name not in parameters.model_agents:
+        if name not in parameters.prompted_agents:
             raise ValueError(
                 f"opponents.of: agents.{name} has no model here (is_random), so there is no server "
                 "for those of other runs; leave it out, or give it a model"
@@ -253,7 +304,7 @@ def _check_runs(parameters: "HyperParameters") -> None:
             f"opponents: {subject} is trained, so nobody would learn from playing with other runs; "
             "train another agent (freeze_agent: false), or leave it out"
         )
-    for name in opponents:
+    for name in list_played_by_models(parameters):
         _check_adapters(parameters, name)
 
 
