@@ -39,13 +39,8 @@ from nip_study.plan.attacks import SweptAttack
 from nip_study.plan.swept_runs import Sweep, SweptRun
 
 _OF_PROTOCOLS = (
-    "protocol_common",
-    "nip_protocol",
-    "debate_protocol",
-    "mnip_protocol",
-    "refereed_protocol",
-    "merlin_arthur_protocol",
-    "zk_protocol",
+    *("protocol_common", "nip_protocol", "debate_protocol", "mnip_protocol"),
+    *("refereed_protocol", "merlin_arthur_protocol", "zk_protocol"),
 )
 """The blocks of settings that protocols read. One of a user's own may read any of them."""
 

@@ -1,11 +1,6 @@
-"""The runs of a sweep on a cluster, by the task runners that play shards there.
-
-Cluster          plays runs as tasks of one flow, each a `nip train` on a machine of the cluster
-cluster_settings which cluster the command line names, checked against the runs
-"""
+"""The runs of a sweep on a cluster, by the task runners that play shards there."""
 
 import contextvars
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,8 +39,7 @@ class Cluster:
         self._sweep, self._address, self._jobs = sweep, settings.task_runner_address, jobs
         self._store = open_store(sweep.run_store)
         self._directory = f"sweeps/{sweep.name}"
-        self._lock = threading.Lock()
-        self._under_way = 0
+        self._under_way: set[str] = set()
         self._is_stopped = False
         self._lease: Lease | None = None
 
@@ -88,7 +82,7 @@ class Cluster:
             "lease": self._lease.lend().model_dump(),
             "declaration": find_declared(self._store, self._sweep.name),
         }
-        self._count(+1)
+        self._under_way.add(run.name)
         try:
             future = run_remotely.submit(errand, run.name)
             on_start(run.name)
@@ -101,7 +95,7 @@ class Cluster:
                 "on with it"
             ) from error
         finally:
-            self._count(-1)
+            self._under_way.discard(run.name)
         if self._is_stopped:
             return None
         return Ended(result["status"], result["words"], result["log"])
@@ -109,10 +103,6 @@ class Cluster:
     def _release(self) -> None:
         if self._lease is not None:
             self._lease.release()
-
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._under_way += change
 
     def stop(self) -> None:
         """Let the cluster stop the runs, and wait until they have saved their work."""
@@ -123,11 +113,7 @@ class Cluster:
             time.sleep(0.1)
 
 
-@flow(
-    name="sweep",
-    persist_result=False,
-    result_serializer="json",
-)
+@flow(name="sweep", persist_result=False, result_serializer="json")
 def play_runs(sweep: str) -> None:
     """Play the rest of this process's sweep as tasks of this flow's task runner."""
     _do(sweep)

@@ -139,10 +139,8 @@ def _find_baselines(
     findings = compare_with_baselines(
         counter, by_majority, facts, last_tests, asked_again, differences
     )
-    attacked_rates = tuple(compare_attacked(arms, pairs))
-    return (
-        findings.model_copy(update={"under_attack": attacked_rates}) if attacked_rates else findings
-    )
+    under_attack = tuple(compare_attacked(arms, pairs))
+    return findings.model_copy(update={"under_attack": under_attack}) if under_attack else findings
 
 
 def _locate_last_tests(

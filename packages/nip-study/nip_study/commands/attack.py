@@ -3,6 +3,7 @@
 With `--judge` it attacks a judge that is not nip's, which `nip_judges` does.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ Steps = Annotated[
     int | None,
     typer.Option(min=1, help="sneaky: steps of training; default: 20, to a plateau 100."),
 ]
-_JUDGES = "Judges of others"
+_of_judges = partial(typer.Option, rich_help_panel="Judges of others")
 Every = Annotated[
     int | None, typer.Option(min=1, help="sneaky: steps from test to test; default: 5.")
 ]
@@ -39,46 +40,25 @@ def attack(
         ),
     ] = None,
     judge: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="In RUN's place: a judge.yaml.", rich_help_panel=_JUDGES),
+        Path | None, _of_judges(metavar="FILE", help="In RUN's place: a judge.yaml.")
     ] = None,
     attacker: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Writes the texts; judge: the judge's own model.",
-            rich_help_panel=_JUDGES,
-        ),
+        _of_judges(metavar="MODEL", help="Writes the texts; judge: the judge's own model."),
     ] = None,
     against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|VARIANT", help="A second judge, on the same.", rich_help_panel=_JUDGES
-        ),
+        str | None, _of_judges(metavar="FILE|VARIANT", help="A second judge, on the same.")
     ] = None,
-    kinds: Annotated[
-        str | None,
-        typer.Option(help="Kinds of wordings, as opener,forged.", rich_help_panel=_JUDGES),
-    ] = None,
+    kinds: Annotated[str | None, _of_judges(help="Kinds of wordings, as opener,forged.")] = None,
     hold_out: Annotated[
         bool,
-        typer.Option(
-            "--hold-out",
-            help="--against: by the worst of a fixed half of the kinds.",
-            rich_help_panel=_JUDGES,
-        ),
+        _of_judges("--hold-out", help="--against: by the worst of a fixed half of the kinds."),
     ] = False,
     max_fooled: Annotated[
-        float | None,
-        typer.Option(min=0, max=100, help="A bar, in percent.", rich_help_panel=_JUDGES),
+        float | None, _of_judges(min=0, max=100, help="A bar, in percent.")
     ] = None,
-    max_usd: Annotated[
-        float | None,
-        typer.Option(min=0, help="Most US dollars.", rich_help_panel=_JUDGES),
-    ] = None,
-    max_calls: Annotated[
-        int | None, typer.Option(min=1, help="Most calls.", rich_help_panel=_JUDGES)
-    ] = None,
+    max_usd: Annotated[float | None, _of_judges(min=0, help="Most US dollars.")] = None,
+    max_calls: Annotated[int | None, _of_judges(min=1, help="Most calls.")] = None,
     iteration: Annotated[
         int | None,
         typer.Option(help="Whose models: those that play this iteration; default: the newest."),

@@ -31,15 +31,14 @@ def declare(
     from nip_study.declare.declaration import declare, read_plan
     from nip_study.declare.timestamp import check_authority
 
+    stream = sys.stderr if as_json else sys.stdout
     if timestamp is not None:
         check_authority(timestamp)
     if plans_judges(plan):
         from nip_judges.sweeps.sweep_command import declare_judges
 
         of_judges, run_store = declare_judges(plan, overrides or (), as_json=as_json)
-        _show_stamp(
-            open_store(run_store), of_judges, timestamp, sys.stderr if as_json else sys.stdout
-        )
+        _show_stamp(open_store(run_store), of_judges, timestamp, stream)
         return
     study_plan = read_plan(plan, tuple(overrides or ()))
     store = open_store(study_plan.sweep.run_store)
@@ -51,19 +50,18 @@ def declare(
         say(f"{amount(len(declaration.plan.runs), 'run')}; nothing was started")
         state = "declared" if is_new else f"was declared at {declaration.declared_at}"
         say(f"{state}: {declaration.sha256}")
-    _show_stamp(store, declaration, timestamp, sys.stderr if as_json else sys.stdout)
+    _show_stamp(store, declaration, timestamp, stream)
 
 
 def _show_hypotheses(declaration: Any) -> None:
     for hypothesis in declaration.plan.hypotheses:
         primary = "primary: " if hypothesis.primary else ""
         gate = ", gate of all others" if hypothesis.gate else ""
-        margin_text = (
-            "" if hypothesis.margin is None else f" within ± {100 * hypothesis.margin:g} points"
-        )
-        word = "to" if hypothesis.expected == "equal" else "than"
-        number = "" if hypothesis.number is None else f" {word} {hypothesis.number:g}"
-        expected = f"{hypothesis.expected}{number}{margin_text}"
+        expected: str = hypothesis.expected
+        if hypothesis.number is not None:
+            expected += f" {'to' if expected == 'equal' else 'than'} {hypothesis.number:g}"
+        if hypothesis.margin is not None:
+            expected += f" within ± {100 * hypothesis.margin:g} points"
         say(f"{primary}{hypothesis.says} ({hypothesis.figure}, {expected}{gate})")
 
 

@@ -202,14 +202,10 @@ def comparison_figure(results: RunComparison) -> str:
 
 def _marks(row: ComparedRun) -> dict[str, Mark | None]:
     """Return by rate the points of the figure: the value, and the ends of its interval."""
-    marks: dict[str, Mark | None] = {}
-    for rate, (value, interval) in row.rates.items():
-        if value is None:
-            marks[rate] = None
-        else:
-            low, high = interval or (value, value)
-            marks[rate] = Mark(value, low, high)
-    return marks
+    return {
+        rate: None if value is None else Mark(value, *(interval or (value, value)))
+        for rate, (value, interval) in row.rates.items()
+    }
 
 
 def render_comparison(results: RunComparison) -> str:

@@ -163,12 +163,11 @@ def _find_interval(
     if differences is None:
         return None
     for row in differences.compared:
-        if row.figure != "accuracy" or row.attack is not None or row.ci95 is None:
-            continue
-        if (row.arm, differences.first) == (" ".join(arm), " ".join(baseline)):
-            return row.ci95
-        if (row.arm, differences.first) == (" ".join(baseline), " ".join(arm)):
-            return -row.ci95[1], -row.ci95[0]
+        if row.figure == "accuracy" and row.attack is None and row.ci95 is not None:
+            if (row.arm, differences.first) == (" ".join(arm), " ".join(baseline)):
+                return row.ci95
+            if (row.arm, differences.first) == (" ".join(baseline), " ".join(arm)):
+                return -row.ci95[1], -row.ci95[0]
     return None
 
 

@@ -1,27 +1,6 @@
 """A study declares its hypotheses before it is run; later, departures are listed.
 
-sweep: rounds.yaml
-stopping: all runs of the sweep, and no others
-hypotheses:
-  - says: asking twice keeps more soundness than one message
-    figure: soundness
-    arm: {protocol: nip5}
-    against: {protocol: adp}
-    expected: higher
-    where: {completeness: 0.9}      # of both arms, at least
-    primary: true
-  - says: asking costs no completeness
-    figure: completeness
-    arm: {protocol: nip5}
-    against: {protocol: adp}
-    expected: equal
-    margin: 0.05
-  - says: three challenges are passed as often as the theorem says
-    figure: soundness
-    arm: {protocol: private3}
-    against: 0.875                  # a number, in the place of an arm
-    expected: equal
-    margin: 0.06
+docs/study.md has the file of a plan.
 """
 
 import json

@@ -1,12 +1,5 @@
 """The document ``results.json`` of a sweep, part by part.
 
-SweepResults      all of it: arms, runs, baselines, and the outcomes of a declaration
-RunResult         a run with its tests and the attacks on it
-ArmResult         the runs of an arm, summed up
-BaselineFindings  the findings of the baselines among the arms on the others
-ArmDifferences    each arm less the first, undeclared
-HypothesisOutcome the outcome of a hypothesis
-
 The order of the fields is that of the keys in the file. A field that is not set has no key there,
 so results of earlier versions, which knew less, can be read and written back as they are.
 """

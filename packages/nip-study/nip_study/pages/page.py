@@ -240,14 +240,11 @@ def render_results(results: SweepResults) -> str:
         "from the first test to the last.\n"
     )
     if results.arms[0].attacks:
-        losses = [attack.lost_to_script for arm in results.arms for attack in arm.attacks.values()]
-        is_scripted = any(loss is not None for loss in losses)
-        text += _ATTACKS_PAGE + (_SCRIPTS_PAGE if is_scripted else "")
-        reached = [attack.rarest for arm in results.arms for attack in arm.attacks.values()]
-        to_train = [
-            attack.rarest_to_train for arm in results.arms for attack in arm.attacks.values()
-        ]
-        text += (_REACH_PAGE if any(reached) else "") + (_TO_TRAIN if any(to_train) else "")
+        of_arms = [attack for arm in results.arms for attack in arm.attacks.values()]
+        text += _ATTACKS_PAGE
+        text += _SCRIPTS_PAGE if any(attack.lost_to_script for attack in of_arms) else ""
+        text += _REACH_PAGE if any(attack.rarest for attack in of_arms) else ""
+        text += _TO_TRAIN if any(attack.rarest_to_train for attack in of_arms) else ""
         text += _HELD_OUT_PAGE if _list_held_out(results) else ""
         text += _apart_line(results)
     text += lone_runs_page(results)

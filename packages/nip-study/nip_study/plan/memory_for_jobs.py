@@ -18,7 +18,8 @@ _ENGINE_BYTES = 240 * 10**6
 
 def check_memory(jobs: int, runs: Iterable[HyperParameters], allowed: int) -> None:
     """Raise SettingsError if `jobs` of the runs at a time take more than the `allowed` bytes."""
-    needs = sorted((_least_bytes(run) for run in runs), reverse=True)[:jobs]
+    least_bytes = (_RUN_BYTES + (_ENGINE_BYTES if has_own_model(run) else 0) for run in runs)
+    needs = sorted(least_bytes, reverse=True)[:jobs]
     if len(needs) < 2 or sum(needs) <= allowed:
         return
     fitting = 1
@@ -29,7 +30,3 @@ def check_memory(jobs: int, runs: Iterable[HyperParameters], allowed: int) -> No
         f"memory before any model is loaded, and {allowed / 1e9:.1f} GB are here (nip doctor says "
         f"by which limit): give --jobs {fitting}, or --task-runner for other machines"
     )
-
-
-def _least_bytes(run: HyperParameters) -> int:
-    return _RUN_BYTES + (_ENGINE_BYTES if has_own_model(run) else 0)
