@@ -28,14 +28,7 @@ from nip_study.declare.timestamp import check_token
 from nip_study.documents.results_document import SweepResults
 from nip_study.documents.swept_facts import FORMAT, StampFacts, SweepFacts
 from nip_study.facts_on_record import Collected
-from nip_study.results import (
-    CELLS,
-    DECLARATION,
-    FACTS,
-    STAMP,
-    compute_results,
-    render_files,
-)
+from nip_study.results import CELLS, DECLARATION, FACTS, STAMP, compute_results, render_files
 
 _ROUNDING = 1e-9
 """Of a number: a smaller difference comes from the order in which a processor adds up."""

@@ -4,11 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nip_core.run_store.store import Store
-from nip_study.compute.arm_baselines import (
-    ByMajority,
-    asked_again_pairs,
-    compare_with_baselines,
-)
+from nip_study.compute.arm_baselines import ByMajority, asked_again_pairs, compare_with_baselines
 from nip_study.compute.arm_differences import subtract_first_arm
 from nip_study.compute.asked_again import (
     compare_at_equal_tokens,
