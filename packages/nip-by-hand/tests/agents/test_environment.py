@@ -44,6 +44,13 @@ GAMES = {
     "silent provers": {"protocol_common": {"prover_invalid_response_penalty": -0.5}},
     "scale": {"protocol_common": {"verifier_decision_scale": "likert_scale_5"}},
     "zero knowledge": {"protocol_common": {"zero_knowledge": True}},
+    "a rule that rejects": {
+        "interaction_protocol": "adp",
+        "scenario": "bags",
+        "dataset": "lists",
+        "code_validation": {},
+        "scenario_settings": {"challenges": 1, "unanswered": "reject"},
+    },
 }
 
 
@@ -77,7 +84,9 @@ def settings(url, game=None, **agents):
 
 
 def problems(count):
-    return [Problem(f"p{i}", f"q{i}", f"Add {i}.", f"x + {i}", i % 2) for i in range(count)]
+    """They are problems of `bags`, too."""
+    questions = (f"A: {i} 1\nB: {i} 0" for i in range(count))
+    return [Problem(f"p{i}", f"q{i}", q, f"x + {i}", i % 2) for i, q in enumerate(questions)]
 
 
 def script_for(parameters):
@@ -99,7 +108,7 @@ def script_for(parameters):
             for header in handler.agent_spec(name).response_channel_headers.values()
         }
         parts = [f"{header} part {chance}" for header in sorted(headers)]
-        return "\n".join(parts) or f"Answer: {chance}"
+        return "\n".join(parts) or ("Answer: 1: A" if chance % 2 else f"Answer: {chance}")
 
     return script
 
