@@ -80,7 +80,7 @@ def _load_opponent(game: Game, entry: OpponentRun) -> LoadedScript | None:
         return None
     setting = f"opponents.runs: {entry.name}"
     try:
-        script = load_script(game.scenario, opponent.script, setting)
+        script = load_script(game.scenario, entry.script or opponent.script, setting)
     except ValueError as error:
         raise ValueError(f"{setting}: {error}") from None
     if script.digest != opponent.script_digest:

@@ -39,6 +39,7 @@ _OF_AGENTS = {
     "script": "scripts",
 }
 """The same by setting of an agent."""
+_OPPONENTS = "opponents.runs"
 _CLASSES = ("scenario", "interaction_protocol", "attack.by")
 _VALUE_SHOWN = 80  # characters
 
@@ -99,6 +100,8 @@ def find_same_contents(
 
 
 def _is_one_file(key: str, a: JsonValue, b: JsonValue) -> bool:
+    if key == _OPPONENTS and isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return all(_plays_one_file(*entries) for entries in zip(a, b, strict=True))
     if not (_content_of(key) and isinstance(a, str) and isinstance(b, str)):
         return False
     (first_file, first_name), (second_file, second_name) = _split(key, a), _split(key, b)
@@ -106,6 +109,13 @@ def _is_one_file(key: str, a: JsonValue, b: JsonValue) -> bool:
         return first_name == second_name and os.path.samefile(first_file, second_file)
     except (OSError, ValueError):
         return False
+
+
+def _plays_one_file(a: Any, b: Any) -> bool:
+    """Tell whether two entries of opponents differ at most in the path to one file."""
+    scripts = [entry.get("script") for entry in (a, b)]
+    is_same = {**a, "script": None} == {**b, "script": None}
+    return is_same and (scripts[0] == scripts[1] or _is_one_file("attack.script", *scripts))
 
 
 def _is_same_content(

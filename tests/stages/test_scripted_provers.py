@@ -82,7 +82,8 @@ def count_models(run, iteration, split):
     return said, Counter(rollouts.episodes["opponent_run"].to_pylist())
 
 
-async def test_scripts_write_for_the_prover_and_play_their_shares(folder):
+async def test_scripts_write_for_the_prover_and_play_their_shares(folder, monkeypatch):
+    monkeypatch.chdir(folder)
     config = write_config(folder, **GAME, opponents={"kind": "runs", "runs": MET})
     result = await train_here(config)
     # 1. Only the verifier has a model, and each other message is a script's, with its file.
@@ -90,7 +91,7 @@ async def test_scripts_write_for_the_prover_and_play_their_shares(folder):
     record, groups = run.open(), read_models(run, 1)
     assert {*groups} == {"verifier"} and groups["verifier"].trained_in == 0
     said, met = count_models(run, 0, "train")
-    listed, differing = f"{folder}/says.py:list_c", f"{folder}/says.py:differ"
+    listed, differing = "says.py:list_c", "says.py:differ"
     assert {*met} == {None, f"script:{listed}", f"script:{differing}", "script:no-answer"}
     assert {name.partition("@")[0]: n for name, n in said.items()} == {
         name or "script:tell-apart": n for name, n in met.items()
@@ -100,8 +101,10 @@ async def test_scripts_write_for_the_prover_and_play_their_shares(folder):
     assert {name: row["episodes"] for name, row in rows.items()} == met
     assert rows[f"script:{listed}"]["completeness"] is None  # wrong problems alone
     assert rows[f"script:{listed}"]["opponent"] == "prover"
-    # 2. What was played is checked as in any run, and a changed file is refused.
-    assert verify_run(run).problems == {}
+    # 2. What was played is checked as in any run, from elsewhere too, and a changed file is refused.
+    monkeypatch.chdir(folder / "runs")
+    assert verify_run(open_run(folder)).problems == {}
+    await train_here(config)
     entries = record.parameters["opponents"]["runs"]
     assert [entry["found"]["asked"] for entry in entries] == [{"prover": {}}] * 3
     (folder / "says.py").write_text(SAYS + "# changed\n")
@@ -175,7 +178,7 @@ def test_a_scripted_prover_costs_nothing_and_other_settings_keep_their_form(fold
         ("RUNS=[{share: 1}]", "(got run None and script None); set exactly one of them"),
         (
             "RUNS=[{script: 'FOLDER/says.py:nothing', share: 1}]",
-            "opponents.runs: script:FOLDER/says",
+            "opponents.runs: script:says.py:not",
         ),
     ],
 )

@@ -12,6 +12,7 @@ asked_as_there       the settings by which the agents of another run are asked
 join_agents          several agents as one text, as the table of episodes has them; split_agents
 """
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -53,8 +54,11 @@ class FoundOpponent(Parameters):
 
 
 def name_opponent(run: str | None, script: str | None) -> str:
-    """Name a run by its name, a script by its own after a prefix that no run's name has."""
-    return f"{OF_SCRIPT}{script}" if run is None else run
+    """Name a run by its name, a script by its own after a prefix that no run's name has.
+
+    Without the folder of its file, which has other paths from elsewhere.
+    """
+    return f"{OF_SCRIPT}{os.path.basename(str(script))}" if run is None else run
 
 
 class OpponentRun(Parameters):
