@@ -207,7 +207,8 @@ def name_held_out(attacks: Any) -> Any:
                 f"{HELD_OUT} is a list of scripts: names, addresses, or attacks with the key "
                 f"script (got {entry!r:.80})"
             )
-        if (label := name_way("script", script)) in {**named, **attacks}:
+        label = name_way("script", script)
+        if label in {**named, **attacks}:
             raise ValueError(
                 f"{HELD_OUT}: {script}: there is another attack {label!r}; give this one a name "
                 "outside of the list, with held_out: true"
@@ -238,7 +239,8 @@ def _refuse_trained_against(attack: HyperParameters, attacked: HyperParameters) 
 def _list_trained_against(parameters: HyperParameters) -> Iterator[tuple[str, str]]:
     """List the scripts that a run meets in training, each behind the setting that names it."""
     for name, agent in parameters.agents.items():
-        if (script := getattr(agent, "script", None)) is not None:
+        script = getattr(agent, "script", None)  # an agent that plays at random has none
+        if script is not None:
             yield f"agents.{name}.script", script
     for place, entry in enumerate(parameters.opponents.runs):
         if (script := _find_script(entry, parameters.run_store)) is not None:
