@@ -80,7 +80,7 @@ def _check_methods(parameters: "HyperParameters") -> None:
 
 
 def _check_imitation(parameters: "HyperParameters") -> None:
-    """Refuse to imitate where no agent learns by it, or where it would forget at once."""
+    """Refuse to imitate where no agent learns by it."""
     reason = None
     if parameters.target_run is not None:
         reason = "an attack begins with attack.start_from; set that, or leave it out"
@@ -92,12 +92,6 @@ def _check_imitation(parameters: "HyperParameters") -> None:
         reason = "no agent is trained in iteration 0 (freeze_agent, update_schedule); leave it out"
     if reason is not None:
         raise ValueError(f"imitation.chats: {reason}")
-    for name in parameters.imitating_agents:
-        if parameters.model_agents[name].fine_tune_from_scratch:
-            raise ValueError(
-                f"agents.{name}.fine_tune_from_scratch: iteration 1 would begin with the base "
-                "model again, without what imitation.chats taught it; set it to false"
-            )
 
 
 def _check_malt(parameters: "HyperParameters") -> None:

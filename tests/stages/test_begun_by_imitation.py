@@ -83,10 +83,6 @@ async def test_a_run_imitates_first_and_is_trained_on_from_there(tmp_path):
             "imitation.chats: no agent is trained in iteration 0",
         ),
         (
-            {"agents": {**AGENTS, "verifier": {"fine_tune_from_scratch": True}}},
-            "agents.verifier.fine_tune_from_scratch: iteration 1 would begin with the base model",
-        ),
-        (
             {"base_run": {"base_run_type": "rerun_tests", "run_id": "a"}},
             "rerun_tests trains nobody",
         ),

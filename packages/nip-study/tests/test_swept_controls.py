@@ -116,6 +116,25 @@ def test_an_attack_on_the_untrained_models_is_the_control_of_the_same_one():
     )
 
 
+def test_an_arm_that_trains_nobody_is_the_control_of_the_same_attack_on_others():
+    both = collected([("no-answer", 1, "a")], {"no-answer": 60})
+    trained, untrained = both.facts.runs
+    [untrained_attack] = untrained.attacks
+    attacks = (untrained_attack.model_copy(update={"attacked_iteration": 0}),)
+    runs = (
+        trained.model_copy(update={"values": {"seed": "1", "arm": "played"}}),
+        untrained.model_copy(
+            update={"values": {"seed": "1", "arm": "untrained"}, "attacks": attacks}
+        ),
+    )
+    facts = both.facts.model_copy(update={"axes": ("seed", "arm"), "runs": runs})
+    controls = compute_results(Collected(facts, both.verdicts, None)).controls
+    assert [(row.arm, row.verifier) for row in controls.verifiers] == [
+        *(("played", "trained"), ("untrained", "untrained")),
+    ]
+    assert controls.without_control == ()
+
+
 def test_runs_of_one_base_model_are_plays_of_the_same_verifier():
     """Two seeds of sampling say as much as two plays of each question, and nothing of seeds."""
     attacks = [("no-answer", 1, "a"), ("base", 0, "a")]

@@ -64,25 +64,25 @@ def collect_controls(counter: Counted, facts: SweepFacts) -> AttackControls | No
         return None
     rows: list[AttackedVerifier] = []
     without: list[str] = []
-    for arm, runs in facts.arms.items():
-        groups = [*_group_attacks(" ".join(arm), runs, facts)]
+    by_arm = [[*_group_attacks(" ".join(arm), runs, facts)] for arm, runs in facts.arms.items()]
+    for groups in by_arm:
         trained_groups = [group for group in groups if group.is_trained]
-        controls = {group.way: group for group in groups if not group.is_trained}
+        controls = [group for group in groups if not group.is_trained]
+        # An arm that trains nobody is the control of all that play its game in the same way.
+        others = [group for arm in by_arm for group in arm if not group.is_trained]
         for group in trained_groups:
             if (row := _measure(counter, group)) is None:
                 continue
             rows.append(row)
-            control = controls.get(group.way)
+            control = _find_control(group, controls) or _find_control(group, others)
             control_rates = None if control is None else _measure(counter, control)
             if control_rates is None:
                 without.append(f"{group.arm} {group.label}".strip())
-            else:
+            elif control in controls:
                 rows.append(control_rates)
-        # One whose attack on trained verifiers is not in this sweep stands by itself.
+        # One whose attack on trained verifiers is not in this arm stands by itself.
         ways = {group.way for group in trained_groups}
-        lone_controls = [
-            _measure(counter, group) for way, group in controls.items() if way not in ways
-        ]
+        lone_controls = [_measure(counter, group) for group in controls if group.way not in ways]
         rows += [row for row in lone_controls if row is not None]
     adjusted = zip(rows, adjust([row.p for row in rows]), strict=True)
     return AttackControls(
@@ -90,6 +90,13 @@ def collect_controls(counter: Counted, facts: SweepFacts) -> AttackControls | No
         without_control=tuple(without),
         scripts_left_out=tuple(_list_left_out(facts)),
     )
+
+
+def _find_control(group: _Made, controls: Sequence[_Made]) -> _Made | None:
+    """Find the same attack on the untrained verifier; of several the one of that name."""
+    same_way = [control for control in controls if control.way == group.way]
+    same_way.sort(key=lambda control: control.label == group.label)
+    return same_way[-1] if same_way else None
 
 
 def _group_attacks(arm: str, runs: Sequence[RunFacts], facts: SweepFacts) -> Iterator[_Made]:
