@@ -1,4 +1,7 @@
-"""A plan is tried on made-up verdicts before its first run: how often each hypothesis is shown."""
+"""A plan is tried on made-up verdicts before its first run, by the command of docs/study.md.
+
+Of each hypothesis it says how often it is shown.
+"""
 
 import json
 import subprocess
