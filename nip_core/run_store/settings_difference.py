@@ -113,9 +113,9 @@ def _is_one_file(key: str, a: JsonValue, b: JsonValue) -> bool:
 
 def _plays_one_file(a: Any, b: Any) -> bool:
     """Tell whether two entries of opponents differ at most in the path to one file."""
-    scripts = [entry.get("script") for entry in (a, b)]
-    is_same = {**a, "script": None} == {**b, "script": None}
-    return is_same and (scripts[0] == scripts[1] or _is_one_file("attack.script", *scripts))
+    first, second = dict(a), dict(b)
+    scripts = first.pop("script", None), second.pop("script", None)
+    return first == second and (scripts[0] == scripts[1] or _is_one_file("attack.script", *scripts))
 
 
 def _is_same_content(
