@@ -27,7 +27,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness clean test-trackers test-inspect test-verifiers test-judges test-view test-real docs notebooks test-docs screenshots test-hosts
+.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness unanswered clean test-trackers test-inspect test-verifiers test-judges test-view test-real docs notebooks test-docs screenshots test-hosts
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -65,6 +65,7 @@ help:
 	@echo "make test-learning  measure learning over seeds and controls (about an hour)"
 	@echo "make study          the declared study, an hour of it: again until nothing is left"
 	@echo "make soundness      the study of soundness with a theorem, an hour of it, too"
+	@echo "make unanswered     does a verifier taught to reject one missing answer reject others; likewise"
 	@echo "make bench          the benchmarks"
 	@echo "make side-by-side   build environments with other projects and measure them and nip in one run"
 	@echo "make tinker-peers   measure Tinker's API by nip and by SkyRL, in environments that it builds"
@@ -299,6 +300,9 @@ study: install
 	$(PLAY_STUDY)
 
 soundness: install
+	$(PLAY_STUDY)
+
+unanswered: install
 	$(PLAY_STUDY)
 
 bench: install

@@ -68,7 +68,7 @@ def collect_controls(counter: Counted, facts: SweepFacts) -> AttackControls | No
     for groups in by_arm:
         trained_groups = [group for group in groups if group.is_trained]
         controls = [group for group in groups if not group.is_trained]
-        # An arm that trains nobody is the control of all that play its game in the same way.
+        # An arm without training is the control of all that play its game in the same way.
         others = [group for arm in by_arm for group in arm if not group.is_trained]
         for group in trained_groups:
             if (row := _measure(counter, group)) is None:
