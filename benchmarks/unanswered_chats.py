@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""The chats that deployments/sweeps/unanswered.yaml begins with, of training problems of `bags`.
+"""The chats that deployments/sweeps/unanswered*.yaml begin with, of training problems of `bags`.
 
     python benchmarks/unanswered_chats.py deployments/chats
 
-Writes two files, the same bytes each time:
+Writes four files, the same bytes each time:
 
 unanswered-verdicts.jsonl  gold verdicts of a verifier: two messages without an answer, rejected,
                            and as many answers of an honest prover, each compared with its coins
 unanswered-provers.jsonl   messages of provers, of all wordings of deployments/scripts/unanswered.py
                            and one that answers; an attack by training begins by imitating them
+taught-verdicts.jsonl      gold verdicts on an honest prover's answers, for a model that can't
+                           compare yet (deployments/sweeps/unanswered_smollm2.yaml)
+taught-and-shown-verdicts.jsonl  the same, but every eighth wrong problem has no answer
 
-A verdict needs no label: it follows from coins and message. `--set` is laid over the game's
-settings, for a verifier with other prompts.
+A verdict needs no label: it follows from coins and message.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from random import Random
 
@@ -34,29 +37,32 @@ from nip_games.bags.challenges import read_coins, read_names
 
 ROOT = Path(__file__).parents[1]
 CONFIG, SCRIPTS = "deployments/configs/bags-tiny.yaml", "deployments/scripts/unanswered.py"
-VERDICTS, MESSAGES = 50, 200
-"""Lines of each file."""
+VERDICTS, MESSAGES, LESSONS = 50, 200, 300
+"""Lines of the files."""
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--config", default=str(ROOT / CONFIG))
-    parser.add_argument("--set", action="append", default=[], dest="overrides")
-    parser.add_argument("--verdicts", type=int, default=VERDICTS)
-    parser.add_argument("--messages", type=int, default=MESSAGES)
     options = parser.parse_args()
-    game = Game(load_parameters(options.config, ["run_name=chats", *options.overrides]))
+    game = Game(load_parameters(str(ROOT / CONFIG), ["run_name=chats"]))
     problems = load_all_problems(game.parameters)[TRAIN]
     silent = [_load(name) for name in ("they_differ", "nothing")]
     heard = (silent[0], tell_apart, silent[1], tell_apart)
     others = ("they", "list_c", "absent_numbers", "two_of_three", "own_lines")
     wordings = (*silent, *map(_load, others), always_name_a)
     wrong = [problem for problem in problems if problem.y == 0]
+    lessons = _draw(problems, LESSONS, "lessons")
     files = {
-        "unanswered-verdicts.jsonl": write_verdicts(game, problems, heard, options.verdicts),
-        "unanswered-provers.jsonl": write_messages(game, wrong, wordings, options.messages),
+        "unanswered-verdicts.jsonl": write_verdicts(
+            game, zip(_draw(problems, VERDICTS, "verdicts"), cycle(heard), strict=False)
+        ),
+        "unanswered-provers.jsonl": write_messages(game, wrong, wordings, MESSAGES),
+        "taught-verdicts.jsonl": write_verdicts(game, ((one, tell_apart) for one in lessons)),
+        "taught-and-shown-verdicts.jsonl": write_verdicts(
+            game, _leave_unanswered(lessons, silent), "Not answered.\n"
+        ),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     for name, chats in files.items():
@@ -71,12 +77,23 @@ def _load(name: str) -> Script:
 
 
 def write_verdicts(
-    game: Game, problems: Sequence[Problem], scripts: Sequence[Script], count: int
+    game: Game, heard: Iterable[tuple[Problem, Script]], because: str = ""
 ) -> Iterator[dict[str, object]]:
-    """Write gold verdicts on the messages of each script in turn."""
-    for number, problem in enumerate(_draw(problems, count, "verdicts")):
-        request, message, coins = _hear(game, problem, scripts[number % len(scripts)])
-        yield _chat("verifier", request, judge(read_coins(coins), message))
+    """Write gold verdicts on the message of a script on each problem."""
+    for problem, script in heard:
+        request, message, coins = _hear(game, problem, script)
+        yield _chat("verifier", request, judge(read_coins(coins), message, because))
+
+
+def _leave_unanswered(
+    problems: Iterable[Problem], silent: Iterable[Script]
+) -> Iterator[tuple[Problem, Script]]:
+    """Let the silent scripts play every eighth wrong problem, in turn."""
+    turns, wrong = cycle(silent), 0
+    for problem in problems:
+        wrong += problem.y == 0
+        is_silent = problem.y == 0 and wrong % 8 == 0
+        yield problem, next(turns) if is_silent else tell_apart
 
 
 def write_messages(
@@ -89,11 +106,11 @@ def write_messages(
         yield _chat("prover", game.render("prover", situation, (), 0), message)
 
 
-def judge(coins: dict[int, str], message: str) -> str:
+def judge(coins: dict[int, str], message: str, because: str = "") -> str:
     """Write the verdict of a verifier that compares all it can, and rejects what has no answer."""
     names = read_names(message)
     if names.keys() < coins.keys():
-        return "Decision: reject"
+        return f"{because}Decision: reject"
     lines = (
         f"{number} is {coin}, {number}: {names[number]}, "
         f"{'right' if names[number] == coin else 'wrong'}."
