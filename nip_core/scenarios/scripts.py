@@ -14,6 +14,7 @@ argument keeps an honest script from knowing more than a prover by accident, and
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -90,7 +91,9 @@ class LoadedScript:
     @property
     def model(self) -> str:
         """Name it where a model's name would stand."""
-        return name_as_model(self.name, self.digest)
+        # A run may go on from another folder; attacks on record have the path in the name.
+        name = self.name if self.setting.startswith("attack.") else os.path.basename(self.name)
+        return name_as_model(name, self.digest)
 
 
 def name_as_model(script: str, digest: str | None) -> str:

@@ -125,12 +125,16 @@ async def test_scripts_write_for_the_prover_and_play_their_shares(folder, monkey
 
 
 async def test_a_changed_script_of_the_prover_is_another_run(folder):
-    untrained = {**GAME, "rl": {"num_iterations": 0}, "text_rl": {"test_scheme": "none"}}
-    config = write_config(folder, **untrained)
+    config = write_config(folder, **{**GAME, "rl": {"num_iterations": 0}})
     own = ["agents.prover.script=says.py:differ"]
-    await train_here(config, own)
-    assert open_run(folder).open().contents["scripts"].keys() == {"prover"}
     await train_here(config, [f"agents.prover.script={folder}/says.py:differ"])
+    contents = open_run(folder).open().contents
+    assert contents["scripts"].keys() == {"prover"}
+    # It may have begun elsewhere, also where its journals have answers.
+    assert count_models(open_run(folder), 0, "test")[0] == {
+        f"script:says.py:differ@{contents['scripts']['prover'][:12]}": 12
+    }
+    await train_here(config, own)
     (folder / "says.py").write_text(SAYS + "# changed\n")
     with pytest.raises(RunConflictError, match=r"says\.py, in which function differ stands"):
         await train_here(config, own)
