@@ -110,17 +110,36 @@ def simulate_plan(
 ) -> list[list[HypothesisOutcome]]:
     """Judge the hypotheses of a plan on so many draws of verdicts.
 
-    Raises SettingsError for a run or an attack without rates.
+    Raises SettingsError for a run or an attack without rates, and for rates without any.
     """
     with tempfile.TemporaryDirectory() as store:
         facts = collect_sweep(open_store(store), plan.sweep).facts  # of runs that have not begun
     tests = list(list_tests(plan, facts, spec))
+    check_rates(plan, spec)
     places = {test.name: test.place for test in tests}
     random = np.random.default_rng(seed)
     return [
         judge_hypotheses(Counted(verdicts, places, facts.definitions), facts, plan.file.hypotheses)
         for verdicts in draw_verdicts(tests, spec.together, draws, random)
     ]
+
+
+def check_rates(plan: StudyPlan, spec: SimulationFile) -> None:
+    """Refuse rates of no run or attack, as a misspelt name would leave it others. SettingsError."""
+    names = [OWN, OTHERS, *plan.sweep.attacks]
+    fitting = [find_rates(spec, run) for run in plan.sweep.runs]
+    for number, rates in enumerate(spec.arms):
+        for name in rates.soundness:
+            if name not in names:
+                raise SettingsError(
+                    f"arms[{number}].soundness.{name}: there is no such attack; it is one of "
+                    f"{', '.join(names)}"
+                )
+        if all(rates is not one for one in fitting):
+            raise SettingsError(
+                f"arms[{number}]: no run has these rates, as none is of arm {rates.arm} or an "
+                "earlier one fits; mend it, or leave it out"
+            )
 
 
 def list_tests(plan: StudyPlan, facts: SweepFacts, spec: SimulationFile) -> Iterator[SimulatedTest]:
@@ -229,6 +248,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.draws < 1:
+        parser.error(f"--draws: at least 1 (got {options.draws})")
     try:
         plan, spec = read_plan(options.plan), read_yaml_as(options.spec, SimulationFile)
         drawn = simulate_plan(plan, spec, options.draws, options.seed)

@@ -61,3 +61,10 @@ def test_a_run_without_rates_is_an_error(tmp_path):
     assert done.stderr == "soundness.chosen: no rate for asked-adp-1; add it, or others\n"
     adp["soundness"]["others"] = [0.5, 0]
     assert simulate(tmp_path, adp)[0].stderr == "arms: none fits asked-nip-1; add it\n"
+    every = {**adp, "arm": {}}
+    every["soundness"] = {**SOUND, "nothin": [0.5, 0]}
+    refused = simulate(tmp_path, every)[0].stderr
+    assert refused.startswith("arms[0].soundness.nothin: there is no such attack; it is one of own")
+    every["soundness"] = SOUND
+    refused = simulate(tmp_path, every, {**adp, "arm": {"protocol": "nap"}})[0].stderr
+    assert refused.startswith("arms[1]: no run has these rates, as none is of arm {'protocol': 'n")
