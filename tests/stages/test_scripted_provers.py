@@ -145,6 +145,10 @@ def test_a_scripted_prover_costs_nothing_and_other_settings_keep_their_form(fold
     modelled = plan(folder, "agents.prover.script=null")
     # Of 60 training and 12 test episodes, the verifier's calls alone.
     assert (scripted.calls, modelled.calls) == (72, 144)
+    # Those that it meets are asked by settings that train nobody.
+    replaced = {"verifier_guess_replacement_proportion": 0.5, "test_scheme": "last"}
+    met = {"kind": "runs", "runs": MET}
+    assert plan(folder, opponents=met, text_rl=replaced).calls == 72
     settings = load_parameters(str(write_config(folder, **GAME)), ["agents.prover.script=null"])
     assert "script" not in settings.to_dict()["agents"]["prover"]
     met = {"opponents": {"kind": "runs", "runs": [{"run": "a", "share": 0.5}]}}

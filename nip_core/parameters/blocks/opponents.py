@@ -329,7 +329,7 @@ def asked_as_there(parameters: "HyperParameters", opponent: FoundOpponent) -> "H
     The game is the same; the prompts of agents, and how they are sampled, may differ.
     """
     values = parameters.to_dict()
-    for setting in ("opponents", "curriculum", "promotion", "base_run", "imitation"):
+    for setting in ("opponents", "curriculum", "promotion", "base_run", "imitation", "text_rl"):
         values.pop(setting, None)
     for agent in values["agents"].values():
         if not agent.get("is_random"):
