@@ -27,7 +27,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness unanswered clean test-trackers test-inspect test-verifiers test-judges test-view test-real docs notebooks test-docs screenshots test-hosts
+.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness unanswered unanswered_smollm2 clean test-trackers test-inspect test-verifiers test-judges test-view test-real docs notebooks test-docs screenshots test-hosts
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -302,7 +302,7 @@ study: install
 soundness: install
 	$(PLAY_STUDY)
 
-unanswered: install
+unanswered unanswered_smollm2: install
 	$(PLAY_STUDY)
 
 bench: install
