@@ -213,7 +213,7 @@ def _shows_little(parameters: HyperParameters, estimate: "Estimate") -> "Iterato
 def _few_examples(parameters: HyperParameters, train_episodes: int) -> "Iterator[str]":
     from nip_base.formats import MIN_EXAMPLES
 
-    iterations = parameters.rl.num_iterations
+    iterations = parameters.rl.num_iterations - parameters.imitates(0)  # that play
     is_rerun = parameters.base_run.base_run_type == "rerun_tests"
     if not parameters.trainable_groups or iterations == 0 or is_rerun:
         return

@@ -5,6 +5,7 @@ import json
 import pytest
 from small_game import FEW, train_here, write_config
 
+from nip_cli.printing.plans_and_runs import show_plan
 from nip_core.errors import NipError, RunConflictError, SettingsError
 from nip_core.jobs.document import read_job
 from nip_core.parameters import load_parameters
@@ -98,3 +99,11 @@ async def test_chats_that_can_not_be_imitated_are_refused_in_a_plan(tmp_path, ch
     with pytest.raises((NipError, ValueError)) as refused:
         estimate_settings(load_parameters(str(configure(tmp_path, **changes))))
     assert says in str(refused.value) and isinstance(refused.value, SettingsError)
+
+
+def test_only_iterations_that_play_are_warned_of_few_rollouts(tmp_path, capsys):
+    write_chats(tmp_path, 14)
+    for iterations, rollouts, warned in ((1, 5, False), (2, 14, False), (2, 5, True)):
+        rl = {**FEW, "num_iterations": iterations, "rollouts_per_iteration": rollouts}
+        show_plan(load_parameters(str(configure(tmp_path, rl=rl))), False)
+        assert ("few training examples" in "".join(capsys.readouterr())) is warned
