@@ -302,7 +302,10 @@ study: install
 soundness: install
 	$(PLAY_STUDY)
 
-unanswered unanswered_smollm2: install
+unanswered: install
+	$(PLAY_STUDY)
+
+unanswered_smollm2: install
 	$(PLAY_STUDY)
 
 bench: install
