@@ -179,10 +179,10 @@ def _read_chat(line: str, place: str) -> tuple[tuple[ChatMessage, ...], str | No
     except (ReadError, TypeError, KeyError, AttributeError) as error:
         raise SettingsError(f"{form} (got {line[:80]!r})") from error
     roles = [role for role, _, _ in fields]
-    is_whole = all(isinstance(text, str) for _, *texts in fields for text in texts)
-    is_whole &= all(role in _ROLES for role in roles)
-    if not is_whole or roles[-1:] != ["assistant"]:
+    if roles[-1:] != ["assistant"] or not all(role in _ROLES for role in roles):
         raise SettingsError(f"{form} (got roles {roles})")
+    if not all(isinstance(text, str) for _, *texts in fields for text in texts):
+        raise SettingsError(f"{form}, each content and name a text (got {line[:80]!r})")
     # A chat template may write the name of whoever has sent a message.
     messages = tuple(
         {"role": role, "content": text, **({"name": name} if name else {})}

@@ -90,11 +90,12 @@ async def test_a_run_imitates_first_and_is_trained_on_from_there(tmp_path):
         ({"attack": {"run": "a", "by": "sneaky"}}, "an attack begins with attack.start_from"),
         ({"few": 9}, "chats.jsonl has 9 chats for verifier, 10 are needed; add some"),
         ({"agent": "prover"}, "line 1: agent has to be one that is trained, of verifier"),
+        ({"messages": [{"role": "assistant", "content": ["no"]}]}, "each content and name a text"),
     ],
 )
 async def test_chats_that_can_not_be_imitated_are_refused_in_a_plan(tmp_path, changes, says):
     changes = dict(changes)
-    more = {"agent": changes.pop("agent")} if "agent" in changes else {}
+    more = {key: changes.pop(key) for key in ("agent", "messages") if key in changes}
     write_chats(tmp_path, changes.pop("few", 12), **more)
     with pytest.raises((NipError, ValueError)) as refused:
         estimate_settings(load_parameters(str(configure(tmp_path, **changes))))
