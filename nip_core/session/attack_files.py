@@ -16,7 +16,7 @@ from nip_core.hashing import digest
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, episode_spec, plan_episodes
 from nip_core.rollouts.scripted_call import TRIED, check_script, find_scripts
 from nip_core.scenarios import Problem
-from nip_core.scenarios.scripts import USUAL_SETTING, LoadedScript
+from nip_core.scenarios.scripts import USUAL_SETTING, LoadedScript, load_script
 from nip_core.session.imitated import read_start_file
 
 _OF_ATTACK = "script"
@@ -91,7 +91,10 @@ def list_named_files(game: Game) -> Iterator[tuple[str, Path]]:
     attack = game.parameters.attack
     if (file := find_attack_file(attack.by)) is not None:
         yield attack.by.rpartition(":")[0], file
-    for _, script in _list_scripts(game):
-        yield script.name.rpartition(":")[0], Path(script.file)
+    named = (entry.script for entry in game.parameters.opponents.runs)
+    met = [load_script(game.scenario, name, "opponents.runs") for name in named if name is not None]
+    for script in (*(script for _, script in _list_scripts(game)), *met):
+        if script.digest is not None:
+            yield script.name.rpartition(":")[0], Path(script.file)
     if (chats := game.parameters.imitated_file) is not None:
         yield chats, Path(chats)

@@ -8,12 +8,14 @@ from small_game import train_here, write_config
 
 from nip_core import loop
 from nip_core.errors import RunConflictError, SettingsError
+from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.records.models import read_models
 from nip_core.rollouts.storage.tables import read_rollouts
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.prepare import plan_run
+from nip_core.session.user_files import find_user_files
 from nip_core.showing.asked_chats import Place, render_chat_to_come
 from nip_core.upkeep.verify import verify_run
 from nip_study.plan.attack_run import attack_settings
@@ -149,6 +151,8 @@ def test_a_scripted_prover_costs_nothing_and_other_settings_keep_their_form(fold
     replaced = {"verifier_guess_replacement_proportion": 0.5, "test_scheme": "last"}
     met = {"kind": "runs", "runs": MET}
     assert plan(folder, opponents=met, text_rl=replaced).calls == 72
+    config = str(write_config(folder, **GAME, opponents=met))
+    assert {*find_user_files(Game(load_parameters(config))).values()} == {folder / "says.py"}
     settings = load_parameters(str(write_config(folder, **GAME)), ["agents.prover.script=null"])
     assert "script" not in settings.to_dict()["agents"]["prover"]
     met = {"opponents": {"kind": "runs", "runs": [{"run": "a", "share": 0.5}]}}
