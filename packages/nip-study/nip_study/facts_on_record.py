@@ -117,6 +117,15 @@ def digest_rules(parameters: HyperParameters) -> str:
     return digest(dump)
 
 
+def _digest_beginning(parameters: HyperParameters) -> str | None:
+    """Digest the settings that name the models of other runs to begin with; None without any."""
+    beginning = {"base_run": parameters.base_run.to_dict()} if parameters.base_run.run_id else {}
+    for name, agent in parameters.model_agents.items():
+        if agent.load_checkpoint_and_parameters or agent.published_adapter is not None:
+            beginning[name] = agent.to_dict()
+    return digest(beginning) if beginning else None
+
+
 @dataclass(frozen=True)
 class _Read:
     """The records of a run, or of an attack."""
@@ -162,6 +171,7 @@ class _Reader:
             attacks=tuple(
                 self._read_attack(attack, parameters.test_dataset_split) for attack in run.attacks
             ),
+            begins_with=_digest_beginning(parameters),
         )
 
     def _read_attack(self, attack: SweptAttack, split: str) -> AttackFacts:

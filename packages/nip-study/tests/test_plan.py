@@ -12,6 +12,8 @@ from nip_core.parameters import load_parameters
 from nip_core.parameters.attack_settings import derive_attack
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import open_store
+from nip_core.session.opponent_runs import find_opponents_there
+from nip_study.declare.declared_digests import settings_digest
 from nip_study.plan.planned import find_attack
 from nip_study.plan.swept_runs import read_sweep
 
@@ -219,6 +221,10 @@ def test_the_key_on_is_a_word_and_no_truth_value(tmp_path):
     [run] = read_sweep(path).runs
     [opponent] = run.parameters.opponents.runs
     assert opponent.on == "wrong" and opponent.script == str(tmp_path / "silent.py:nothing")
+    # What nip finds of an opponent as the run begins is no other setting than the declared one.
+    found = find_opponents_there(run.parameters, None, None)
+    assert found.opponents.runs[0].found is not None
+    assert settings_digest(found.to_dict()) == settings_digest(run.parameters.to_dict())
 
 
 def test_the_last_models_of_any_run_can_be_attacked(tmp_path):
@@ -226,6 +232,10 @@ def test_the_last_models_of_any_run_can_be_attacked(tmp_path):
     axes = {"rl.num_iterations": [0, 2]}
     sweep = read_sweep(written(tmp_path, set={}, axes=axes, attacks=attacks))
     assert [run.attacks[0].parameters.attack.iteration for run in sweep.runs] == [0, 2]
+    # Of a verifier that is not trained those are the models it begins with.
+    frozen = {"agents.verifier.freeze_agent": True}
+    sweep = read_sweep(written(tmp_path, set=frozen, axes=axes, attacks=attacks))
+    assert [run.attacks[0].parameters.attack.iteration for run in sweep.runs] == [0, 0]
 
 
 SNEAKY = {"by": "sneaky", "steps": 4}

@@ -133,6 +133,11 @@ def test_an_arm_that_trains_nobody_is_the_control_of_the_same_attack_on_others()
         *(("played", "trained"), ("untrained", "untrained")),
     ]
     assert controls.without_control == ()
+    # Models of another run may have been trained there.
+    begun = runs[1].model_copy(update={"begins_with": "another run"})
+    facts = facts.model_copy(update={"runs": (runs[0], begun)})
+    controls = compute_results(Collected(facts, both.verdicts, None)).controls
+    assert controls.without_control == ("played no-answer",)
 
 
 def test_runs_of_one_base_model_are_plays_of_the_same_verifier():

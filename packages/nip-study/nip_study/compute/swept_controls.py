@@ -52,6 +52,8 @@ class _Made:
     way: str | None
     runs: tuple[str, ...]
     guaranteed: float | None
+    begins_with: str | None
+    """See `RunFacts`."""
 
 
 def collect_controls(counter: Counted, facts: SweepFacts) -> AttackControls | None:
@@ -94,7 +96,8 @@ def collect_controls(counter: Counted, facts: SweepFacts) -> AttackControls | No
 
 def _find_control(group: _Made, controls: Sequence[_Made]) -> _Made | None:
     """Find the same attack on the untrained verifier; of several the one of that name."""
-    same_way = [control for control in controls if control.way == group.way]
+    both = (group.way, group.begins_with)
+    same_way = [control for control in controls if (control.way, control.begins_with) == both]
     same_way.sort(key=lambda control: control.label == group.label)
     return same_way[-1] if same_way else None
 
@@ -119,6 +122,7 @@ def _group_attacks(arm: str, runs: Sequence[RunFacts], facts: SweepFacts) -> Ite
                     way=attacks[0].way,
                     runs=finished,
                     guaranteed=runs[0].game.guaranteed,
+                    begins_with=runs[0].begins_with,
                 )
 
 

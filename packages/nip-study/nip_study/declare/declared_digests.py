@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nip_core
 from nip_core.errors import SettingsError
@@ -31,9 +32,14 @@ def _list_all(sweep: Sweep) -> Iterator[tuple[str, HyperParameters]]:
 
 
 def settings_digest(settings: PlainMapping) -> str:
-    """Digest a run's settings by SHA-256, but for the place of its files."""
+    """Digest a run's settings by SHA-256, but for the place of its files, and what nip fills in."""
     # Runs may be moved to another store, or be collected from a copy, and are the same runs.
-    return digest({key: value for key, value in settings.items() if key != "run_store"})
+    values: dict[str, Any] = {key: value for key, value in settings.items() if key != "run_store"}
+    opponents = values.get("opponents") or {}
+    # The findings of opponents are on record alone: no plan has them.
+    if runs := [{**entry, "found": None} for entry in opponents.get("runs") or ()]:
+        values["opponents"] = {**opponents, "runs": runs}
+    return digest(values)
 
 
 def file_digests(sweep: Sweep) -> dict[str, str]:

@@ -118,6 +118,8 @@ class RunFacts(Part):
     tests: tuple[SpentOnTest, ...] | None
     """None for a run that has not begun, or can't be read."""
     attacks: tuple[AttackFacts, ...]
+    begins_with: str | None = Field(default=None, exclude_if=is_none)
+    """A digest of the settings by which it begins with models of other runs; None: with none."""
 
     @property
     def tested_by(self) -> tuple[str, ...]:

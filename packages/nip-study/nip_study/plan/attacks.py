@@ -146,12 +146,14 @@ def plan_attack(
             f"its run would be called {name!r}, which is not one of at most 41 lower-case letters, "
             "digits and '-'; give the attack, or the values of the axes, shorter names"
         )
-    last = attacked_parameters.rl.num_iterations
-    iteration = entry.iteration if isinstance(entry.iteration, int) else last
-    if iteration > last:
-        raise SettingsError(f"iteration {iteration}: the run has {last}, counted from 0")
+    iterations = attacked_parameters.rl.num_iterations
     verifier = attacked_parameters.model_agents.get("verifier")
-    is_trained = last > 0 and (verifier is None or not verifier.freeze_agent)
+    is_trained = iterations > 0 and (verifier is None or not verifier.freeze_agent)
+    # The last models of a verifier that is never trained are those that it begins with.
+    last = iterations if is_trained or entry.iteration is None else 0
+    iteration = entry.iteration if isinstance(entry.iteration, int) else last
+    if iteration > iterations:
+        raise SettingsError(f"iteration {iteration}: the run has {iterations}, counted from 0")
     if entry.iteration is None and not is_trained:
         raise SettingsError(
             "the run trains no verifier; leave it out (leave_out), or attack the models that it "
