@@ -64,7 +64,7 @@ def test_yaml_as_people_write_it_is_read() -> None:
     text = (
         "base: &base {lr: 0.001, on: true}\nmore: {<<: *base, n: 0x1f}\nlist: [*base, 0, -0, 1_000]"
     )
-    base = {"lr": 0.001, True: True}
+    base = {"lr": 0.001, "on": True}
     assert parse_yaml(text) == {
         "base": base,
         "more": {**base, "n": 31},
