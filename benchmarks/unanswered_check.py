@@ -114,23 +114,25 @@ def main() -> None:
     parser.add_argument("cells", type=Path)
     cells = Cells(parser.parse_args().cells)
     group, seeds = (*HELD_OUT, *TRAINED), cells.seeds
-    worst = {
-        arm: [cells.worst(seed, arm, group)[1] for seed in seeds]
-        for arm in ("played", "shown", "rule")
-    }
-    every = [cells.worst(seed, "rule", (*SCRIPTS, "chosen", *TRAINED))[1] for seed in seeds]
-    answering = [cells.worst(seed, "played", ("tell-apart", "always-a"))[1] for seed in seeds]
-    silent = {
-        arm: [cells.last(seed, arm, "no-answer", 0) for seed in seeds]
-        for arm in ("played", "untrained")
-    }
+
+    def worst_of(arm: str, attacks: Sequence[str]) -> list[Verdicts]:
+        return [cells.worst(seed, arm, attacks)[1] for seed in seeds]
+
+    worst = {arm: worst_of(arm, group) for arm in ("played", "shown", "rule")}
+    every = worst_of("rule", (*SCRIPTS, *TRAINED))
+    answering = worst_of("played", ("tell-apart", "always-a"))
+    held_out = [worst_of(arm, HELD_OUT) for arm in ("shown", "played")]
+    silent = [
+        [cells.last(seed, arm, "no-answer", 0) for seed in seeds] for arm in ("played", "base")
+    ]
     for arm in worst:
         own = [np.mean([*cells.last(seed, arm, None, 1).values()]) for seed in seeds]
         print(f"completeness of {arm} with the honest prover: {100 * np.mean(own):.2f} %")
     lines = {
         "primary: shown less played, the worst": compare(worst["shown"], worst["played"]),
-        "played less untrained, no-answer": compare(silent["played"], silent["untrained"]),
-        "rule, the worst, less 0.875": _rates(every) - 0.875,
+        "shown less played, the worst that neither met": compare(*held_out),
+        "played less untrained, no-answer": compare(*silent),
+        "rule, the worst, less 0.8": _rates(every) - 0.8,
         "played, the worst that answers, less 0.875": _rates(answering) - 0.875,
         "shown less rule, the worst": compare(worst["shown"], worst["rule"]),
     }
