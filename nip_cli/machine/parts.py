@@ -83,9 +83,15 @@ class Parts:
 
     def __exit__(self, *_: object) -> None:
         # A second Ctrl-C must not leave half of them behind.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if not self._parts:
-            return
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            if self._parts:
+                self._stop_all()
+        finally:
+            # Else this process, and each that it starts later, could not be interrupted any more.
+            signal.signal(signal.SIGINT, handler)
+
+    def _stop_all(self) -> None:
         names = ", ".join(part.name for part in reversed(self._parts))
         _tell(f"stopping {names}")
         for part in reversed(self._parts):

@@ -109,6 +109,13 @@ def test_a_part_waits_for_what_it_needs_before_it_is_started_again(tmp_path):
         tend_until(parts, clock, lambda: len(starts(tmp_path)) == 2)
 
 
+def test_this_process_can_be_interrupted_once_all_have_ended(tmp_path):
+    handler = signal.getsignal(signal.SIGINT)
+    with Parts(tmp_path) as parts:
+        parts.start("sleeper", ["sleep", "60"], {})
+    assert signal.getsignal(signal.SIGINT) is handler is not signal.SIG_IGN
+
+
 def test_a_part_that_ends_before_all_is_up_is_an_error_at_once(tmp_path):
     with Parts(tmp_path) as parts:
         parts.start("lm-server", ["sh", "-c", "echo wrong option; exit 2"], {})
