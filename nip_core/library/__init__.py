@@ -3,6 +3,7 @@
 games            a game, of settings or of names; `PlayableGame`
 model_functions  the models that play it: a function of the caller's for each agent
 played_games     its episodes, as Arrow tables; the rewards of answers
+live_episodes    an episode that a loop goes through step by step
 played_figures   metrics with intervals, attacks and their figures
 
 Nothing here starts a server, opens a run or writes a file, and Prefect, the server and the Hub are
@@ -10,6 +11,7 @@ not loaded; a contract and a test hold it. Each name is documented where it is d
 """
 
 from nip_core.library.games import PlayableGame, make_game
+from nip_core.library.live_episodes import FinishedEpisode, LiveEpisode, SeatError, SeatRequest
 from nip_core.library.model_functions import ModelAnswer, ModelFunction
 from nip_core.library.played_figures import PlayedAttack, attack, compare, measure
 from nip_core.library.played_games import PlayedEpisodes, RewardedAnswer, make_attack_game, play
@@ -17,6 +19,8 @@ from nip_core.rollouts.client.completions import ContextLengthError, RequestRefu
 
 __all__ = [
     "ContextLengthError",
+    "FinishedEpisode",
+    "LiveEpisode",
     "ModelAnswer",
     "ModelFunction",
     "PlayableGame",
@@ -24,6 +28,8 @@ __all__ = [
     "PlayedEpisodes",
     "RequestRefusedError",
     "RewardedAnswer",
+    "SeatError",
+    "SeatRequest",
     "attack",
     "compare",
     "make_attack_game",

@@ -158,7 +158,8 @@ async def play(
     Raises SettingsError for models that are missing, and StageError where more episodes fail than
     `rollouts.failure_threshold`.
     """
-    specs, client = game.plan(split, iteration)[:limit], _ask(game.game, models)
+    specs = game.plan(split, iteration)[:limit]
+    client = make_calls(game.game, models, game.parameters.rollouts.concurrency)
     names = {name: agent.model_name for name, agent in game.parameters.model_agents.items()}
     context = make_context(game.game, names, client, MemoryLog(), records_tokens, asks_logprobs)
     chooses = split == ATTACK and game.parameters.choice is not None
@@ -247,16 +248,19 @@ def make_context(
     return ShardContext(game, players, client, log, {}, Progress())
 
 
-def _ask(game: Game, models: Models) -> FunctionCalls:
-    """Give each agent its function. Raises SettingsError for one that has none."""
+def make_calls(
+    game: Game, models: Models, concurrency: int, seats: Mapping[str, ModelFunction] = {}
+) -> FunctionCalls:
+    """Give each agent its function, `seats` first. Raises SettingsError for one that has none."""
     agents = game.parameters.model_agents
-    functions = models if isinstance(models, Mapping) else dict.fromkeys(agents, models)
+    by_agent = models if isinstance(models, Mapping) else dict.fromkeys(agents, models)
+    functions = {**by_agent, **seats}
     if lacking := [agent for agent in agents if agent not in functions]:
         raise SettingsError(
             f"models: {', '.join(lacking)} of protocol {game.protocol.name} has no function (got "
             f"{', '.join(functions) or 'none'}); give one for each agent, or one for all"
         )
-    return FunctionCalls(functions, game.parameters.rollouts.concurrency)
+    return FunctionCalls(functions, concurrency)
 
 
 class MemoryLog:

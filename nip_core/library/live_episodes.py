@@ -1,0 +1,170 @@
+"""An episode that a loop goes through step by step, as environments of other trainers do.
+
+LiveEpisode      the episode while it is played
+FinishedEpisode  its rows, those of `play`, and its rewards
+
+A seat is an agent that the loop asks. For the game it is a model function that waits for the loop.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from nip_core.errors import NipError, SettingsError
+from nip_core.library.games import PlayableGame
+from nip_core.library.played_games import Models, PlayedEpisodes, make_calls, make_context
+from nip_core.nearest import did_you_mean
+from nip_core.rollouts.episode import play_episode
+from nip_core.rollouts.plan import ATTACK, EpisodeSpec
+from nip_core.rollouts.storage.row_tables import build_tables
+from nip_core.rollouts.storage.table_rows import Record
+from nip_core.rollouts.turns import Played
+
+T = TypeVar("T")
+
+
+class SeatError(NipError, RuntimeError):
+    """A loop asks or answers out of turn, or has given the episode up."""
+
+
+@dataclass(frozen=True)
+class SeatRequest:
+    """The next chat of a seat, with its sampling, as a model function gets them."""
+
+    messages: list[Mapping[str, str]]
+    sampling: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FinishedEpisode(PlayedEpisodes):
+    """A single episode, with its rewards."""
+
+    rewards: Mapping[str, float]
+    """By agent."""
+    failed: bool
+    """Whether it came to no end: then no agent is paid, and none is to be trained on it."""
+
+
+@dataclass
+class _Seat:
+    requests: asyncio.Queue[SeatRequest | None] = field(default_factory=asyncio.Queue)
+    """None: the episode is over."""
+    answer: asyncio.Future[Any] | None = None
+    is_asked: bool = False  # the loop waits for a request, or owes the answer
+    mistake: str | None = None
+
+    async def __call__(self, *, messages: list[Mapping[str, str]], **sampling: Any) -> Any:
+        self.answer = asyncio.get_running_loop().create_future()
+        self.requests.put_nowait(SeatRequest(messages, sampling))
+        return await self.answer
+
+
+def _pick(seats: Mapping[str, T], name: str) -> T:
+    if name not in seats:
+        hint = did_you_mean(name, seats)
+        raise SettingsError(f"{name!r} is no seat{hint}; there are {', '.join(seats) or 'none'}")
+    return seats[name]
+
+
+class LiveEpisode:
+    """An episode while it is played. ``async with`` gives it up where a loop leaves early.
+
+    A seat whose turn it is not waits, so several seats are asked by a task each.
+    """
+
+    def __init__(
+        self,
+        game: PlayableGame,
+        spec: EpisodeSpec,
+        seats: Collection[str],
+        models: Models | None = None,
+    ) -> None:
+        """Begin an episode of ``game.plan(...)`` in the running event loop.
+
+        The loop asks `seats`, and `models` play the others, as in `play`. Raises SettingsError for
+        a seat that no model plays, an agent without a function, and a choice among messages.
+        """
+        agents = game.parameters.model_agents
+        if spec.split == ATTACK and game.parameters.choice is not None:
+            raise SettingsError(
+                f"seats: {game.parameters.attack.by} chooses messages in the split attack, so that "
+                "an episode has many ends; use attack(...), or play the split test"
+            )
+        self._game, self._problem = game.game, spec.problem.id
+        self._seats = {name: _Seat() for name in seats if _pick(agents, name)}
+        # A place for each agent: a seat may take long while others are asked.
+        calls = make_calls(game.game, models or {}, len(agents), self._seats)
+        model_names = {name: agent.model_name for name, agent in agents.items()}
+        context = make_context(game.game, model_names, calls, self)
+        self._play: asyncio.Task[Played] = asyncio.create_task(play_episode(spec, context))
+        self._play.add_done_callback(self._end)
+
+    async def next_request(self, seat: str) -> SeatRequest | None:
+        """Wait for the next chat of a seat; None: the episode is over.
+
+        Raises the error that ended the play, at every seat, and SeatError for one already asked.
+        """
+        place = _pick(self._seats, seat)
+        if place.is_asked:
+            raise SeatError(f"{seat} is asked already; give its answer before the next request")
+        place.is_asked, request = True, None
+        try:
+            request = await place.requests.get()
+        finally:
+            place.is_asked = request is not None
+        if request is None:
+            place.requests.put_nowait(None)
+            await self._wait()
+        return request
+
+    def answer(self, seat: str, answer: Any) -> None:
+        """Answer the last request as a model function does. Raises SeatError if there is none."""
+        place = _pick(self._seats, seat)
+        future = place.answer
+        if not place.is_asked or future is None or (future.done() and not future.cancelled()):
+            raise SeatError(f"{seat}: no answer is awaited; take next_request({seat!r}) first")
+        place.is_asked = False
+        if not future.cancelled():  # by the end of the play, for which the next request says why
+            future.set_result(answer)
+
+    def find_mistake(self, seat: str) -> str | None:
+        """Find why the last answer was invalid, once the next request is there; None: it wasn't."""
+        return _pick(self._seats, seat).mistake
+
+    async def finish(self) -> FinishedEpisode:
+        """Wait for the end. Raises the error that ended the play."""
+        result = await self._wait()
+        [row], records = result.episodes, result.records
+        generations, timings = [r.generation for r in records], [r.timing for r in records]
+        tables = build_tables([row], generations, timings)
+        return FinishedEpisode(self._game, tables, row.rewards, row.outcome == "failed")
+
+    async def aclose(self) -> None:
+        """Give the episode up, unless it is over."""
+        self._play.cancel()
+        await asyncio.wait({self._play})
+
+    async def __aenter__(self) -> "LiveEpisode":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def append(self, record: Record) -> None:
+        """Note whether an answer is valid, in the place of a journal."""
+        row = record.get("generation")
+        if row is not None and row["agent"] in self._seats:
+            self._seats[row["agent"]].mistake = row["invalid_reason"]
+
+    def _end(self, play: "asyncio.Task[Played]") -> None:
+        if not play.cancelled():
+            play.exception()  # raised at the seats, if a loop still asks
+        for place in self._seats.values():
+            place.requests.put_nowait(None)
+
+    async def _wait(self) -> Played:
+        await asyncio.wait({self._play})  # a waiter that is cancelled leaves the play alone
+        if self._play.cancelled():
+            raise SeatError(f"{self._problem}: the episode was given up; begin another one")
+        return self._play.result()

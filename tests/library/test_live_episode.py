@@ -1,0 +1,312 @@
+"""An episode that a loop goes through step by step is the one that `play` plays."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from nip_core.errors import SettingsError, StageError
+from nip_core.library import (
+    FinishedEpisode,
+    LiveEpisode,
+    ModelAnswer,
+    PlayedEpisodes,
+    RequestRefusedError,
+    SeatError,
+    make_attack_game,
+    make_game,
+    play,
+)
+from nip_core.protocols import protocol_names
+from nip_core.rollouts.storage.row_tables import Tables
+
+SMALL = (
+    *(f"scenario_settings.{split}_size=4" for split in ("train", "validation", "test")),
+    "rl.rollouts_per_iteration=4",
+    "rollouts.failure_threshold=1.0",
+    "agents._default.num_invalid_generation_retries=3",
+)
+SAID = {
+    "verifier": (
+        *("Decision: accept", "Decision: reject", "Why? Question: is it so?", ""),
+        "Question for Expert_1: why?\nQuestion for Expert_2: why not?",
+    ),
+    "prover": ("Answer: it is so.", "Question: are you sure?\nAnswer: no", ""),
+}
+
+
+def game(protocol="adp", *settings):
+    return make_game(protocol=protocol, scenario="arithmetic", settings=[*SMALL, *settings])
+
+
+def answer(messages, seed):
+    """What a model says, some of it invalid, drawn by chat and seed."""
+    decides = "Decision: accept" in messages[0]["content"]
+    text = random.Random(f"{messages} {seed}").choice(SAID["verifier" if decides else "prover"])
+    return ModelAnswer(text, completion_tokens=len(text))
+
+
+async def ask(messages, seed, **sampling):
+    return answer(messages, seed)
+
+
+async def take_seat(live, seat, asked=None):
+    """Answer all requests of a seat, each after it was noted; what was invalid among the answers."""
+    mistakes = []
+    while (request := await live.next_request(seat)) is not None:
+        mistakes.append(live.find_mistake(seat))
+        if asked is not None:
+            asked.append((request.messages, sorted(request.sampling.items())))
+        live.answer(seat, answer(request.messages, request.sampling["seed"]))
+    return [*mistakes, live.find_mistake(seat)][1:]
+
+
+async def go_through(opened, spec, seats, models=ask, asked=None):
+    async with LiveEpisode(opened, spec, seats, models) as live:
+        await asyncio.gather(*(take_seat(live, seat, asked) for seat in seats))
+        return await live.finish()
+
+
+def join(opened, ended):
+    """Many episodes as `play` gives them."""
+    tables = (
+        pa.concat_tables(getattr(end.tables, name) for end in ended)
+        for name in ("episodes", "generations", "timings")
+    )
+    return PlayedEpisodes(opened.game, Tables(*tables))
+
+
+def check_same(ours, theirs):
+    assert ours.digest == theirs.digest
+    for name in ("episodes", "generations"):
+        assert getattr(ours, name).to_pylist() == getattr(theirs, name).to_pylist()
+
+
+@pytest.mark.parametrize("protocol", protocol_names())
+@pytest.mark.parametrize("split", ["test", "train"])
+async def test_all_protocols_are_played_as_play_plays_them_whoever_has_a_seat(protocol, split):
+    opened, asked_there = game(protocol), []
+
+    async def note(messages, seed, **sampling):
+        asked_there.append((messages, sorted({"seed": seed, **sampling}.items())))
+        return answer(messages, seed)
+
+    there = await play(opened, note, split)
+    agents = [*opened.parameters.model_agents]
+    assert {row["outcome"] for row in there.episodes.to_pylist()} != {"failed"}
+    for seats in (agents, *([agent] for agent in agents), []):
+        asked = []
+        plays = (go_through(opened, spec, seats, ask, asked) for spec in opened.plan(split))
+        ended = await asyncio.gather(*plays)  # many at a time
+        check_same(join(opened, ended), there)
+        for end in ended:
+            [row] = end.episodes.to_pylist()
+            assert isinstance(end, FinishedEpisode) and end.failed == (row["outcome"] == "failed")
+            assert [*end.rewards.items()] == [(p["agent"], p["reward"]) for p in row["rewards"]]
+        # Message by message, with the same sampling.
+        assert {*map(repr, asked)} <= {*map(repr, asked_there)}
+        if seats == agents:
+            assert len(asked) == len(asked_there) == there.generations.num_rows
+
+
+@pytest.mark.parametrize("protocol", ["adp", "debate", "multi_channel_test"])
+async def test_the_mistakes_of_a_seat_are_those_of_its_rows(protocol):
+    opened = game(protocol)
+    counted = 0
+    for spec in opened.plan("test"):
+        agents = [*opened.parameters.model_agents]
+        async with LiveEpisode(opened, spec, agents) as live:
+            by_seat = await asyncio.gather(*(take_seat(live, agent) for agent in agents))
+            rows = (await live.finish()).generations.to_pylist()
+        for agent, mistakes in zip(agents, by_seat, strict=True):
+            assert mistakes == [r["invalid_reason"] for r in rows if r["agent"] == agent]
+            counted += sum(mistake is not None for mistake in mistakes)
+    assert counted
+
+
+@pytest.mark.parametrize("by", ["sneaky", "script"])
+async def test_an_attacker_has_a_seat_against_a_frozen_verifier(by):
+    options = {"script": "right-step"} if by == "script" else {}
+    attacking = make_attack_game(game(), by, **options)
+    split = "test" if by == "script" else "train"
+    seats = ["verifier"] if by == "script" else ["prover"]
+    there = await play(attacking, ask, split)
+    models = {"verifier": ask} if by == "sneaky" else None  # a script needs no function
+    ended = [await go_through(attacking, s, seats, models) for s in attacking.plan(split)]
+    check_same(join(attacking, ended), there)
+    if by == "sneaky":
+        assert {end.rewards["prover"] for end in ended} == {0.0, 1.0}
+        return
+    with pytest.raises(SettingsError, match=r"'prover' is no seat; there are verif"):
+        LiveEpisode(attacking, attacking.plan(split)[0], ["prover"])
+
+
+async def test_episodes_in_which_messages_are_chosen_are_refused():
+    attacking = make_attack_game(game(), "best-of-n", n=(1, 2))
+    with pytest.raises(SettingsError, match=r"best-of-n chooses messages.*use attack\(\.\.\."):
+        LiveEpisode(attacking, attacking.plan("attack")[0], ["prover"], ask)
+
+
+async def test_a_seat_that_is_never_asked_has_no_request():
+    opened = game("nip")  # the verifier may decide before the prover speaks
+
+    async def decide(messages, **sampling):
+        return "Decision: accept"
+
+    async with LiveEpisode(opened, opened.plan()[0], ["prover"], decide) as live:
+        for _ in range(2):  # however often the loop asks
+            assert await asyncio.wait_for(live.next_request("prover"), 10) is None
+        assert (await live.finish()).rewards.keys() == {"prover", "verifier"}
+
+
+class Broken(Exception):
+    """Of a caller's model."""
+
+
+async def test_an_error_of_a_frozen_agent_reaches_all_seats():
+    opened, both_wait = game("debate"), asyncio.Event()
+
+    async def fail(messages, **sampling):
+        await both_wait.wait()
+        raise Broken("of the caller's")
+
+    live = LiveEpisode(opened, opened.plan()[0], ["prover0", "prover1"], {"verifier": fail})
+    waiting = [asyncio.ensure_future(live.next_request(seat)) for seat in ("prover0", "prover1")]
+    await asyncio.sleep(0.05)
+    both_wait.set()
+    for result in await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10):
+        assert isinstance(result, Broken)
+    for late in (live.next_request("prover0"), live.finish()):
+        with pytest.raises(Broken):
+            await asyncio.wait_for(late, 10)
+
+
+async def test_an_error_while_a_seat_owes_an_answer_is_raised_at_its_next_request():
+    opened, owed = game("refereed"), asyncio.Event()
+
+    async def fail(messages, **sampling):
+        await owed.wait()
+        raise Broken("of the caller's")
+
+    live = LiveEpisode(opened, opened.plan()[0], ["prover0"], fail)
+    assert (await live.next_request("prover0")) is not None
+    owed.set()
+    await asyncio.sleep(0.05)
+    live.answer("prover0", "too late")
+    with pytest.raises(Broken):
+        await asyncio.wait_for(live.next_request("prover0"), 10)
+
+
+async def test_an_answer_of_no_known_form_is_an_error_that_names_the_seat():
+    opened = game()
+    async with LiveEpisode(opened, opened.plan()[0], ["prover"], ask) as live:
+        await live.next_request("prover")
+        live.answer("prover", 5)
+        with pytest.raises(StageError, match="of prover returned a value of type int"):
+            await live.next_request("prover")
+
+
+async def test_a_refused_request_fails_the_episode_and_no_loop():
+    async def refuse(messages, **sampling):
+        raise RequestRefusedError("too long for this model")
+
+    opened = game()
+    end = await go_through(opened, opened.plan()[0], ["prover"], {"verifier": refuse})
+    assert end.failed and end.rewards == {"prover": 0.0, "verifier": 0.0}
+
+
+@pytest.mark.parametrize("protocol", ["nip", "debate"])
+async def test_a_game_that_is_given_up_at_any_request_leaves_nothing_behind(protocol):
+    opened = game(protocol)
+    agents = [*opened.parameters.model_agents]
+    calls = Counter((await play(opened, ask)).generations["episode"].to_pylist())
+    spec = max(opened.plan(), key=lambda spec: calls[spec.key])
+    most = calls[spec.key]
+    assert most > 3
+    for stop_after in range(most):
+        left, tasks = stop_after, asyncio.all_tasks()
+
+        async def some(live, seat):
+            nonlocal left
+            while (request := await live.next_request(seat)) is not None:
+                if left == 0:
+                    await live.aclose()  # while others wait, or owe an answer
+                    live.answer(seat, "of no use any more")
+                else:
+                    left -= 1
+                    live.answer(seat, answer(request.messages, request.sampling["seed"]))
+
+        live = LiveEpisode(opened, spec, agents)
+        work = asyncio.gather(*(some(live, agent) for agent in agents), return_exceptions=True)
+        results = await asyncio.wait_for(work, 10)
+        assert all(isinstance(r, SeatError) and "was given up" in str(r) for r in results)
+        for late in (live.finish(), live.next_request(agents[0])):
+            with pytest.raises(SeatError, match="was given up; begin another one"):
+                await late
+        await live.aclose()  # again
+        assert asyncio.all_tasks() == tasks
+
+
+async def test_leaving_the_block_gives_up_and_cancels_the_frozen_agents():
+    opened, cancelled = game(), []
+
+    async def hang(messages, **sampling):
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.append(1)
+            raise
+
+    with pytest.raises(Broken):
+        async with LiveEpisode(opened, opened.plan()[0], ["prover"], hang) as live:
+            live.answer("prover", await live.next_request("prover") and "It is right.")
+            await asyncio.sleep(0.05)
+            raise Broken("of the loop")
+    assert cancelled == [1]
+
+
+async def test_a_loop_that_is_cancelled_while_it_waits_may_ask_again():
+    opened, let_go = game("nip"), asyncio.Event()
+
+    async def slow(messages, **sampling):
+        await let_go.wait()
+        return "Is it so?"
+
+    async with LiveEpisode(opened, opened.plan()[0], ["prover"], slow) as live:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(live.next_request("prover"), 0.05)
+        let_go.set()
+        assert (await live.next_request("prover")).messages
+
+
+async def test_what_is_out_of_turn_is_an_error_that_says_so():
+    opened = game()
+    spec = opened.plan()[0]
+    async with LiveEpisode(opened, spec, ["prover", "verifier"]) as live:
+        with pytest.raises(SeatError, match=r"take next_request\('prover'\) first"):
+            live.answer("prover", "It is right.")
+        await live.next_request("prover")
+        with pytest.raises(SeatError, match="prover is asked already; give its answer"):
+            await live.next_request("prover")
+        early = asyncio.ensure_future(live.next_request("verifier"))
+        await asyncio.sleep(0)
+        with pytest.raises(SeatError, match="verifier is asked already"):
+            await live.next_request("verifier")
+        with pytest.raises(SettingsError, match="'provers' is no seat; did you mean 'prover'"):
+            await live.next_request("provers")
+        live.answer("prover", "It is right.")
+        with pytest.raises(SeatError, match="no answer is awaited"):
+            live.answer("prover", "It is right.")
+        assert "It is right." in (await early).messages[-1]["content"]
+        live.answer("verifier", "")  # invalid, so that it is asked again
+        late = asyncio.ensure_future(live.next_request("verifier"))
+        await asyncio.sleep(0)
+        with pytest.raises(SeatError, match="no answer is awaited"):
+            live.answer("verifier", "Decision: accept")
+        assert (await late) is not None
+    with pytest.raises(SettingsError, match="'provers' is no seat; did you mean"):
+        LiveEpisode(opened, spec, ["provers"], ask)
+    with pytest.raises(SettingsError, match=r"models: verifier .* has no function \(got prover\)"):
+        LiveEpisode(opened, spec, ["prover"])
