@@ -30,6 +30,9 @@ from pydantic import (
 from nip_base.wire import NipSettings
 from nip_core.errors import NipError
 from nip_core.hashing import derive_key
+from nip_core.parameters import HyperParameters
+from nip_core.run_store.lease import Lease
+from nip_core.run_store.run import RunStore
 
 FORMAT_VERSION = 1
 KEY_METADATA = "nip_key"
@@ -309,6 +312,10 @@ class Backend(ABC):
     tells_steps: bool = False
     """Whether a job as it is reported has its newest step, so that looking often is cheap; of
     others the events are asked for."""
+    stands_still: bool = False
+    """Whether its jobs stand still while nobody polls them; their deadlines count from there."""
+    run: tuple[RunStore, Lease | None] | None = None
+    """The run that it works for, and the lease to write there; of one that a ledger has opened."""
 
     def __init__(self, address: str, key: str) -> None:
         """`address` is the provider's API, `key` what opens it. Nothing is sent yet."""
@@ -343,6 +350,15 @@ class Backend(ABC):
     async def job_events(self, job_id: str) -> list[dict[str, JsonValue]]:
         """List the back-end's events of a job, oldest first; `steps` reads figures in them."""
         return []
+
+    @classmethod
+    def check_agent(cls, parameters: HyperParameters, name: str) -> None:
+        """Raise SettingsError for settings of a trained agent that it can't carry."""
+        return
+
+    async def check_model(self, model: str) -> None:
+        """Raise SettingsError if a base model can't be trained there. Nothing is spent."""
+        return
 
     async def check_jobs(self) -> None:
         """Learn whether the key may list jobs at all, and raise if not."""

@@ -77,12 +77,14 @@ async def open_ledger(
     settle_s: float,
     lease: Lease | None = None,
     clock: Clock | None = None,
+    timeout_s: float = 120.0,
 ) -> "AsyncIterator[tuple[Ledger, Backend]]":
     """Open the run's ledger and a provider's back-end; both are closed at the end.
 
     The rest: see `Ledger`.
     """
-    async with open_backend(provider, endpoint) as backend:
+    async with open_backend(provider, endpoint, timeout_s=timeout_s) as backend:
+        backend.run = run, lease
         yield Ledger(run, backend, settle_s=settle_s, lease=lease, clock=clock), backend
 
 
@@ -217,6 +219,8 @@ class Ledger:
             raise JobError(f"{document.path}: not submitted yet; call ensure_job first")
         # 2. Set the ends of waiting on the monotonic clock.
         # The time of day may jump while this process waits, but not before it starts waiting.
+        if self._backend.stands_still and counted_from_s is None:
+            counted_from_s = self._clock.now()
         since_s = record.submitted_at if counted_from_s is None else counted_from_s
         # A clock that was set back since the submission must not put the deadline off.
         elapsed_s = max(0.0, self._clock.now() - since_s)

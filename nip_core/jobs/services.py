@@ -4,6 +4,7 @@ import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from nip_base.importing import import_object
 from nip_base.wire import NipSettings
 from nip_core.errors import SettingsError
 from nip_core.jobs.job import Backend
@@ -28,7 +29,9 @@ async def open_backend(
     """
     service = provider.training or TrainingService()
     backend: Backend
-    if isinstance(service.backend, str):
+    if isinstance(service.backend, str) and ":" in service.backend:
+        backend = import_object(service.backend)(endpoint.base_url, endpoint.api_key, provider)
+    elif isinstance(service.backend, str):
         backend = _OURS[service.backend](endpoint.base_url, endpoint.api_key, timeout_s=timeout_s)
     else:
         backend = OwnBackend(_find_own(service), endpoint.base_url, endpoint.api_key)
@@ -52,7 +55,10 @@ def check_services(parameters: HyperParameters) -> None:
                 f"({', '.join(unknown)}); there are {', '.join(sorted(known_words))}"
             )
         if isinstance(service.backend, str):
-            if service.backend not in _OURS:
+            if ":" in service.backend:
+                if not agent.freeze_agent:
+                    _import_kind(service.backend, place).check_agent(parameters, name)
+            elif service.backend not in _OURS:
                 raise SettingsError(
                     f"{place}: the backend of {agent.model_provider} is {' or '.join(_OURS)}, or a "
                     f"subclass of nip_core.jobs.job.Backend (got {service.backend!r})"
@@ -67,6 +73,16 @@ def check_services(parameters: HyperParameters) -> None:
                 f"{place}: the run starts a server for {agent.model_provider}, which trains its "
                 "models, too; for a backend of your own derive from Provider, with an address"
             )
+
+
+def _import_kind(address: str, place: str) -> type[Backend]:
+    """Import a back-end of another distribution of nip. Raises SettingsError if it is not here."""
+    try:
+        kind: type[Backend] = import_object(address)
+    except ValueError as error:
+        part = address.partition(".")[0].replace("_", "-")
+        raise SettingsError(f"{place} is trained by {part}: pip install {part} ({error})") from None
+    return kind
 
 
 def _find_own(service: TrainingService) -> type[Backend]:

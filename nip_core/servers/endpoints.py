@@ -91,9 +91,10 @@ def _addresses(
 ) -> tuple[str, str]:
     """Return where the agent's group plays and where it is trained, both with the API's path."""
     # The nearest setting counts: the agent's own address, then its server's, then the run's.
+    path = agent.provider.play_path
     if agent.base_url is not None:
-        url = _with_path(agent.base_url)
-        return url, url
+        url = agent.base_url.rstrip("/") if path else _with_path(agent.base_url)
+        return url + path, url
     if agent.provider.is_lm_server:
         if agent.engine_url is not None and agent.control_url is not None:
             return _server(agent.engine_url), _server(agent.control_url)
@@ -110,7 +111,7 @@ def _addresses(
     except ValueError as error:
         place = f"environment variable {variable}" if elsewhere else agent.model_provider
         raise SettingsError(f"{place}: {error}") from None
-    return url, url
+    return url + path, url
 
 
 def _server(url: str) -> str:

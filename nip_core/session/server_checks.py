@@ -122,8 +122,9 @@ async def check_trainable(
     async def check(group: str) -> None:
         agent, place = parameters.group_parameters(group), parameters.groups[group][0]
         service, endpoints_of_group = agent.provider.training, endpoints.get(group)
+        has_door = service is not None and ":" in str(service.backend)  # which it can be asked at
         if (
-            agent.base_url is None
+            (agent.base_url is None and not has_door)
             or endpoints_of_group is None
             or endpoints_of_group.lm_server is not None
         ):
@@ -135,6 +136,7 @@ async def check_trainable(
                 agent.provider, endpoints_of_group.control, timeout_s=_LOOK_S
             ) as backend:
                 await backend.check_jobs()
+                await backend.check_model(base_name(parameters, agent))
         except Refused as error:
             if error.status in _NO_SUCH_API:
                 raise SettingsError(

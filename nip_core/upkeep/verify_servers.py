@@ -10,7 +10,7 @@ from nip_base.wire import ENDED_STATUSES
 from nip_core.errors import NipError, SettingsError
 from nip_core.jobs.document import read_job
 from nip_core.jobs.job import Backend, Busy, JobRecord, NoAnswer, Refused
-from nip_core.jobs.services import open_backend
+from nip_core.jobs.ledger import open_ledger
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.stored import read_settings
 from nip_core.servers.endpoints import find_group_endpoints
@@ -155,7 +155,11 @@ async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -
             continue
         provider = parameters.group_parameters(group).provider
         # A server that is away is no damage of the run, so it is not waited for as in a run.
-        async with open_backend(provider, endpoints.control, timeout_s=20) as backend:
+        opened = open_ledger(check.run, provider, endpoints.control, settle_s=0, timeout_s=20)
+        async with opened as (_, backend):
+            # Notes of a back-end that drives its jobs itself: its answers below come from them.
+            notes = f"{check.run.root}/training/"
+            check.unknown[:] = [path for path in check.unknown if not path.startswith(notes)]
             try:
                 for path, job in of_group:
                     await _ask(check, backend, path, job)

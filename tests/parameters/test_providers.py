@@ -57,10 +57,11 @@ def test_a_provider_is_asked_at_its_address_with_its_key(provider):
     assert list_key_variables(parameters) == [row.key_variable]
     at = find_group_endpoints(parameters, "verifier", {row.key_variable: "a key"})
     assert at is not None
-    assert (at.play.base_url, at.play.api_key) == (row.address, "a key")
+    assert (at.play.base_url, at.play.api_key) == (row.address + row.play_path, "a key")
     moved = {row.key_variable: "a key", row.address_variable: "https://elsewhere.example/v1/"}
     there = find_group_endpoints(parameters, "verifier", moved)
-    assert there is not None and there.play.base_url == "https://elsewhere.example/v1"
+    assert there is not None and there.control.base_url == "https://elsewhere.example/v1"
+    assert there.play.base_url == there.control.base_url + row.play_path
     with pytest.raises(SettingsError, match=row.key_variable):
         find_group_endpoints(parameters, "verifier", {})
 

@@ -19,14 +19,14 @@ Sources, read in November 2026: the providers' pages on addresses and keys.
 """
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from nip_base.importing import import_object
 from nip_core.nearest import did_you_mean, nearest_first
 
-ProviderName = Literal["OpenAI", "SelfHosted", "OpenRouter", "Together"]
+ProviderName = Literal["OpenAI", "SelfHosted", "OpenRouter", "Together", "Tinker"]
 
 # Without a job's number of passes its cost could not be told, so every service is told it.
 _ALWAYS_SENT = "n_epochs"
@@ -38,7 +38,8 @@ class TrainingService:
 
     backend: str | type[object] = "openai"
     """The calls to it: "openai", the protocol of OpenAI's fine-tuning API; "nip", the same with the
-    additions of an lm_server; or a class of your own, a subclass of `nip_core.jobs.job.Backend`."""
+    additions of an lm_server; a class of your own, a subclass of `nip_core.jobs.job.Backend`; or,
+    of another distribution of nip, its address."""
     methods: Collection[str] = ("supervised", "dpo")
     """How it trains: "supervised", on chats; "dpo", on pairs of a better and a worse answer;
     "trajectories", on sampled tokens with their advantages."""
@@ -68,6 +69,8 @@ class Provider:
     """Of its API, with the path; None: the settings name it."""
     address_variable: ClassVar[str | None] = None
     """The environment variable that gives another address."""
+    play_path: ClassVar[str] = ""
+    """Of OpenAI's protocol below the address, where the training has another one."""
     dialect: ClassVar[str] = "openai"
     """The dialect of its API, a name of `DIALECTS`."""
     training: ClassVar[TrainingService | None] = None
@@ -111,6 +114,27 @@ class Together(Provider):
     dialect = "together"
 
 
+class Tinker(Provider):
+    """Thinking Machines' service, or whoever speaks its API; `nip_tinker` trains there."""
+
+    key_variable = "TINKER_API_KEY"
+    address = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+    address_variable = "TINKER_BASE_URL"
+    play_path = "/oai/api/v1"
+    training = TrainingService(
+        backend="nip_tinker.backend:TinkerBackend",
+        methods=("supervised", "dpo", "trajectories"),
+        settings=(
+            *("n_epochs", "batch_size", "beta", "advantage", "clip_low", "clip_high"),
+            *("learning_rate", "lr_scheduler", "warmup_ratio", "weight_decay", "max_grad_norm"),
+            *("lora_rank", "max_length", "start_from"),
+        ),
+        takes_thoughts=True,
+    )
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Of `nip_tinker.driver.Options`, such as block_minutes or tokenizer, in a class over this."""
+
+
 class SelfHosted(Provider):
     """An lm_server: the run's own, or the one that the settings name."""
 
@@ -138,6 +162,7 @@ PROVIDERS: dict[str, type[Provider]] = {
     "OpenAI": OpenAI,
     "OpenRouter": OpenRouter,
     "Together": Together,
+    "Tinker": Tinker,
     "SelfHosted": SelfHosted,
 }
 

@@ -6,6 +6,7 @@ a server's files   StateDirectory: the places and the contents of its parts (Sta
              lay_out_adapter, for an adapter from elsewhere
 models       public_probe, of an adapter
 secrets      is_secret_name, of environment variables
+Tinker       make and parse its messages; training_text, the tokens of training examples
 vLLM         describe_vllm, find_vllm, vllm_build_script; served_lora_rank, DEFAULT_LORA_RANK,
              LARGEST_LORA_RANK
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from nip_lm_server.state.at_rest.garbage import State
     from nip_lm_server.state.at_rest.state_directory import StateDirectory
     from nip_lm_server.state.directory import StateError
+    from nip_lm_server.tinker.schema import make, parse
+    from nip_lm_server.training.methods import training_text
 
 __all__ = [
     "DEFAULT_LORA_RANK",
@@ -62,10 +65,13 @@ __all__ = [
     "is_running",
     "is_secret_name",
     "lay_out_adapter",
+    "make",
+    "parse",
     "public_probe",
     "served_lora_rank",
     "start_or_attach",
     "stop",
+    "training_text",
     "vllm_build_script",
 ]
 
@@ -90,6 +96,8 @@ _MODULE_NAMES: dict[str, tuple[str, ...]] = {
     "nip_lm_server.state.at_rest.garbage": ("State",),
     "nip_lm_server.state.at_rest.state_directory": ("StateDirectory",),
     "nip_lm_server.state.directory": ("StateError",),
+    "nip_lm_server.tinker.schema": ("make", "parse"),
+    "nip_lm_server.training.methods.training_text": ("training_text",),
 }
 """The names in each module. A module is imported at the first use of a name: a reader of a run's
 document needs a tenth of the code that launches a server, and would wait for all of it."""
