@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds an environment with Tinker's SDK and its cookbook, for `make test-tinker`: nip's server is
-# then asked by them as they are published.
+# Builds an environment with Tinker's SDK, its cookbook and nip, for `make test-tinker`: nip's server
+# is then asked by them as they are published, and the cookbook's loop plays nip's games.
 #
 #   scripts/build_tinker.sh [DIR]        DIR is .tinker-env in the repository root unless given
 #
@@ -26,6 +26,8 @@ pip_install -c "$CONSTRAINTS" "tinker==$SDK_VERSION" torch transformers datasets
     tiktoken tqdm sympy pylatexenc math-verify scipy \
     pytest pytest-asyncio pytest-timeout hypothesis psutil
 pip_install --no-deps "tinker-cookbook==$COOKBOOK_VERSION"
+echo "nip ..."
+install_nip "" -c "$CONSTRAINTS"
 "$DIR/bin/python" - <<'EOF'
 from importlib.metadata import version
 
