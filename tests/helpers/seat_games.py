@@ -5,19 +5,24 @@ make_it       the game of a protocol, in groups of two episodes
 answer        what any model answers to a chat
 play_it       the episodes as `play` plays them, message by message
 expect        the same, as they are on record in seat_games.json
+write_page    the programs of docs/howto/games-in-your-loop.md, as a reader has them
 """
 
 import json
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from doc_blocks import ROOT, blocks
+
 from nip_core.game.answer_rows import AnswerPlace
 from nip_core.library import PlayableGame, make_game, play
 
 FILE = Path(__file__).with_name("seat_games.json")
+PAGE = ROOT / "docs" / "howto" / "games-in-your-loop.md"
 PROTOCOLS = ("adp", "debate", "nip")
 GROUP = 2
 SETTINGS = (
@@ -101,3 +106,12 @@ def name_functions(protocol: str, trained: Sequence[str] = ()) -> dict[str, Any]
     """Functions for the agents that are not trained."""
     agents = make_it(protocol).parameters.model_agents
     return {agent: partial(ask) for agent in agents if agent not in trained}
+
+
+def write_page(folder: Path, copied: str, program: str) -> None:
+    """Write the page's game, its program that imports the file `copied`, and that file."""
+    shutil.copy(ROOT / "docs" / "examples" / f"{copied}.py", folder)
+    texts = [block.text for block in blocks(PAGE) if block.language == "python"]
+    (folder / "my_game.py").write_text(texts[0])
+    [text] = [text for text in texts if f"from {copied} import" in text]
+    (folder / program).write_text(text)

@@ -1,13 +1,16 @@
 """docs/examples/trl_games.py: nip's games in TRL's loop, as nip plays them."""
 
 import importlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import seat_games
 
-from nip_core.library import make_game
 from nip_core.models import resolve_model
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -118,54 +121,25 @@ def test_tokens_that_the_next_chat_does_not_have_are_not_trained(trl_games, toke
 
 
 @pytest.mark.long
-def test_trl_trains_a_prover_against_a_frozen_verifier(trl_games, tmp_path, monkeypatch):
-    from trl import GRPOConfig, GRPOTrainer
-
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-
-    async def like_it_short(messages, **sampling):
-        is_short = len(messages[-1]["content"]) < 60
-        return f"Decision: {'accept' if is_short else 'reject'}"
-
-    more = (
-        "rl.rollouts_per_iteration=16",
-        "agents._default.max_tokens_per_message=24",
-        "scenario_settings.system_prompt_version=short",
+def test_trl_trains_a_prover_against_a_frozen_verifier(tmp_path):
+    """As the page says it, in a folder with the file that it says to copy."""
+    seat_games.write_page(tmp_path, "trl_games", "train_trl.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "train_trl.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    game = make_game(
-        protocol="adp",
-        scenario="arithmetic",
-        settings=[*seat_games.SETTINGS[1:], *more, "trainer=pure_text_grpo"],
-    )
-    games = trl_games.Games(game, "prover", {"verifier": like_it_short}, iterations=8)
-    trainer = GRPOTrainer(
-        str(resolve_model("tiny-arithmetic")),
-        reward_funcs=trl_games.pay,
-        rollout_func=games.rollout,
-        train_dataset=games.dataset,
-        args=GRPOConfig(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=16,
-            num_generations=8,
-            max_completion_length=24,
-            max_steps=15,
-            learning_rate=1e-3,
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            bf16=False,
-        ),
-    )
-    trainer.train()
-    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
-    assert len(rewards) == 15
-    assert sum(rewards[-5:]) > sum(rewards[:5]) + 1
+    assert done.returncode == 0, done.stderr[-3000:]
+    state = json.loads((tmp_path / "grpo/checkpoint-8/trainer_state.json").read_text())
+    rewards = [row["reward"] for row in state["log_history"] if "reward" in row]
+    assert len(rewards) == 8 and sum(rewards[-3:]) / 3 > rewards[0] + 0.2, rewards
 
 
 @pytest.mark.parametrize("name", ["trl_games", "tinker_cookbook_games"])
 def test_what_a_user_copies_stays_short(name):
     lines = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()
     assert 40 < sum(bool(line.strip()) for line in lines) <= RIGHT_SIZE
-    page = (EXAMPLES.parent / "howto" / "games-in-your-loop.md").read_text(encoding="utf-8")
-    assert f"(../examples/{name}.py)" in page
+    assert f"(../examples/{name}.py)" in seat_games.PAGE.read_text(encoding="utf-8")

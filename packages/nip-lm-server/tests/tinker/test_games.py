@@ -3,9 +3,12 @@
 import asyncio
 import importlib
 import json
+import os
 import pickle
 import random
-from functools import cache, partial
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,10 @@ import seat_games
 from recipes import MODEL, Place
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl import train
 from tinker_cookbook.rl.data_processing import compute_advantages, trajectory_to_data
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-from nip_core.library import make_game
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
 RENDERER = "role_colon"
@@ -188,49 +188,23 @@ async def test_agents_of_one_game_are_not_played_again_alone(
     assert len(result.trajectories_G) == seat_games.GROUP and len(result.rollout_errors) == 1
 
 
-async def believe(messages: Any, **sampling: Any) -> str:
-    """A frozen verifier that accepts wherever a step is called right."""
-    return f"Decision: {'accept' if ', right' in messages[-1]['content'] else 'reject'}"
-
-
-@cache
-def make_short_game() -> Any:
-    more = ("rl.rollouts_per_iteration=32", "pure_text_grpo.group_size=8")
-    return make_game(
-        protocol="adp",
-        scenario="arithmetic",
-        settings=[*seat_games.SETTINGS, *more, "scenario_settings.system_prompt_version=short"],
+def test_the_cookbooks_loop_trains_a_prover_against_a_frozen_verifier(adder: Place) -> None:
+    """As the page says it, in a folder with the file that it says to copy."""
+    seat_games.write_page(adder.directory, "tinker_cookbook_games", "train_games.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "train_games.py"],
+        cwd=adder.directory,
+        env={**os.environ, **adder.environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-
-
-def test_the_cookbooks_loop_trains_a_prover_against_a_frozen_verifier(
-    adder: Place, cookbook_games: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(adder.directory)
-    monkeypatch.setenv("TINKER_BASE_URL", adder.url)
-    games = cookbook_games.Games(
-        game=make_short_game,
-        trained=("prover",),
-        frozen={"verifier": believe},
-        model_name=MODEL,
-        renderer_name=RENDERER,
-        batches=8,
-    )
-    log = adder.make_log("games")
-    config = train.Config(
-        learning_rate=1e-3,
-        dataset_builder=games,
-        model_name=MODEL,
-        recipe_name="games",
-        max_tokens=24,
-        log_path=str(log),
-        renderer_name=RENDERER,
-        eval_every=7,
-        save_every=0,
-        lora_rank=16,
-    )
-    asyncio.run(train.main(config))
-    rows = [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = read_rows(adder.directory / "games" / "metrics.jsonl")
     rewards = [r["env/all/reward/prover"] for r in rows if "env/all/reward/prover" in r]
-    assert len(rewards) == 8 and sum("test/env/all/reward/prover" in row for row in rows) == 3
+    assert len(rewards) == 8 and any("test/env/all/reward/prover" in row for row in rows)
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + RISE
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
