@@ -206,9 +206,11 @@ class Driver:
         """Do all blocks; returns the last."""
         job = self._job
         block = self._notes.read_block(job.blocks - 1) if job.blocks else None
-        if block is not None and block.is_done and await renew(self._client, block, self._now()):
-            block.saved_at = self._now()
-            self._notes.write_block(block)
+        if block is not None and block.is_done:
+            await self._tidy(block)  # a death may have come before that
+            if await renew(self._client, block, self._now()):
+                block.saved_at = self._now()
+                self._notes.write_block(block)
         while True:
             if block is not None and not block.is_done:
                 await self._do_block(block)
@@ -264,7 +266,7 @@ class Driver:
             raise CorruptionError(
                 f"block {block.number} of job {self._job.key} was begun with other data or "
                 f"settings (digest {block.digest}, now {expected}): use the tokenizer and the "
-                "files of before, or train the iteration again with nip rewind"
+                "files of before, or train it again: nip train --rerun-from ITERATION:train"
             )
         for tries_left in reversed(range(MOST_TRIES)):
             try:
@@ -335,7 +337,8 @@ class Driver:
             return False
         block.state, block.saved_at = state.path, self._now()
         self._notes.write_block(block)
-        self._job.deletions += [state.path for state in doubles]
+        # Of this run alone: one of the same name may be another run's with the same job.
+        self._job.deletions += [double.path for double in doubles if double.run in block.runs]
         return True
 
     async def _open(self, block: BlockNote, state: str | None, *, optimizer: bool) -> _Live:
@@ -365,6 +368,7 @@ class Driver:
                 answer = await self._do(json_send("create_model", create))
                 model, seq = str(answer["model_id"]), 1
             else:
+                await self._check_there(path)
                 model, seq = await self._load(
                     session, create, path, optimizer and state is not None
                 )
@@ -373,6 +377,18 @@ class Driver:
         self._notes.write_block(block)
         self._live = _Live(session, model, seq)
         return self._live
+
+    async def _check_there(self, path: str) -> None:
+        """Raise Refused for a state that is gone, which no new model would bring back."""
+        try:
+            await self._client.find_base(path)
+        except Refused as error:
+            if error.status not in _GONE:
+                raise
+            raise Refused(
+                f"{path} is not at the service any more ({error}): it has expired, or was deleted; "
+                "train again: nip train --rerun-from ITERATION:train, of the job that made it"
+            ) from None
 
     async def _load(
         self, session: str, create: Json, path: str, optimizer: bool
@@ -537,7 +553,7 @@ class Driver:
                 raise CorruptionError(
                     f"request {number} of block {block.number}, job {self._job.key}: is "
                     f"{send.digest}, on record {on_record[number]}; use the files and the version "
-                    "of nip of before, or train the iteration again with nip rewind"
+                    "of nip of before, or train it again: nip train --rerun-from ITERATION:train"
                 )
             if number not in on_record:
                 news.append(Sent(seq=number, digest=send.digest))

@@ -176,5 +176,5 @@ def _read(kind: type[_Kind], files: RunFiles, name: str) -> _Kind | None:
     except ValidationError as error:
         raise CorruptionError(
             f"training/{name}: damaged, no {kind.__name__} ({error.errors()[0]['msg']}); restore "
-            "the file from a copy, or train again with nip rewind"
+            "the file from a copy, or train it again: nip train --rerun-from ITERATION:train"
         ) from None

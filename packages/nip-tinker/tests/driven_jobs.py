@@ -80,12 +80,15 @@ class Deaths:
     at: int | None = None
     seen: list[str] = field(default_factory=list)
     is_dead: bool = False
+    stop_after: str | None = None
+    """The first point of this name is the one."""
 
     def pass_point(self, name: str) -> None:
         if self.is_dead:
             raise Killed
         self.seen.append(name)
-        if self.at is not None and len(self.seen) - 1 == self.at:
+        is_here = self.at is not None and len(self.seen) - 1 == self.at
+        if is_here or name == self.stop_after:
             self.is_dead = True
             raise Killed
 
