@@ -1,4 +1,4 @@
-"""docs/examples/trl_games.py: nip's games in TRL's loop, as nip plays them."""
+"""docs/examples/trl_games.py and docs/howto/games-in-your-loop.md: nip's games in TRL's loop, as nip plays them."""
 
 import importlib
 import json

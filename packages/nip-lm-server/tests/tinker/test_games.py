@@ -189,7 +189,7 @@ async def test_agents_of_one_game_are_not_played_again_alone(
 
 
 def test_the_cookbooks_loop_trains_a_prover_against_a_frozen_verifier(adder: Place) -> None:
-    """As the page says it, in a folder with the file that it says to copy."""
+    """As docs/howto/games-in-your-loop.md says, in a folder with the file that it says to copy."""
     seat_games.write_page(adder.directory, "tinker_cookbook_games", "train_games.py")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "train_games.py"],
