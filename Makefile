@@ -27,7 +27,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness unanswered unanswered_smollm2 clean test-trackers test-inspect test-verifiers test-judges test-view test-real docs notebooks test-docs screenshots test-hosts
+.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-tinker-service test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness unanswered unanswered_smollm2 clean test-trackers test-inspect test-verifiers test-judges test-view test-real docs notebooks test-docs screenshots test-hosts
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -43,6 +43,7 @@ help:
 	@echo "make test-engines   build an environment with vLLM (CPU) and run the tests on it"
 	@echo "make test-art       build an environment with OpenPipe ART's client and run the tests on it"
 	@echo "make test-nat       build an environment with NeMo Agent Toolkit and run its fine-tuning command"
+	@echo "make test-tinker-service  kill jobs at a service of Tinker's API at every point"
 	@echo "make test-tinker    build an environment with Tinker's SDK and cookbook, run recipes on the server"
 	@echo "make test-trackers  build an environment with all trackers and run the tests on them"
 	@echo "make test-inspect   build an environment with inspect_ai and run the tests on it"
@@ -162,6 +163,10 @@ test-tinker: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_tinker.sh $(TINKER)
 	NIP_PYTHON=$(abspath $(BIN))/python NIP_TINKER_RESULTS=$(abspath docs/results) \
 		$(TINKER)/bin/python -m pytest --confcutdir packages/nip-lm-server/tests/tinker $(TINKER_TESTS)
+
+# Jobs at a service of Tinker's API, killed before and after all that they do: half an hour.
+test-tinker-service: install
+	NIP_THOROUGH=1 NIP_TINKER_POINTS=all $(BIN)/python -m pytest -n 0 packages/nip-tinker/tests
 
 # trackio, W&B, MLflow and TensorBoard in an environment of their own, with nip as it is installed.
 test-trackers: install

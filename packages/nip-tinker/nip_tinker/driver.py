@@ -316,9 +316,10 @@ class Driver:
         block.saving_at = block.save_seq = None
         live = await self._open(block, block.start, optimizer=True)
         if self._job.level is None:
-            await self._find_level(live)
-        block.first_seq = live.seq
-        self._notes.write_block(block)
+            await self._find_level(block, live)
+        elif block.first_seq != live.seq:
+            block.first_seq = live.seq
+            self._notes.write_block(block)
         return live
 
     async def _adopt(self, block: BlockNote) -> bool:
@@ -413,7 +414,7 @@ class Driver:
         """Send a request and wait for its result."""
         return await self._client.fetch_json(await self._client.submit(send))
 
-    async def _find_level(self, live: _Live) -> None:
+    async def _find_level(self, block: BlockNote, live: _Live) -> None:
         """Find out whether a number that comes again is the same request."""
         job = self._job
         send = make_probe((5, 6)).send(live.model, live.seq, forward_only=True)
@@ -425,6 +426,8 @@ class Driver:
                 second = str(error)
             await self._client.fetch_output(first)
         live.seq += 1
+        block.first_seq = live.seq  # before the level, by which the block is taken up from there
+        self._notes.write_block(block)
         job.scored_tokens += 1
         job.level = 2 if self._options.takes_level_2 and first == second else 1
         if job.level == 1:

@@ -1,0 +1,11 @@
+"""The line of this distribution in the table of commands, see `nip_cli.command_table`."""
+
+PANELS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "Carry over": (
+        (
+            "states",
+            "nip_tinker.states_command",
+            "List a run's states at Tinker; delete those not needed.",
+        ),
+    ),
+}
