@@ -211,6 +211,7 @@ class TinkerBackend(Backend):
             "lora_alpha": ALPHA,
             "lora_dropout": 0.0,
             "level": job.level,
+            "scored_tokens": job.scored_tokens,
         }
         newest = None if driver is None else driver.newest
         if newest is not None and job.steps and newest.step:
@@ -230,7 +231,7 @@ class TinkerBackend(Backend):
             fine_tuned_model=job.model,
             error=job.error,
             finished_at=job.finished_at,
-            trained_tokens=job.trained_tokens if job.status in _ENDED else None,
+            trained_tokens=job.trained_tokens,
             effective=effective,
             metadata=job.metadata,
         )

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ MOST_DATUMS = 1024
 MOST_BYTES = 4 * 1024 * 1024
 _FLOAT32, _INT64 = 1, 2
 _UNLIMITED = 10**9
+_loading = Lock()  # two threads that import transformers at once find half of it
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,18 @@ def load_text(base: str, folder: str | None, max_length: int | None) -> training
     if folder is None and (base in BUNDLED or base in KNOWN):
         place = str(resolve_model(base))
     try:
-        tokenizer = training_text.load_tokenizer(place)
-        stops = training_text.stop_token_ids(tokenizer)
+        with _loading:
+            tokenizer = training_text.load_tokenizer(place)
+            stops = training_text.stop_token_ids(tokenizer)
     except ModuleNotFoundError as error:
         raise SettingsError(
             f"the tokenizer of {base!r} needs {error.name}: pip install {error.name}"
         ) from None
     except ValueError as error:
-        hint = "" if folder else " (a folder of that name here, or `tokenizer` of a provider of "
         raise SettingsError(
-            f"no tokenizer for the base model {base!r}: {error}{hint and hint + 'your own: '}"
-            f"{'docs/with-tinker.md)' if hint else ''}"
+            f"the tokenizer of the base model {base!r} is not on this machine ({error}); put its "
+            "files into a folder of that name here, or name one by the option `tokenizer` of a "
+            "provider of your own (docs/with-tinker.md)"
         ) from None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

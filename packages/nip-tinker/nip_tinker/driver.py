@@ -310,6 +310,7 @@ class Driver:
         # 3. Else a new model, from the state before.
         if block.figures:
             self._job.steps_again += len(block.figures)
+            self._job.tokens_again += sum(figures.tokens for figures in block.figures)
             self._notes.write_job(self._job)
         block.tries, block.model, block.first_seq = block.tries + 1, None, 1
         block.sent, block.figures, block.weights, block.pair_losses = [], [], {}, {}
@@ -475,7 +476,7 @@ class Driver:
 
     async def _send_step(self, block: BlockNote, live: _Live, number: int) -> "_Step":
         """Send the gradients of a step, and the step itself."""
-        job, plan, first_seq = self._job, self._job.plan, live.seq
+        plan, first_seq = self._job.plan, live.seq
         indices = self._steps.list_examples(number)
         examples = [self._rows[index] for index in indices]
         weights = None
@@ -499,7 +500,6 @@ class Driver:
         with self._watch_for_gone():
             ids = [await self._client.submit(send) for send in sends]
         tokens = count_tokens(examples)
-        job.trained_tokens += tokens
         return _Step(number, ids, tokens, adam["learning_rate"], live.seq - first_seq)
 
     async def _collect(self, block: BlockNote, step: "_Step") -> None:
@@ -766,6 +766,8 @@ async def end_job(
         except BackendTrouble:
             sessions.append(session)
     job.sessions, job.status, job.finished_at = sessions, status, now
+    figures = [step for block in notes.list_blocks(job) for step in block.figures]
+    job.trained_tokens = job.tokens_again + sum(step.tokens for step in figures)
     notes.write_job(job)
     is_open = ("queued", "running")
     if not any(o.file == job.file and o.status in is_open for o in list_jobs(notes.files)):

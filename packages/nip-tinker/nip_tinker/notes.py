@@ -73,8 +73,10 @@ class JobNote(_Note):
     """Of all its steps."""
     blocks: int = 0
     """How many have begun."""
-    trained_tokens: int = 0
-    """Sent for gradients, those that were paid again included."""
+    trained_tokens: int | None = None
+    """Sent for gradients, those that were paid again included; of a job that has ended."""
+    tokens_again: int = 0
+    """Those of `steps_again`."""
     scored_tokens: int = 0
     """Sent for log-probabilities alone."""
     steps_again: int = 0

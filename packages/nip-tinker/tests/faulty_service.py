@@ -19,6 +19,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from nip_lm_server.client import parse
+
 
 @dataclass
 class Faults:
@@ -37,6 +39,8 @@ class Faults:
     """A gradient that comes twice is two, as at a service that knows no numbers."""
     is_old: bool = False
     """It takes gradients in JSON alone, as the wire before 0.25."""
+    tokens: Counter[str] = field(default_factory=Counter)
+    """Of gradients and of scores that are asked for, by their bodies; a request counts once."""
     met: Counter[str] = field(default_factory=Counter)
 
 
@@ -69,6 +73,8 @@ class FaultyService:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         faults, route = self.faults, request.path.removeprefix("/api/v1/")
         body = await request.read()
+        if route == "forward_backward" and self._is_first(b"tokens" + body):
+            self._count(body)
         is_change = request.method in ("POST", "DELETE", "PUT")
         # 1. Faults before the effect.
         if is_change and route != "session_heartbeat" and faults.refusals:
@@ -115,6 +121,14 @@ class FaultyService:
             self._aliases[alias] = promised["request_id"]
             content = json.dumps({**promised, "request_id": alias}).encode()
         return web.Response(body=content, status=status, content_type=headers)
+
+    def _count(self, body: bytes) -> None:
+        message = parse("ForwardBackwardRequest", body)
+        kind = "scored" if message.forward_only else "trained"
+        for datum in message.data:
+            self.faults.tokens[kind] += (
+                sum(len(c.encoded_text.tokens) for c in datum.model_input) // 4
+            )
 
     def _is_first(self, content: bytes) -> bool:
         mark = str(hash(content))

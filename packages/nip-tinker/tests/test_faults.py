@@ -13,6 +13,7 @@ from nip_core.errors import LeaseError, ParkedError, SettingsError
 from nip_lm_server.testing import ServerDouble
 
 STEPS, BLOCK = 8, 2
+LONGER = ("supervised", "dpo")
 
 
 @pytest.fixture
@@ -32,19 +33,28 @@ def count_steps(place: Place, state: Path, job_id: str) -> int:
     return record.counts["optim_step"]
 
 
-@pytest.mark.parametrize("method", ["supervised", "dpo"])
+@pytest.mark.parametrize(
+    "method", ["trajectories", *(pytest.param(m, marks=pytest.mark.long) for m in LONGER)]
+)
 async def test_lost_answers_and_doubled_requests_count_once(
     place: Place, state: Path, faults: Faults, method: str
 ) -> None:
     faults.loses = faults.doubles = faults.loses_samples = True
-    view = await place.train(make_spec(method, run=f"lost-{method}"))
+    spec = make_spec(method, run=f"lost-{method}")
+    steps = STEPS // 2 if method == "trajectories" else STEPS  # of one pass
+    if steps < STEPS:
+        spec = replace(spec, hyper_parameters={**spec.hyper_parameters, "n_epochs": 1})
+    view = await place.train(spec)
     assert (view.status, view.error) == ("succeeded", None)
-    assert count_steps(place, state, view.id) == STEPS
+    assert count_steps(place, state, view.id) == steps
+    # The account is that of the bodies.
+    assert view.trained_tokens == faults.tokens["trained"] > 0
+    assert view.effective["scored_tokens"] == faults.tokens["scored"]
     backend = place.open()
     facts = await backend.describe_model(str(view.fine_tuned_model))
     assert facts.is_proved
     await backend.aclose()
-    assert faults.met["lost"] > STEPS and faults.met["doubled"] > STEPS and faults.met["410"] == 2
+    assert faults.met["lost"] > steps and faults.met["doubled"] > steps and faults.met["410"] == 2
 
 
 async def test_a_forgotten_session_costs_a_block_at_most(
@@ -56,6 +66,7 @@ async def test_a_forgotten_session_costs_a_block_at_most(
     job, _ = place.read(view.id)
     assert job.level == 1 and "session was gone" in job.level_reason
     assert STEPS <= count_steps(place, state, view.id) <= STEPS + BLOCK
+    assert view.trained_tokens == pytest.approx(faults.tokens["trained"], rel=0.2)
     assert faults.met["forgotten"]
 
 
