@@ -20,7 +20,7 @@ class Seat(types.Env):
 
     async def ask(self):
         request = await self.episode.next_request(self.agent)
-        return request and self.renderer.build_generation_prompt(request.messages)
+        return request and self.renderer.build_generation_prompt(request["messages"])
 
     async def initial_observation(self):
         prompt, stop = await self.ask(), self.renderer.get_stop_sequences()

@@ -20,7 +20,7 @@ class Row:  # of TRL's: a game's chat, and tokens behind it, each (id, mask, log
         if request is None:
             return None
         how = {"add_generation_prompt": True, "return_dict": False}
-        chat = tokenizer.apply_chat_template(request.messages, **how)
+        chat = tokenizer.apply_chat_template(request["messages"], **how)
         # Tokens stay as far as the next answer has them before it.
         pairs = zip(self.chat + [token for token, _, _ in self.tokens], chat, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -11,7 +11,7 @@ not loaded; a contract and a test hold it. Each name is documented where it is d
 """
 
 from nip_core.library.games import PlayableGame, make_game
-from nip_core.library.live_episodes import FinishedEpisode, LiveEpisode, SeatError, SeatRequest
+from nip_core.library.live_episodes import FinishedEpisode, LiveEpisode, SeatError
 from nip_core.library.model_functions import ModelAnswer, ModelFunction
 from nip_core.library.played_figures import PlayedAttack, attack, compare, measure
 from nip_core.library.played_games import PlayedEpisodes, RewardedAnswer, make_attack_game, play
@@ -29,7 +29,6 @@ __all__ = [
     "RequestRefusedError",
     "RewardedAnswer",
     "SeatError",
-    "SeatRequest",
     "attack",
     "compare",
     "make_attack_game",

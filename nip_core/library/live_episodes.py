@@ -1,13 +1,11 @@
 """An episode that a loop goes through step by step, as environments of other trainers do.
 
-LiveEpisode      the episode while it is played
-FinishedEpisode  its rows, those of `play`, and its rewards
-
 A seat is an agent that the loop asks. For the game it is a model function that waits for the loop.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,6 +20,9 @@ from nip_core.rollouts.storage.table_rows import Record
 from nip_core.rollouts.turns import Played
 
 T = TypeVar("T")
+NOBODY: Models = {}
+Request = dict[str, Any]
+"""The next chat of a seat, as a model function gets it by name: `messages`, `seed`, and others."""
 
 
 class SeatError(NipError, RuntimeError):
@@ -29,34 +30,24 @@ class SeatError(NipError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class SeatRequest:
-    """The next chat of a seat, with its sampling, as a model function gets them."""
-
-    messages: list[Mapping[str, str]]
-    sampling: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class FinishedEpisode(PlayedEpisodes):
     """A single episode, with its rewards."""
 
-    rewards: Mapping[str, float]
-    """By agent."""
+    rewards: Mapping[str, float]  # by agent
     failed: bool
     """Whether it came to no end: then no agent is paid, and none is to be trained on it."""
 
 
 @dataclass
 class _Seat:
-    requests: asyncio.Queue[SeatRequest | None] = field(default_factory=asyncio.Queue)
-    """None: the episode is over."""
+    requests: asyncio.Queue[Request | None] = field(default_factory=asyncio.Queue)
     answer: asyncio.Future[Any] | None = None
     is_asked: bool = False  # the loop waits for a request, or owes the answer
     mistake: str | None = None
 
-    async def __call__(self, *, messages: list[Mapping[str, str]], **sampling: Any) -> Any:
+    async def __call__(self, **request: Any) -> Any:
         self.answer = asyncio.get_running_loop().create_future()
-        self.requests.put_nowait(SeatRequest(messages, sampling))
+        self.requests.put_nowait(request)
         return await self.answer
 
 
@@ -67,18 +58,14 @@ def _pick(seats: Mapping[str, T], name: str) -> T:
     return seats[name]
 
 
-class LiveEpisode:
+class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
     """An episode while it is played. ``async with`` gives it up where a loop leaves early.
 
     A seat whose turn it is not waits, so several seats are asked by a task each.
     """
 
     def __init__(
-        self,
-        game: PlayableGame,
-        spec: EpisodeSpec,
-        seats: Collection[str],
-        models: Models | None = None,
+        self, game: PlayableGame, spec: EpisodeSpec, seats: Iterable[str], models: Models = NOBODY
     ) -> None:
         """Begin an episode of ``game.plan(...)`` in the running event loop.
 
@@ -87,20 +74,17 @@ class LiveEpisode:
         """
         agents = game.parameters.model_agents
         if spec.split == ATTACK and game.parameters.choice is not None:
-            raise SettingsError(
-                f"seats: {game.parameters.attack.by} chooses messages in the split attack, so that "
-                "an episode has many ends; use attack(...), or play the split test"
-            )
+            raise SettingsError("split attack: it is played by attack(...); use the split test")
         self._game, self._problem = game.game, spec.problem.id
         self._seats = {name: _Seat() for name in seats if _pick(agents, name)}
         # A place for each agent: a seat may take long while others are asked.
-        calls = make_calls(game.game, models or {}, len(agents), self._seats)
+        calls = make_calls(game.game, models, len(agents), self._seats)
         model_names = {name: agent.model_name for name, agent in agents.items()}
         context = make_context(game.game, model_names, calls, self)
         self._play: asyncio.Task[Played] = asyncio.create_task(play_episode(spec, context))
         self._play.add_done_callback(self._end)
 
-    async def next_request(self, seat: str) -> SeatRequest | None:
+    async def next_request(self, seat: str) -> Request | None:
         """Wait for the next chat of a seat; None: the episode is over.
 
         Raises the error that ended the play, at every seat, and SeatError for one already asked.
@@ -144,9 +128,6 @@ class LiveEpisode:
         """Give the episode up, unless it is over."""
         self._play.cancel()
         await asyncio.wait({self._play})
-
-    async def __aenter__(self) -> "LiveEpisode":
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

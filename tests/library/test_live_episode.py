@@ -58,8 +58,8 @@ async def take_seat(live, seat, asked=None):
     while (request := await live.next_request(seat)) is not None:
         mistakes.append(live.find_mistake(seat))
         if asked is not None:
-            asked.append((request.messages, sorted(request.sampling.items())))
-        live.answer(seat, answer(request.messages, request.sampling["seed"]))
+            asked.append(sorted(request.items()))
+        live.answer(seat, answer(request["messages"], request["seed"]))
     return [*mistakes, live.find_mistake(seat)][1:]
 
 
@@ -84,13 +84,20 @@ def check_same(ours, theirs):
         assert getattr(ours, name).to_pylist() == getattr(theirs, name).to_pylist()
 
 
-@pytest.mark.parametrize("protocol", protocol_names())
+ZERO_KNOWLEDGE = ("protocol_common.zero_knowledge=true", "zk_protocol.similarity=text")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings"), [*((name, ()) for name in protocol_names()), ("nip", ZERO_KNOWLEDGE)]
+)
 @pytest.mark.parametrize("split", ["test", "train"])
-async def test_all_protocols_are_played_as_play_plays_them_whoever_has_a_seat(protocol, split):
-    opened, asked_there = game(protocol), []
+async def test_all_protocols_are_played_as_play_plays_them_whoever_has_a_seat(
+    protocol, settings, split
+):
+    opened, asked_there = game(protocol, *settings), []
 
     async def note(messages, seed, **sampling):
-        asked_there.append((messages, sorted({"seed": seed, **sampling}.items())))
+        asked_there.append(sorted({"messages": messages, "seed": seed, **sampling}.items()))
         return answer(messages, seed)
 
     there = await play(opened, note, split)
@@ -145,7 +152,7 @@ async def test_an_attacker_has_a_seat_against_a_frozen_verifier(by):
 
 async def test_episodes_in_which_messages_are_chosen_are_refused():
     attacking = make_attack_game(game(), "best-of-n", n=(1, 2))
-    with pytest.raises(SettingsError, match=r"best-of-n chooses messages.*use attack\(\.\.\."):
+    with pytest.raises(SettingsError, match=r"split attack: it is played by attack\(\.\.\.\); use"):
         LiveEpisode(attacking, attacking.plan("attack")[0], ["prover"], ask)
 
 
@@ -236,7 +243,7 @@ async def test_a_game_that_is_given_up_at_any_request_leaves_nothing_behind(prot
                     live.answer(seat, "of no use any more")
                 else:
                     left -= 1
-                    live.answer(seat, answer(request.messages, request.sampling["seed"]))
+                    live.answer(seat, answer(request["messages"], request["seed"]))
 
         live = LiveEpisode(opened, spec, agents)
         work = asyncio.gather(*(some(live, agent) for agent in agents), return_exceptions=True)
@@ -278,7 +285,7 @@ async def test_a_loop_that_is_cancelled_while_it_waits_may_ask_again():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(live.next_request("prover"), 0.05)
         let_go.set()
-        assert (await live.next_request("prover")).messages
+        assert (await live.next_request("prover"))["messages"]
 
 
 async def test_a_second_answer_is_refused_while_the_seat_waits_for_others():
@@ -317,7 +324,7 @@ async def test_what_is_out_of_turn_is_an_error_that_says_so():
         live.answer("prover", "It is right.")
         with pytest.raises(SeatError, match="no answer is awaited"):
             live.answer("prover", "It is right.")
-        assert "It is right." in (await early).messages[-1]["content"]
+        assert "It is right." in (await early)["messages"][-1]["content"]
     with pytest.raises(SettingsError, match="'provers' is no seat; did you mean"):
         LiveEpisode(opened, spec, ["provers"], ask)
     with pytest.raises(SettingsError, match=r"models: verifier .* has no function \(got prover\)"):
