@@ -16,8 +16,8 @@ from nip_study.results import render_files
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs" / "results"
-LONG = ("debate", "scripts", "soundness", "strength")  # of each kind one: each takes seconds
-SWEEPS = (*LONG, "asking", "asking_trained", "asking_untrained")
+LONG = ("equal_tokens", "scripts", "soundness", "strength")  # of each kind one: each takes seconds
+SWEEPS = (*LONG, "asking", "asking_trained", "asking_untrained", "debate")
 
 
 def read_results(name):
@@ -61,6 +61,19 @@ def test_the_page_has_the_untrained_verifier_beside_the_trained_ones():
         row = rows["private3", attack]
         assert percent_cell(row.soundness, row.soundness_ci95) in page, attack
         assert row.guaranteed == 0.875
+
+
+def test_the_page_has_every_declared_difference_with_its_interval():
+    page = (RESULTS / "equal_tokens.md").read_text(encoding="utf-8")
+    outcomes = read_results("equal_tokens").declared.outcomes
+    assert len(outcomes) == 6
+    for outcome in outcomes:
+        low, high = (f"{100 * bound:.1f}" for bound in outcome.ci95)
+        interval = "90 %: -8.9 to -5.3" if outcome.margin else f"{low} to {high}"
+        difference = f"{100 * outcome.difference:+.1f}"
+        lines = [line for line in page.split("\n") if line.startswith("- ") and difference in line]
+        assert any(interval in line for line in lines), outcome.says
+    assert [outcome.outcome for outcome in outcomes].count("shown") == 3
 
 
 def test_the_games_in_the_facts_are_those_that_were_declared():
