@@ -8,4 +8,11 @@ PANELS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "List a run's states at Tinker; delete those not needed.",
         ),
     ),
+    "Serve": (
+        (
+            "gateway",
+            "nip_tinker.gateway_command",
+            "Play by token ids at a service of Tinker's API.",
+        ),
+    ),
 }
