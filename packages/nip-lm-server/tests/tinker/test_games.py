@@ -25,8 +25,8 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
 RENDERER = "role_colon"
-RISE = 0.05
-"""Of the mean reward, from the first 3 steps to the last 3, 96 games each. It was 0.26 in one run."""
+RISE = 0.3
+"""Of the mean reward, from the first 3 steps to the last 3. It was 0.62 to 0.67 in three runs."""
 
 
 @pytest.fixture
