@@ -28,7 +28,7 @@ from nip_core.parameters import HyperParameters, Provider
 from nip_core.parameters.services.providers import Tinker
 from nip_core.redaction import show_address
 from nip_tinker.agent_checks import ALPHA, check_agent
-from nip_tinker.datums import load_text
+from nip_tinker.datums import load_text, make_probe
 from nip_tinker.driver import Driver, Options, end_job
 from nip_tinker.notes import BlockNote, JobNote, Notes
 from nip_tinker.proof import prove
@@ -87,8 +87,8 @@ class TinkerBackend(Backend):
                 f"the API, by base_url or {Tinker.address_variable}"
             ) from None
         try:
-            probe = b"\x0a\x09nip-probe"  # a gradient of no model
-            await self._client.call("POST", "forward_backward", raw=probe, is_protobuf=True)
+            # Of no model: whether the body is understood is all that is asked.
+            await self._client.submit(make_probe((5, 6)).send("nip-probe", 1, forward_only=True))
         except Refused as error:
             if error.status in (415, 422):
                 raise SettingsError(

@@ -241,6 +241,12 @@ def sum_logprobs(examples: Sequence[Example], logprobs: Sequence[Floats]) -> Flo
     return np.asarray(sums)
 
 
+def mean_loss(examples: Sequence[Example], logprobs: Sequence[Floats]) -> float:
+    """Compute the mean negative log-likelihood of the learned tokens."""
+    count = sum(sum(row.learned) for row in _parts(examples))
+    return -float(sum_logprobs(examples, logprobs).sum()) / max(1, count)
+
+
 def _datum(tokens: Sequence[int], inputs: Mapping[str, Any]) -> Any:
     datum = make("Datum")
     datum.model_input.add().encoded_text.tokens = np.asarray(tokens, "<i4").tobytes()

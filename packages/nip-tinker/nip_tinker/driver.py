@@ -39,6 +39,7 @@ from nip_tinker.datums import (
     load_text,
     make_gradients,
     make_probe,
+    mean_loss,
     sum_logprobs,
 )
 from nip_tinker.notes import BlockNote, Figures, JobNote, Notes, Sent, Status
@@ -49,8 +50,10 @@ from nip_tinker.states import (
     LIFETIME_S,
     SETTLE_S,
     delete_states,
+    describe_model,
     describe_state,
     find_state,
+    load_state,
     name_state,
     renew,
 )
@@ -63,6 +66,7 @@ from nip_tinker.wire import (
     Send,
     TinkerClient,
     json_send,
+    split_path,
 )
 
 MOST_TRIES = 5
@@ -181,8 +185,9 @@ class Driver:
     async def _prepare(self) -> None:
         """Read the job's data, and know its steps."""
         job, plan = self._job, self._job.plan
-        is_adapter = job.parent.startswith("tinker://")
-        base = job.base or (await self._client.find_base(job.parent) if is_adapter else job.parent)
+        base = job.base or job.parent
+        if base.startswith("tinker://"):
+            base, _ = await self._client.look_up_state(state_of(job.parent))
         text = await asyncio.to_thread(load_text, base, self._options.tokenizer, plan.max_length)
         with tempfile.TemporaryDirectory() as folder:
             file = await asyncio.to_thread(self._notes.copy_data, job, Path(folder))
@@ -351,29 +356,17 @@ class Driver:
         self._notes.write_job(job)
         block.session = session
         self._notes.write_block(block)
-        create = {
-            "session_id": session,
-            "model_seq_id": 0,
-            "base_model": job.base,
-            "lora_config": {
-                "rank": job.plan.lora_rank,
-                "seed": job.plan.seed,
-                "train_unembed": False,  # as nip's own jobs: the output layer is no target
-                "train_mlp": True,
-                "train_attn": True,
-            },
-            "type": "create_model",
-        }
+        create = describe_model(str(job.base), job.plan.lora_rank, job.plan.seed)
         path = state or (state_of(job.parent) if job.plan.continues else None)
         with self._watch_for_gone():
             if path is None:
+                create |= {"session_id": session, "model_seq_id": 0}
                 answer = await self._do(json_send("create_model", create))
                 model, seq = str(answer["model_id"]), 1
             else:
                 await self._check_there(path)
-                model, seq = await self._load(
-                    session, create, path, optimizer and state is not None
-                )
+                with_optimizer = optimizer and state is not None
+                model, seq = await load_state(client, session, create, path, with_optimizer)
         block.model = model
         block.runs.append(model)
         self._notes.write_block(block)
@@ -383,7 +376,7 @@ class Driver:
     async def _check_there(self, path: str) -> None:
         """Raise Refused for a state that is gone, which no new model would bring back."""
         try:
-            await self._client.find_base(path)
+            await self._client.look_up_state(path)
         except Refused as error:
             if error.status not in _GONE:
                 raise
@@ -391,25 +384,6 @@ class Driver:
                 f"{path} is not at the service any more ({error}): it has expired, or was deleted; "
                 "train again: nip train --rerun-from ITERATION:train, of the job that made it"
             ) from None
-
-    async def _load(
-        self, session: str, create: Json, path: str, optimizer: bool
-    ) -> tuple[str, int]:
-        """Load a state into a new model: as SDK 0.38 does it, or else as earlier ones."""
-        body = {"path": path, "optimizer": optimizer, "type": "load_weights"}
-        newer = {**body, "session_id": session, "model_seq_id": 0}
-        try:
-            answer = await self._do(json_send("load_weights", newer))
-            return str(answer["model_id"]), 1
-        except RequestFailed:
-            raise
-        except Refused as error:
-            if error.status not in (400, 422):
-                raise
-        answer = await self._do(json_send("create_model", {**create, "model_seq_id": 1}))
-        model = str(answer["model_id"])
-        await self._do(json_send("load_weights", {**body, "model_id": model, "seq_id": 1}))
-        return model, 2
 
     async def _do(self, send: Send) -> Json:
         """Send a request and wait for its result."""
@@ -500,15 +474,18 @@ class Driver:
         with self._watch_for_gone():
             ids = [await self._client.submit(send) for send in sends]
         tokens = count_tokens(examples)
-        return _Step(number, ids, tokens, adam["learning_rate"], live.seq - first_seq)
+        requests = live.seq - first_seq
+        return _Step(number, ids, tokens, adam["learning_rate"], requests, examples)
 
     async def _collect(self, block: BlockNote, step: "_Step") -> None:
         """Wait for a step, and put its figures on record."""
         *gradients, last = step.ids
         losses: list[float] = []
+        logprobs: list[Floats] = []
         with self._watch_for_gone():
             for id in gradients:
-                metrics, _ = await self._fetch_output(id)
+                metrics, values = await self._fetch_output(id)
+                logprobs += values
                 if "loss:sum" in metrics:
                     losses.append(metrics["loss:sum"])
             try:
@@ -516,6 +493,8 @@ class Driver:
             except RequestFailed as error:
                 if _FETCHED not in str(error):
                     raise
+        if not losses and logprobs and self._job.plan.method == "supervised":
+            losses = [mean_loss(step.examples, logprobs)]  # not every service tells the sum
         loss = block.pair_losses.get(step.number, sum(losses) if losses else None)
         block.figures.append(
             Figures(
@@ -641,6 +620,9 @@ class Driver:
             if await self._adopt(block):
                 self._live = None
                 return
+            if isinstance(error, Refused) and error.status == 409:
+                # The name is taken by a saving that never ended: only another model can have it.
+                raise _GoneError(str(error)) from None
             raise
         block.state, block.saved_at = path, self._now()
         self._notes.write_block(block)
@@ -678,7 +660,7 @@ class Driver:
         if block.sampling_at is not None and await self._adopt_sampler(block):
             return
         live = self._live
-        is_there = block.session is not None and _run_of(block.state) == block.model
+        is_there = block.session is not None and split_path(block.state)[0] == block.model
         if (live is None or live.model != block.model) and (
             self._job.level == 2 and is_there and block.save_seq is not None
         ):
@@ -686,7 +668,7 @@ class Driver:
             with self._watch_for_gone():
                 await self._client.beat(block.session)
             live = self._live = _Live(block.session, block.model, block.save_seq + 1)
-        if live is None or live.model != _run_of(block.state):
+        if live is None or live.model != split_path(block.state)[0]:
             # The model is gone: its state is loaded, and saved again beside the sampler's weights.
             earlier = block.state
             block.saving_at = block.save_seq = None
@@ -725,13 +707,13 @@ class Driver:
             self._client,
             block,
             "sampler_weights",
-            runs=[_run_of(block.state)],
+            runs=[split_path(block.state)[0]],
             since_s=block.sampling_at or 0.0,
             settle_s=self._options.settle_s,
             now=self._now,
             sleep=self._sleep,
         )
-        if state is None or state.run != _run_of(block.state):
+        if state is None or state.run != split_path(block.state)[0]:
             return False
         block.sampler = state.path
         self._notes.write_block(block)
@@ -790,10 +772,7 @@ class _Step:
     tokens: int
     rate: float
     requests: int
-
-
-def _run_of(path: str) -> str:
-    return path.removeprefix("tinker://").split("/")[0]
+    examples: Sequence[Example]
 
 
 def _digest(facts: object) -> str:

@@ -89,7 +89,7 @@ class Gateway:
                     self._session = await self._client.create_session({"nip": "gateway"})
                     self._samplers.clear()
                 is_trained = model.startswith("tinker://")
-                base = await self._client.find_base(model) if is_trained else model
+                base = (await self._client.look_up_state(model))[0] if is_trained else model
                 text = await asyncio.to_thread(load_text, base, self.tokenizer, None)
                 weights = {"model_path" if is_trained else "base_model": model}
                 number = len(self._samplers)

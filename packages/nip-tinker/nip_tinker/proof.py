@@ -6,14 +6,16 @@ and to be nearer to each other than to the base, unless training has changed not
 told.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from nip_core.jobs.job import Refused
+from nip_core.jobs.job import BackendTrouble, Refused
 from nip_tinker.datums import make_probe
-from nip_tinker.wire import Json, TinkerClient, json_send
+from nip_tinker.states import describe_model, load_state
+from nip_tinker.wire import Json, TinkerClient, json_send, split_path
 
 PROBE: tuple[int, ...] = tuple(range(5, 69))
 """Tokens that every vocabulary has. Their sense is none: unlikely texts tell weights apart best."""
@@ -28,18 +30,18 @@ async def prove(client: TinkerClient, sampler_path: str) -> dict[str, Any]:
     Raises Refused if one of them is gone.
     """
     state = state_of(sampler_path)
-    base = await client.find_base(state)
+    base, rank = await client.look_up_state(state)
     session = await client.create_session({"nip": "proof"})
     try:
-        body = {"session_id": session, "model_seq_id": 0, "path": state, "optimizer": False}
-        loaded = await client.fetch_json(await client.submit(json_send("load_weights", body)))
-        send = make_probe(PROBE).send(str(loaded.get("model_id")), 1, forward_only=True)
+        model, seq = await load_state(client, session, describe_model(base, rank), state, False)
+        send = make_probe(PROBE).send(model, seq, forward_only=True)
         _, outputs = await client.fetch_output(await client.submit(send))
         of_state = [float(value) for value in outputs[0]]
         of_sampler = await score(client, session, 0, PROBE, model_path=sampler_path)
         of_base = await score(client, session, 1, PROBE, base_model=base)
     finally:
-        await client.finish_session(session, "success")
+        with contextlib.suppress(BackendTrouble):  # SkyRL has no such call: it ends by itself
+            await client.finish_session(session, "success")
     difference = float(np.abs(np.subtract(of_sampler, of_state)).mean())
     distance = float(np.abs(np.subtract(of_base, of_state)).mean())
     return {
@@ -54,7 +56,7 @@ async def prove(client: TinkerClient, sampler_path: str) -> dict[str, Any]:
 
 def state_of(sampler_path: str) -> str:
     """Name the state that was saved with a sampler's weights."""
-    run, _, name = sampler_path.removeprefix("tinker://").split("/")
+    run, name = split_path(sampler_path)
     return f"tinker://{run}/weights/{name}"
 
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from nip_core.errors import CorruptionError
-from nip_core.jobs.job import BackendTrouble
+from nip_core.jobs.job import BackendTrouble, Refused
 from nip_tinker.notes import BlockNote, JobNote, Notes
-from nip_tinker.wire import Checkpoint, TinkerClient
+from nip_tinker.wire import Checkpoint, Json, RequestFailed, TinkerClient, json_send
 
 LIFETIME_S = 7 * 24 * 3600
 """An hour has cost users whole trainings; for ever costs by the month what nobody needs."""
@@ -27,6 +27,41 @@ def name_state(key: str, number: int, digest: str) -> str:
 def describe_state(job: JobNote, block: BlockNote) -> dict[str, str]:
     """Make the metadata of a block's state."""
     return {KEY: job.key, "nip_block": str(block.number), DIGEST: block.digest}
+
+
+def describe_model(base: str, rank: int, seed: int | None = None) -> Json:
+    """Make the body of a new model, without its session and number."""
+    shape = {"rank": rank, "train_unembed": False, "train_mlp": True, "train_attn": True}
+    # The output layer is no target, as in nip's own jobs.
+    return {
+        "base_model": base,
+        "lora_config": shape if seed is None else {**shape, "seed": seed},
+        "type": "create_model",
+    }
+
+
+async def load_state(
+    client: TinkerClient, session: str, create: Json, path: str, optimizer: bool
+) -> tuple[str, int]:
+    """Load a state into a new model: as SDK 0.38 does it, or else as earlier ones.
+
+    Returns the model, and the number of its next request.
+    """
+    body = {"path": path, "optimizer": optimizer, "type": "load_weights"}
+    newer = json_send("load_weights", {**body, "session_id": session, "model_seq_id": 0})
+    try:
+        answer = await client.fetch_json(await client.submit(newer))
+        return str(answer["model_id"]), 1
+    except RequestFailed:
+        raise
+    except Refused as error:
+        if error.status not in (400, 422):
+            raise
+    first = json_send("create_model", {**create, "session_id": session, "model_seq_id": 1})
+    model = str((await client.fetch_json(await client.submit(first)))["model_id"])
+    older = json_send("load_weights", {**body, "model_id": model, "seq_id": 1})
+    await client.fetch_json(await client.submit(older))
+    return model, 2
 
 
 async def find_state(

@@ -81,6 +81,8 @@ class Checkpoint:
     """A named state at the service."""
 
     path: str
+    kind: str
+    """``weights``, with the optimizer's state; or ``sampler_weights``."""
     time: str
     metadata: Mapping[str, str]
     bytes: int | None = None
@@ -89,17 +91,21 @@ class Checkpoint:
     @property
     def run(self) -> str:
         """Its training run: the model that saved it."""
-        return self.path.removeprefix("tinker://").split("/")[0]
-
-    @property
-    def kind(self) -> str:
-        """``weights``, with the optimizer's state; or ``sampler_weights``."""
-        return self.path.removeprefix("tinker://").split("/")[1]
+        return split_path(self.path)[0]
 
     @property
     def name(self) -> str:
         """The last part of its path."""
-        return self.path.rpartition("/")[2]
+        return split_path(self.path)[1]
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """Split the path of a state: its training run, and its name.
+
+    What stands between them says its kind, but SkyRL leaves that out for samplers.
+    """
+    run, *_, name = path.removeprefix("tinker://").split("/")
+    return run, name
 
 
 @dataclass(frozen=True)
@@ -234,10 +240,10 @@ class TinkerClient:
 
     # Named states
 
-    async def find_base(self, path: str) -> str:
-        """Name the base model of a named state. Raises Refused if it is not there."""
+    async def look_up_state(self, path: str) -> tuple[str, int]:
+        """Return base model and rank of a named state. Raises Refused if it is not there."""
         answer = await self.call("POST", "weights_info", {"tinker_path": path})
-        return _text(answer, "base_model")
+        return _text(answer, "base_model"), int(answer.get("lora_rank") or 32)
 
     async def list_run_states(self, run: str) -> list[Checkpoint]:
         """List the states that a training run has saved; none of a run that is not known."""
@@ -385,8 +391,12 @@ def _finish(reason: str) -> Json:
 
 
 def _state_route(path: str) -> str:
-    run, kind, name = path.removeprefix("tinker://").split("/")
+    run, name = split_path(path)
+    kind = "weights" if "/weights/" in path else "sampler_weights"
     return f"training_runs/{quote(run, safe='')}/checkpoints/{kind}/{quote(name, safe='')}"
+
+
+_KINDS = {"training": "weights", "sampler": "sampler_weights"}
 
 
 def _checkpoints(answer: Json) -> list[Checkpoint]:
@@ -394,13 +404,14 @@ def _checkpoints(answer: Json) -> list[Checkpoint]:
     return [
         Checkpoint(
             path=str(row.get("tinker_path")),
+            kind=_KINDS.get(str(row.get("checkpoint_type")), ""),
             time=str(row.get("time")),
             metadata=row.get("user_metadata") or {},
             bytes=row.get("size_bytes"),
             expires_at=row.get("expires_at"),
         )
         for row in rows
-        if str(row.get("tinker_path")).count("/") == 4
+        if str(row.get("tinker_path")).startswith("tinker://")
     ]
 
 
