@@ -69,7 +69,7 @@ from nip_tinker.wire import (
     split_path,
 )
 
-MOST_TRIES = 5
+MOST_TRIES = 3
 """Models that are made for one block before the job fails."""
 BEAT_S = 10.0
 _WINDOW = 2  # steps on their way at once: the service computes one while the next one comes
@@ -671,7 +671,7 @@ class Driver:
         if live is None or live.model != split_path(block.state)[0]:
             # The model is gone: its state is loaded, and saved again beside the sampler's weights.
             earlier = block.state
-            block.saving_at = block.save_seq = None
+            block.saving_at = block.save_seq = block.sampling_at = None
             live = await self._open(block, earlier, optimizer=True)
             await self._save(block, live)
             if block.state != earlier:
@@ -696,7 +696,12 @@ class Driver:
                 answer = await self._do(json_send("save_weights_for_sampler", body))
             block.sampler = str(answer["path"])
         except Refused as error:
-            if isinstance(error, NeedsPayment) or not await self._adopt_sampler(block):
+            if isinstance(error, NeedsPayment):
+                raise
+            if not await self._adopt_sampler(block):
+                if error.status == 409:  # the name is taken, as in `_save`
+                    block.session = None
+                    raise _GoneError(str(error)) from None
                 raise
         self._notes.write_block(block)
 

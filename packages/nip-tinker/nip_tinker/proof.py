@@ -79,7 +79,8 @@ async def score(
             values = await client.fetch_prompt_logprobs(
                 await client.submit(json_send("asample", body))
             )
-            return [value for value in values[1:] if value is not None]
+            # The first token has none; SkyRL leaves its place out.
+            return [value for value in values if value is not None][1 - len(tokens) :]
         except Refused as error:
             # The service has lost this sample, not the weights: it is drawn under a new number.
             if error.status != 410 or seq == _TRIES - 1:

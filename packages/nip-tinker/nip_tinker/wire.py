@@ -227,6 +227,9 @@ class TinkerClient:
             if status == 200 and kind == PROTOBUF:
                 return raw
             answer = _read_json(raw)
+            if status == 400:  # SkyRL says so of every request that has failed
+                words = redact(str(answer.get("detail") or raw[:300]), self._key)[:1000]
+                raise RequestFailed(words, "unknown")
             if status != 200:
                 self._raise(status, answer, raw, "retrieve_future")
             if answer.get("type") == "try_again":
