@@ -126,24 +126,24 @@ def _answer(
     model: str, text: training_text.Text, prompt: Sequence[int], sequences: Sequence[Sampled]
 ) -> Json:
     """Make the answer in OpenAI's words, and vLLM's for token ids."""
-    decode, count = text.tokenizer.decode, sum(len(one.tokens) for one in sequences)
+    decode, count = text.tokenizer.decode, sum(len(sequence.tokens) for sequence in sequences)
     choices = [
         {
             "index": index,
             "message": {
                 "role": "assistant",
-                "content": str(decode(one.tokens, skip_special_tokens=True)),
+                "content": str(decode(sequence.tokens, skip_special_tokens=True)),
             },
-            "finish_reason": "stop" if one.stopped else "length",
-            "token_ids": one.tokens,
+            "finish_reason": "stop" if sequence.stopped else "length",
+            "token_ids": sequence.tokens,
             "logprobs": {
                 "content": [
                     {"token": str(decode([token])), "logprob": logprob, "top_logprobs": []}
-                    for token, logprob in zip(one.tokens, one.logprobs, strict=True)
+                    for token, logprob in zip(sequence.tokens, sequence.logprobs, strict=True)
                 ]
             },
         }
-        for index, one in enumerate(sequences)
+        for index, sequence in enumerate(sequences)
     ]
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",

@@ -102,7 +102,7 @@ class Checkpoint:
 def split_path(path: str) -> tuple[str, str]:
     """Split the path of a state: its training run, and its name.
 
-    What stands between them says its kind, but SkyRL leaves that out for samplers.
+    Between them stands its kind, which SkyRL leaves out for samplers.
     """
     run, *_, name = path.removeprefix("tinker://").split("/")
     return run, name
