@@ -42,6 +42,12 @@ def test_each_package_is_counted_once_and_all_of_the_root_is():
     counted = [house for houses in PARTS.values() for house in houses]
     assert len(counted) == len({*counted}) and {*counted} <= {*HOUSES}
     assert {*HOUSES} - {*counted} == {
-        *("nip_sandbox", "nip_games", "nip_problems", "nip_judges", "nip_tinker"),  # without a budget
+        *(
+            "nip_sandbox",
+            "nip_games",
+            "nip_problems",
+            "nip_judges",
+            "nip_tinker",
+        ),  # without a budget
         *("nip_verifiers", "factory"),  # in no distribution of the workspace, and not shipped
     }

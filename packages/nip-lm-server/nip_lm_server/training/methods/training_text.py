@@ -10,8 +10,15 @@ from nip_lm_server.training.model.loading import Text
 
 # fmt: off
 __all__ = [
-    "Text", "TrainingError", "encode_episode", "encode_example", "encode_file", "encode_turn",
-    "encode_prompt", "load_tokenizer", "stop_token_ids",
+    "Text",
+    "TrainingError",
+    "encode_episode",
+    "encode_example",
+    "encode_file",
+    "encode_prompt",
+    "encode_turn",
+    "load_tokenizer",
+    "stop_token_ids",
 ]
 # fmt: on
 training_text = sys.modules[__name__]
