@@ -24,7 +24,8 @@ from driven_jobs import OPTIONS, Deaths, Killed, Place, make_data, make_spec
 
 from nip_core.models import BUNDLED
 
-RANK, AT_ONCE, ADAPTERS = 32, 4, 8
+RANK, AT_ONCE, ADAPTERS = 32, 4, 24
+# Its sessions never end here, and each has a model: one or two of a job, one of its proof.
 JOBS: Sequence[tuple[str, str | int | None, bool]] = (
     # method; where the process is killed: the first point of a name, or a number; the server, too
     ("supervised", None, False),

@@ -1,0 +1,143 @@
+"""The parts of a job that need no service: its steps, rates, gradients, and refused settings."""
+
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from nip_core.errors import LeaseError, SettingsError
+from nip_core.jobs.job import Refused
+from nip_core.jobs.services import check_services
+from nip_core.parameters import load_parameters
+from nip_core.parameters.services.providers import Tinker
+from nip_core.run_store.store import open_store
+from nip_tinker.backend import make_plan, read_options
+from nip_tinker.driver import Driver, Options
+from nip_tinker.notes import JobNote, Notes
+from nip_tinker.preferences import weigh_pairs
+from nip_tinker.run_files import RunFiles
+from nip_tinker.steps import Plan, Steps
+from nip_tinker.wire import TinkerClient
+
+PLAN = Plan(method="supervised", seed=1, n_epochs=3, batch_size=4, learning_rate=1e-3, lora_rank=8)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0.0, 0.2])
+def test_rates_are_those_of_transformers(schedule: str, warmup: float) -> None:
+    import torch
+    from transformers import get_scheduler
+
+    plan = PLAN.model_copy(update={"lr_scheduler": schedule, "warmup_ratio": warmup})
+    steps = Steps(plan, 21)
+    assert steps.total == 18
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], plan.learning_rate)
+    scheduler = get_scheduler(schedule, optimizer, -(-warmup * 18 // 1), 18)
+    expected = []
+    for _ in range(18):
+        expected.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert [steps.find_rate(step) for step in range(18)] == pytest.approx(expected)
+
+
+def test_each_epoch_has_each_example_once_in_an_order_of_its_own() -> None:
+    steps = Steps(PLAN, 21)
+    epochs = [
+        [index for step in range(6) for index in steps.list_examples(6 * epoch + step)]
+        for epoch in range(3)
+    ]
+    assert all(sorted(epoch) == list(range(21)) for epoch in epochs)
+    assert epochs[0] != epochs[1] and epochs == [
+        [index for step in range(6) for index in Steps(PLAN, 21).list_examples(6 * epoch + step)]
+        for epoch in range(3)
+    ]
+
+
+def test_weights_of_pairs_are_the_gradient_of_the_loss() -> None:
+    import torch
+
+    rng = np.random.default_rng(0)
+    preferred, rejected, base = (
+        rng.normal(-9, 3, 5),
+        rng.normal(-9, 3, 5),
+        rng.normal(-9, 3, (5, 2)),
+    )
+    loss, weights = weigh_pairs(preferred, rejected, [tuple(row) for row in base], 0.3)
+    p, r = (torch.tensor(values, requires_grad=True) for values in (preferred, rejected))
+    margin = (p - torch.tensor(base[:, 0])) - (r - torch.tensor(base[:, 1]))
+    expected = -torch.nn.functional.logsigmoid(0.3 * margin).mean()
+    expected.backward()
+    assert p.grad is not None and r.grad is not None
+    assert loss == pytest.approx(expected.item())
+    assert list(weights) == pytest.approx((-p.grad).tolist())
+    assert list(weights) == pytest.approx(r.grad.tolist())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("agents._default.lora_alpha=64", "lora_alpha is 64, which Tinker can't carry"),
+        ("agents._default.lora_alpha_scale=2", "lora_alpha_scale is 2"),
+        ("agents._default.lora_dropout=0.2", "lora_dropout is 0.2"),
+        ("agents._default.use_lora=false", "use_lora is False"),
+        ("agents._default.stack_lora_adapters=true", "stack_lora_adapters is True"),
+        ("fine_tuning.validation_fraction=0.1", "validation_fraction is 0.1"),
+        ("fine_tuning.tokens_per_pass=512", "tokens_per_pass is 512"),
+        ("fine_tuning.gradient_checkpointing=true", "gradient_checkpointing is True"),
+    ],
+)
+def test_settings_that_the_wire_can_t_carry_are_refused_by_name(setting: str, words: str) -> None:
+    given = ["agents._default.use_dummy_api=false", "agents._default.model_provider=Tinker"]
+    given += ["agents._default.fine_tune_from_scratch=false", "run_name=refused"]
+    check_services(load_parameters("deterministic", given))
+    with pytest.raises(SettingsError, match=words):
+        check_services(load_parameters("deterministic", [*given, setting]))
+
+
+def test_options_of_a_class_over_the_provider_are_read_and_unknown_ones_refused() -> None:
+    class Mine(Tinker):
+        options: ClassVar = {"block_minutes": 5, "tokenizer": "here"}
+
+    class Wrong(Tinker):
+        options: ClassVar = {"minutes": 5}
+
+    assert read_options(Mine) == Options(block_minutes=5, tokenizer="here")
+    with pytest.raises(SettingsError, match="no 'minutes'; there are block_minutes"):
+        read_options(Wrong)
+
+
+def test_blocks_are_as_large_as_time_and_money_allow(tmp_path: Path) -> None:
+    files = RunFiles(open_store(str(tmp_path)), "run/training")
+    options = Options(block_usd=0.05, train_usd=10.0, block_minutes=1)
+    driver = Driver(TinkerClient("http://here", "-"), Notes(files, "key"), options)
+    driver._job = JobNote(
+        key="key", metadata={}, plan=PLAN, parent="tiny", file="data", created_at=0.0,
+        steps=100, tokens=100_000,
+    )  # fmt: skip
+    assert driver._choose_size(None) == 5  # a step of a thousand tokens is one cent
+    driver._options = Options(block_minutes=1)
+    assert driver._choose_size(None) == 10
+
+
+def test_a_file_that_another_runner_wrote_is_not_replaced(tmp_path: Path) -> None:
+    first, second = (RunFiles(open_store(str(tmp_path)), "run/training") for _ in range(2))
+    first.write("job.json", b"1")
+    with pytest.raises(LeaseError, match="another runner"):
+        second.write("job.json", b"2")
+    assert second.read("job.json") == b"1"
+    second.write("job.json", b"3")
+    with pytest.raises(LeaseError):
+        first.write("job.json", b"4")
+    assert first.list() == ["job.json"] and first.size("job.json") == 1
+
+
+def test_a_job_that_stacks_adapters_is_refused() -> None:
+    from driven_jobs import make_spec
+
+    from nip_base.wire import NipSettings
+
+    spec = make_spec("supervised", nip=NipSettings.model_construct(start_from="stack"))
+    with pytest.raises(Refused, match="start_from"):
+        make_plan(spec)
