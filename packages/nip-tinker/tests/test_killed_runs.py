@@ -97,6 +97,13 @@ class Run:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def ask(self, *arguments: str) -> str:
+        """The output of a command."""
+        return subprocess.run(
+            [sys.executable, "-m", "nip_cli", *arguments],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
     def list_jobs(self) -> list[Path]:
         return sorted((self.folder / "runs/there/training").glob("*/job.json"))
 
@@ -133,6 +140,8 @@ def test_a_killed_run_pays_no_step_twice(
             earlier = run.tree.read_json(run.tree.job(0, group))["model"]
             if iteration and earlier is not None:
                 assert record_of_job.parent_model == earlier
+    shown = run.ask("blocks", "there.yaml") + run.ask("states", "there")
+    assert "prover: at most" in shown and "0 not needed" in shown
     checked = subprocess.run(
         [sys.executable, "-m", "nip_cli", "verify", "there"],
         cwd=tmp_path, env=run.environment, capture_output=True, text=True, check=False,
