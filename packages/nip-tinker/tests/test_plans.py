@@ -1,10 +1,12 @@
 """The parts of a job that need no service: its steps, rates, gradients, and refused settings."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
+import s3_server
 
 from nip_core.errors import LeaseError, SettingsError
 from nip_core.jobs.job import Refused
@@ -121,8 +123,20 @@ def test_blocks_are_as_large_as_time_and_money_allow(tmp_path: Path) -> None:
     assert driver._choose_size(None) == 10
 
 
-def test_a_file_that_another_runner_wrote_is_not_replaced(tmp_path: Path) -> None:
-    first, second = (RunFiles(open_store(str(tmp_path)), "run/training") for _ in range(2))
+@pytest.fixture(params=["disk", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where runs are kept."""
+    if request.param == "disk":
+        yield str(tmp_path)
+        return
+    with s3_server.serve() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield s3_server.make_bucket(environment, "bucket")
+
+
+def test_a_file_that_another_runner_wrote_is_not_replaced(place: str, tmp_path: Path) -> None:
+    first, second = (RunFiles(open_store(place), "run/training") for _ in range(2))
     first.write("job.json", b"1")
     with pytest.raises(LeaseError, match="another runner"):
         second.write("job.json", b"2")
@@ -131,6 +145,11 @@ def test_a_file_that_another_runner_wrote_is_not_replaced(tmp_path: Path) -> Non
     with pytest.raises(LeaseError):
         first.write("job.json", b"4")
     assert first.list() == ["job.json"] and first.size("job.json") == 1
+    first.copy_in("files/data.jsonl", b"rows")
+    second.copy_out("files/data.jsonl", tmp_path / "copied")
+    assert (tmp_path / "copied").read_bytes() == b"rows" and first.list("files") != []
+    second.remove("files/data.jsonl")
+    assert first.size("files/data.jsonl") is None and first.read("none.json") is None
 
 
 def test_a_job_that_stacks_adapters_is_refused() -> None:
