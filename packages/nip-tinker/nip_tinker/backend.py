@@ -7,7 +7,7 @@ no process polls, the job stands still.
 
 import asyncio
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from pydantic import JsonValue
@@ -157,7 +157,9 @@ class TinkerBackend(Backend):
             self._drivers[job_id] = driver, task
             return self._view(job, driver)
         driver, _ = driven
-        return self._view(driver.job or await self._read(notes, job_id), driver)
+        view = self._view(driver.job or await self._read(notes, job_id), driver)
+        # It has ended when its driver has: that tidies up behind it.
+        return replace(view, status="running") if view.status in _ENDED else view
 
     async def _read(self, notes: Notes, job_id: str) -> JobNote:
         job = notes.read_job()

@@ -738,9 +738,14 @@ async def end_job(
 ) -> None:
     """End a job: its sessions are finished, and the states deleted that it does not leave."""
     # Older states are gone already; one that can't be deleted now stays on record.
-    last = [notes.read_block(number) for number in range(max(0, job.blocks - 2), job.blocks)]
-    states = {block.state for block in last if block is not None and block.state is not None}
-    spared = {job.state} if status == "succeeded" else set()
+    blocks = notes.list_blocks(job)
+    states = {block.state for block in blocks[-2:] if block.state is not None}
+    # After a death a saving that was under way may have ended later than it was looked for.
+    for run in {run for block in blocks if len(block.runs) > 1 for run in block.runs}:
+        with contextlib.suppress(BackendTrouble):
+            listed = await client.list_run_states(run)
+            states |= {state.path for state in listed if state.name.startswith(f"nip-{job.key}-")}
+    spared = {job.state, job.model} if status == "succeeded" else set()
     job.deletions = sorted({*job.deletions, *states} - spared)
     notes.write_job(job)
     await delete_states(client, notes, job)
@@ -753,7 +758,7 @@ async def end_job(
         except BackendTrouble:
             sessions.append(session)
     job.sessions, job.status, job.finished_at = sessions, status, now
-    figures = [step for block in notes.list_blocks(job) for step in block.figures]
+    figures = [step for block in blocks for step in block.figures]
     job.trained_tokens = job.tokens_again + sum(step.tokens for step in figures)
     notes.write_job(job)
     is_open = ("queued", "running")
