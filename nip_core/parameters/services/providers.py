@@ -132,7 +132,7 @@ class Tinker(Provider):
         takes_thoughts=True,
     )
     options: ClassVar[Mapping[str, Any]] = {}
-    """Of `nip_tinker.driver.Options`, such as block_minutes or tokenizer, in a class over this."""
+    """Of `nip_tinker.options.Options`, such as block_minutes or tokenizer, in a class over this."""
 
 
 class SelfHosted(Provider):

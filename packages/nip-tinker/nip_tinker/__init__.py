@@ -2,7 +2,8 @@
 
 backend     the calls of the ledger: `TinkerBackend`, which `model_provider: Tinker` names
 driver      trains a job block by block, and goes on after any death
-notes       what a job and its blocks have on record
+options     the size of blocks, and the service's habits
+notes       the records of a job and its blocks
 steps       the plan of a job: its examples in order, batches, rates of learning
 datums      a step as the wire has it
 preferences the gradient of DPO from log-probabilities

@@ -7,7 +7,7 @@ no process polls, the job stands still.
 
 import asyncio
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic import JsonValue
@@ -29,8 +29,9 @@ from nip_core.parameters.services.providers import Tinker
 from nip_core.redaction import show_address
 from nip_tinker.agent_checks import ALPHA, check_agent
 from nip_tinker.datums import load_text, make_probe
-from nip_tinker.driver import Driver, Options, end_job
+from nip_tinker.driver import Driver, end_job
 from nip_tinker.notes import BlockNote, JobNote, Notes
+from nip_tinker.options import Options, read_options
 from nip_tinker.proof import prove
 from nip_tinker.run_files import RunFiles
 from nip_tinker.steps import Plan
@@ -237,18 +238,6 @@ class TinkerBackend(Backend):
             effective=effective,
             metadata=job.metadata,
         )
-
-
-def read_options(provider: type[Provider]) -> Options:
-    """Read how a provider's jobs are trained. Raises SettingsError for unknown options."""
-    options = dict(provider.options) if issubclass(provider, Tinker) else {}
-    names = [field.name for field in fields(Options)]
-    unknown = [name for name in options if name not in names]
-    if unknown:
-        raise SettingsError(
-            f"{provider.__name__}.options: there is no {unknown[0]!r}; there are {', '.join(names)}"
-        )
-    return Options(**options)
 
 
 def make_plan(spec: JobSpec) -> Plan:

@@ -46,7 +46,7 @@ def _price(row: dict[str, Any], estimate: Any) -> str:
 def _list(parameters: Any) -> list[dict[str, Any]]:
     """List the groups that are trained there, with their steps at most."""
     from nip_core.parameters.services.providers import Tinker
-    from nip_tinker.backend import read_options
+    from nip_tinker.options import read_options
 
     rows = []
     for group in parameters.trainable_groups:

@@ -1,7 +1,6 @@
 """Trains a job at the service, block by block, and goes on after any death.
 
 Driver      one job: `run` trains until it ends, is cancelled, or raises
-Options     how large blocks are, and how long lists may lag
 
 A block is a number of steps between two named states. Its note says what is about to happen before
 anything is sent. After a death:
@@ -43,12 +42,12 @@ from nip_tinker.datums import (
     sum_logprobs,
 )
 from nip_tinker.notes import BlockNote, Figures, JobNote, Notes, Sent, Status
+from nip_tinker.options import Options
 from nip_tinker.preferences import weigh_pairs
 from nip_tinker.proof import state_of
 from nip_tinker.run_files import RunFiles
 from nip_tinker.states import (
     LIFETIME_S,
-    SETTLE_S,
     delete_states,
     describe_model,
     describe_state,
@@ -77,21 +76,6 @@ _GONE = (404, 410)
 _FETCHED = "fetched before"
 """In the words of nip's server: the request was done, and its result is not kept any more."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a provider's jobs are trained."""
-
-    block_minutes: float = 2.0
-    block_usd: float | None = None
-    train_usd: float = 0.0
-    first_steps: int = 10
-    """Of a job's first block, before the time of a step is known."""
-    most_steps: int | None = None
-    tokenizer: str | None = None
-    settle_s: float = SETTLE_S
-    takes_level_2: bool = True
 
 
 @dataclass

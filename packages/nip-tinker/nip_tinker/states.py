@@ -14,8 +14,6 @@ from nip_tinker.wire import Checkpoint, Json, RequestFailed, TinkerClient, json_
 
 LIFETIME_S = 7 * 24 * 3600
 """An hour has cost users whole trainings; for ever costs by the month what nobody needs."""
-SETTLE_S = 10.0
-"""How long the service's lists may lag behind; a provider of one's own may say more."""
 KEY, DIGEST = "nip_job", "nip_digest"
 
 

@@ -14,9 +14,10 @@ from nip_core.jobs.services import check_services
 from nip_core.parameters import load_parameters
 from nip_core.parameters.services.providers import Tinker
 from nip_core.run_store.store import open_store
-from nip_tinker.backend import make_plan, read_options
-from nip_tinker.driver import Driver, Options
+from nip_tinker.backend import make_plan
+from nip_tinker.driver import Driver
 from nip_tinker.notes import JobNote, Notes
+from nip_tinker.options import Options, read_options
 from nip_tinker.preferences import weigh_pairs
 from nip_tinker.run_files import RunFiles
 from nip_tinker.steps import Plan, Steps
