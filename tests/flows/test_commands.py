@@ -417,4 +417,4 @@ def test_every_command_that_takes_a_run_completes_its_name_and_its_path(tmp_path
                     assert word.value == f"{typed}ne", name
                 completed.add(name)
     looks = {"show", "view", "report", "diff", "compare", "verify"}
-    assert completed == looks | {"attack", "harden", "track", "export", "push", "clean"}
+    assert completed == looks | {"attack", "harden", "track", "export", "push", "clean", "states"}
