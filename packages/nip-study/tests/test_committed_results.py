@@ -17,7 +17,7 @@ from nip_study.results import render_files
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs" / "results"
 LONG = ("equal_tokens", "scripts", "soundness", "strength")  # of each kind one: each takes seconds
-SWEEPS = (*LONG, "asking", "asking_trained", "asking_untrained", "debate")
+SWEEPS = (*LONG, "asking", "asking_trained", "asking_untrained", "debate", "unanswered_smollm2")
 
 
 def read_results(name):

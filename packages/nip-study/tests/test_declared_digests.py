@@ -9,7 +9,9 @@ import nip_core
 import nip_study
 from nip_core.errors import CorruptionError
 from nip_study.commands.sweep import sweep as sweep_command
-from nip_study.declare.declared_digests import analysis_digest
+from nip_study.declare.declaration import read_plan
+from nip_study.declare.declared_digests import analysis_digest, file_digests, settings_digests
+from nip_study.plan.swept_runs import read_sweep
 from nip_study.recompute import recompute_results
 
 CORE, STUDY = (Path(package.__file__).parent for package in (nip_core, nip_study))
@@ -67,3 +69,13 @@ def test_where_results_are_not_the_same_the_code_may_be_why(tmp_path):
     page.write_text(page.read_text().replace("44,800", "44,801"))
     with pytest.raises(CorruptionError, match=r"\(analysis code other than declared\)$"):
         recompute_results(tmp_path / "results")
+
+
+def test_files_of_a_sweep_have_one_spelling_in_its_plan_and_in_its_own_command(monkeypatch):
+    """A plan names its sweep as ../sweeps/…; with that in the paths, all runs with files differed."""
+    monkeypatch.chdir(RESULTS.parents[2])
+    places = Path("deployments/plans"), Path("deployments/sweeps")
+    declared, played = (place / "unanswered_smollm2.yaml" for place in places)
+    plan, sweep = read_plan(declared).sweep, read_sweep(played)
+    assert settings_digests(plan) == settings_digests(sweep)
+    assert file_digests(plan) == file_digests(sweep)

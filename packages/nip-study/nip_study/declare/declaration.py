@@ -4,6 +4,7 @@ docs/study.md has the file of a plan.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -138,7 +139,8 @@ def read_plan(path: Path, overrides: tuple[str, ...] = ()) -> StudyPlan:
     Raises SettingsError for a fault; the message names file and place.
     """
     file = read_yaml_as(path, PlanFile)
-    sweep = read_sweep(path.parent / file.sweep, overrides)
+    # Spelled as in the command that plays it: settings name files by the sweep's path.
+    sweep = read_sweep(Path(os.path.normpath(path.parent / file.sweep)), overrides)
     for place, hypothesis in enumerate(file.hypotheses):
         try:
             hypothesis.after = _name_attacks(sweep, hypothesis.after)
