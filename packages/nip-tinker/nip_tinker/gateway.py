@@ -28,6 +28,12 @@ PLAY_PATH = "/oai/api/v1"
 _LARGEST_BODY = 64 * 1024 * 1024
 _PASSED_ON = ("X-API-Key", "Authorization", "Accept", "Content-Type", "X-Idempotency-Key")
 _TRIES = 3
+_TAKEN = {
+    *("model", "messages", "temperature", "top_p", "seed", "n"),
+    *("max_tokens", "max_completion_tokens"),
+    # Every answer has ids and log-probabilities; the likeliest tokens are left empty.
+    *("return_token_ids", "logprobs", "top_logprobs"),
+}
 
 
 @dataclass
@@ -64,6 +70,9 @@ class Gateway:
 
     async def complete(self, body: Mapping[str, Any]) -> Json:
         """Answer a chat completion. Raises BackendTrouble, or ValueError for a wrong body."""
+        ignored = sorted(name for name in body if name not in _TAKEN and body[name])
+        if ignored:
+            raise ValueError(f"samples can't carry {', '.join(ignored)}: leave these settings out")
         model, messages = str(body["model"]), body["messages"]
         for attempt in range(_TRIES):
             sampler = await self._open(model)
@@ -77,8 +86,9 @@ class Gateway:
                 # The session is gone, or this sample is: another one is begun.
                 if error.status not in (404, 410) or attempt == _TRIES - 1:
                     raise
-                self._samplers.pop(model, None)
-                self._session = None
+                if self._samplers.get(model) is sampler:  # no other request has begun anew
+                    del self._samplers[model]
+                    self._session = None
         return _answer(model, sampler.text, prompt, sequences)
 
     async def _open(self, model: str) -> _Sampler:

@@ -222,8 +222,9 @@ class TinkerClient:
         pause_s = _FIRST_PAUSE_S
         while True:
             status, kind, raw = await self._ask("POST", "retrieve_future", body)
-            if status == 408:
-                continue  # the long poll is over, the request is not
+            if status == 408:  # the long poll is over, the request is not
+                await self._sleep(_FIRST_PAUSE_S)  # a service may say so at once
+                continue
             if status == 200 and kind == PROTOBUF:
                 return raw
             answer = _read_json(raw)

@@ -70,9 +70,11 @@ async def test_several_answers_have_tokens_each_and_other_calls_are_passed_on(
     await client.aclose()
 
 
-async def test_a_wrong_key_and_an_unknown_model_are_refused(
+async def test_a_wrong_key_an_unknown_model_and_settings_of_no_effect_are_refused(
     service: ServerDouble, gateway: str
 ) -> None:
     assert (await ask(gateway, "tml-other", model="tiny"))[0] == 401
+    status, raw = await ask(gateway, service.api_key, model="tiny", stop=["x"], tools=[])
+    assert status == 400 and b"can't carry stop" in raw
     status, raw = await ask(gateway, service.api_key, model="tinker://none/sampler_weights/x")
     assert status == 404 and b"is not there" in raw
