@@ -76,6 +76,23 @@ def test_the_page_has_every_declared_difference_with_its_interval():
     assert [outcome.outcome for outcome in outcomes].count("shown") == 3
 
 
+def test_the_page_has_the_figures_of_every_seed():
+    lines = (RESULTS / "unanswered_smollm2.md").read_text(encoding="utf-8").split("\n")
+    rows = [line.strip("| ").split(" | ")[2:] for line in lines if line.count(", ") >= 8]
+    runs = {arm: [] for arm in ("taught", "shown", "base")}
+    for run in read_results("unanswered_smollm2").runs:
+        runs[run.values["arm"]].append([run.tests[-1], *run.attacks.values()])
+    figures = [
+        [
+            ", ".join(f"{100 * getattr(test[place], rate):.0f}" for test in runs[arm])
+            for arm in ("taught", "shown")
+            for rate in ("soundness", "completeness")
+        ]
+        for place in range(9)
+    ]
+    assert rows == figures
+
+
 def test_the_games_in_the_facts_are_those_that_were_declared():
     """They were added to the facts afterwards, from the sweep's file."""
     sweep = read_sweep(ROOT / "deployments" / "sweeps" / "soundness.yaml")
