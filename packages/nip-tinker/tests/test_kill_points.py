@@ -48,14 +48,16 @@ async def check_points(
     """Kill a job at points, and compare each with the job that nobody killed."""
     options = replace(OPTIONS, takes_level_2=level == 2)
     place = Place(service.url, service.api_key, folder / "whole", options)
-    whole_id, whole = await train_killed(place, f"whole-{level}", method, None)
+    whole_id, whole = await train_killed(place, f"whole-{level}-{count}", method, None)
     job, _ = place.read(whole_id)
     assert job.level == level
     expected = read_record(state, job)
     faults = []
     for point in choose_points(len(whole.seen), count):
         place = Place(service.url, service.api_key, folder / f"point-{point}", options)
-        job_id, deaths = await train_killed(place, f"run-{level}-{point}", method, point)
+        # Tests share the server, whose record is read by the key that comes from this name.
+        run = f"run-{level}-{point}-of-{count}"
+        job_id, deaths = await train_killed(place, run, method, point)
         job, _ = place.read(job_id)
         record = read_record(state, job)
         paid_again = record.counts["optim_step"] - STEPS
