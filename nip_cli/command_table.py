@@ -34,7 +34,7 @@ PANELS: dict[str, tuple[Line, ...]] = {
             "nip_cli.commands.init",
             "Write a short configuration of your own, with comments.",
         ),
-        ("doctor", "nip_cli.machine.doctor", "Tell what can run here, and what is missing."),
+        ("doctor", "nip_cli.commands.doctor", "Tell what can run here, and what is missing."),
     ),
     "Run": (
         ("train", "nip_cli.commands.train", "Train as CONFIG says, or go on where it stopped."),
@@ -58,9 +58,6 @@ PANELS: dict[str, tuple[Line, ...]] = {
     ),
     "Study": (),
     "Carry over": (("clean", "nip_cli.commands.clean", "Delete what nothing in a run refers to."),),
-    "Serve": (
-        ("up", "nip_cli.machine.up", "Start PostgreSQL, Prefect and workers; Ctrl-C ends them."),
-    ),
 }
 GROUP = "nip.commands"
 """Of entry points."""

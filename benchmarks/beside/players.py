@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from nip_cli.machine.postgres import find_binaries, start_postgres
 from nip_core.errors import SettingsError
+from nip_up.postgres import find_binaries, start_postgres
 
 ROOT = Path(__file__).parents[2]
 PEERS = Path(os.environ.get("PEERS", ROOT / ".peers"))

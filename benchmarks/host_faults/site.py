@@ -17,10 +17,10 @@ from typing import Any, Self
 import yaml
 from four_hosts.network import ROOT, Host, HostsError, Network, Program, until
 
-from nip_cli.machine.postgres import find_binaries
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_lm_server.engines.scripted.reply_rules import DEFAULT_FILE
+from nip_up.postgres import find_binaries
 
 BIN = Path(sys.executable).parent
 STORE_PORT, DATABASE_PORT, PREFECT_PORT, DASK_PORT, MODEL_PORT = 9000, 5432, 4200, 8786, 8000

@@ -12,10 +12,10 @@ from prefect_stack import ROOT, until
 from small_game import write_config
 from up_stack import Up, left_of, open_folder
 
-from nip_cli.machine.postgres import find_binaries
 from nip_core.errors import SettingsError
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
+from nip_up.postgres import find_binaries
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 ONE = {"num_iterations": 1, "rollouts_per_iteration": 40, "num_epochs": 1}
@@ -168,6 +168,6 @@ def test_one_that_was_killed_takes_its_parts_along_and_starts_again(reachable):
 
 def test_what_is_missing_is_named_with_its_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("nip_cli.machine.postgres._PLACES", ())
+    monkeypatch.setattr("nip_up.postgres._PLACES", ())
     with pytest.raises(SettingsError, match="apt-get install postgresql"):
         find_binaries()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nip_cli.machine.up import POOLS
+from nip_up.up import POOLS
 
 FOLDER = Path(__file__).parents[2] / "deployments"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())

@@ -11,7 +11,6 @@ from prefect.cli.deploy._models import PrefectYamlModel
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.utilities.callables import parameter_schema
 
-from nip_cli.machine.up import POOLS
 from nip_core.costs.estimate import Estimate, estimate_run
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
@@ -21,6 +20,7 @@ from nip_core.scenarios import find_scenario
 from nip_core.session.problems_of_run import load_all_problems
 from nip_prefect.flows.evaluate import evaluate
 from nip_prefect.flows.train import continue_run, train
+from nip_up.up import POOLS
 
 ROOT = Path(__file__).parents[2]
 PREFECT = yaml.safe_load((ROOT / "prefect.yaml").read_text())

@@ -9,7 +9,7 @@ from small_game import write_config
 
 from nip_base.published.added_models import AddedModel, ModelSource, describe_files, digest_model
 from nip_cli import cli
-from nip_cli.machine import doctor_checks as doctor
+from nip_cli.commands import doctor_checks as doctor
 from nip_cli.printing.plans_and_runs import show_plan
 from nip_core.errors import ServerError, SettingsError
 from nip_core.models import BUNDLED, KNOWN

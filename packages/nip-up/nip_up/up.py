@@ -26,11 +26,11 @@ import typer
 
 import nip_prefect
 from nip_base.machine.devices import has_cuda
-from nip_cli.machine.parts import Parts, keep_secret, open_private
-from nip_cli.machine.postgres import start_postgres
 from nip_cli.printing.terminal import say
 from nip_core.errors import ServerError
 from nip_core.redaction import read_key
+from nip_up.parts import Parts, keep_secret, open_private
+from nip_up.postgres import start_postgres
 
 _LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 _AUTH = "PREFECT_SERVER_API_AUTH_STRING"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nip_cli.machine import postgres
-from nip_cli.machine.postgres import _create
 from nip_core.errors import ServerError
+from nip_up import postgres
+from nip_up.postgres import _create
 
 
 def test_the_password_of_a_database_whose_files_are_away_is_kept(tmp_path: Path) -> None:

@@ -1,17 +1,12 @@
 """What `nip up` tells Prefect's server before it starts it."""
 
-import os
 import stat
-from pathlib import Path
 
 import prefect
-import pytest
 from prefect.settings import PREFECT_UI_STATIC_DIRECTORY, temporary_settings
-from prefect_stack import until
 
-from nip_cli.launching.temporary_prefect import TemporaryPrefect
-from nip_cli.machine import up
-from nip_cli.machine.parts import Parts
+from nip_up import up
+from nip_up.parts import Parts
 
 
 def test_prefects_pages_are_copied_into_the_state_directory_and_not_into_the_package(
@@ -44,18 +39,3 @@ def test_what_prefect_keeps_and_what_the_parts_say_is_nobody_elses(tmp_path):
     Parts(tmp_path).__enter__()
     for name in ("logs", "prefect"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="of Linux alone")
-def test_a_database_that_a_temporary_server_makes_is_nobody_elses(own_prefect, monkeypatch):
-    monkeypatch.setenv("PREFECT_HOME", own_prefect["PREFECT_HOME"])
-    own = os.umask(0o022)
-    try:
-        server = TemporaryPrefect()
-        try:
-            status = Path(f"/proc/{server._process.pid}/status")
-            assert "Umask:\t0077\n" in until(status.read_text, "it runs")
-        finally:
-            server.stop()
-    finally:
-        os.umask(own)

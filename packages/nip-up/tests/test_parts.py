@@ -9,8 +9,8 @@ import psutil
 import pytest
 from prefect_stack import until
 
-from nip_cli.machine.parts import Parts
 from nip_core.errors import ServerError
+from nip_up.parts import Parts
 
 
 class Clock:

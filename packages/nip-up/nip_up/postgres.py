@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nip_cli.machine.parts import keep_secret
 from nip_core.errors import ServerError, SettingsError
+from nip_up.parts import keep_secret
 
 _PLACES = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql*/bin")
 _INSTALL = (

@@ -3,8 +3,8 @@
 import os
 import sys
 
-from nip_cli.machine.parts import Parts
-from nip_cli.machine.up import _only_one
+from nip_up.parts import Parts
+from nip_up.up import _only_one
 
 
 def modes(state):
