@@ -76,21 +76,13 @@ def test_the_page_has_every_declared_difference_with_its_interval():
     assert [outcome.outcome for outcome in outcomes].count("shown") == 3
 
 
-def test_the_page_has_the_figures_of_every_seed():
-    lines = (RESULTS / "unanswered_smollm2.md").read_text(encoding="utf-8").split("\n")
-    rows = [line.strip("| ").split(" | ")[2:] for line in lines if line.count(", ") >= 8]
-    runs = {arm: [] for arm in ("taught", "shown", "base")}
-    for run in read_results("unanswered_smollm2").runs:
-        runs[run.values["arm"]].append([run.tests[-1], *run.attacks.values()])
-    figures = [
-        [
-            ", ".join(f"{100 * getattr(test[place], rate):.0f}" for test in runs[arm])
-            for arm in ("taught", "shown")
-            for rate in ("soundness", "completeness")
-        ]
-        for place in range(9)
-    ]
-    assert rows == figures
+def test_another_program_finds_every_figure_of_the_page_in_the_verdicts():
+    """It shares no code with nip, and fails where the page has another figure."""
+    program = ROOT / "benchmarks" / "unanswered_smollm2_check.py"
+    done = subprocess.run(
+        [sys.executable, program, RESULTS / "unanswered_smollm2"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.count("same ") > 20, done.stdout + done.stderr
 
 
 def test_the_games_in_the_facts_are_those_that_were_declared():
