@@ -4,8 +4,8 @@ import asyncio
 import inspect
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Container, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ from nip_core.rollouts.client.answer_parts import make_storable, read_answers
 from nip_core.rollouts.client.completions import ChatAnswer, ChatBody, Endpoint
 from nip_core.rollouts.client.thoughts import MalformedAnswer
 
+FINISH_REASONS = ("stop", "length", "content_filter", "tool_calls", "function_call")
+"""Those of a chat completion. After "stop" and "length" an answer may be valid."""
 _FORMS = (
     "a text, a ModelAnswer, a chat completion (OpenAI's object, or its JSON as a dictionary), or a "
     "list of texts or ModelAnswers where n of them are asked for"
@@ -42,7 +44,7 @@ class ModelAnswer:
 
     text: str | None
     finish_reason: str = "stop"
-    """"length" where it was cut off."""
+    """"length" where it was cut off; others of `FINISH_REASONS` make it invalid."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_token_ids: list[int] | None = None
@@ -55,17 +57,24 @@ class ModelAnswer:
 class FunctionCalls:
     """The caller's functions by agent; the addresses of `Endpoint`s are agents' names here."""
 
-    def __init__(self, functions: Mapping[str, ModelFunction], concurrency: int) -> None:
-        """At most `concurrency` calls run at a time."""
-        self._functions = functions
-        self._places = asyncio.Semaphore(concurrency)
+    def __init__(
+        self,
+        functions: Mapping[str, ModelFunction],
+        places: asyncio.Semaphore,
+        seats: Container[str] = (),
+    ) -> None:
+        """A call holds one of `places`; one of `seats`, which waits for a loop, holds none."""
+        self._functions, self._places, self._seats = functions, places, seats
 
     @asynccontextmanager
     async def answers(self, endpoint: Endpoint, body: ChatBody) -> AsyncIterator[list[ChatAnswer]]:
         """Ask the function of an agent. Raises StageError for a return value of no known form."""
         agent = endpoint.base_url
         sampling = {name: body[name] for name in body if name not in ("model", "messages")}
-        async with self._places:
+        place: AbstractAsyncContextManager[None] = (
+            nullcontext() if agent in self._seats else self._places
+        )
+        async with place:
             began_s = time.monotonic()
             answering = self._functions[agent](messages=[*body["messages"]], **sampling)
             if not inspect.isawaitable(answering):
@@ -91,6 +100,10 @@ def _read(value: Any, model: str, took_s: float) -> list[ChatAnswer]:
     if isinstance(value, str):
         value = ModelAnswer(value)
     if isinstance(value, ModelAnswer):
+        if value.finish_reason not in FINISH_REASONS:  # a server's own may be odd
+            raise MalformedAnswer(
+                f"finish_reason {value.finish_reason!r}; use one of {', '.join(FINISH_REASONS)}"
+            )
         return [
             ChatAnswer(
                 text=None if value.text is None else make_storable(value.text),

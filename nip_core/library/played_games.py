@@ -1,6 +1,7 @@
 """Playing a game with the caller's models, as it is and attacked."""
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -159,9 +160,11 @@ async def play(
     `rollouts.failure_threshold`.
     """
     specs = game.plan(split, iteration)[:limit]
-    client = make_calls(game.game, models, game.parameters.rollouts.concurrency)
+    places = asyncio.Semaphore(game.parameters.rollouts.concurrency)
+    client = make_calls(game.game, models, places)
     names = {name: agent.model_name for name, agent in game.parameters.model_agents.items()}
-    context = make_context(game.game, names, client, MemoryLog(), records_tokens, asks_logprobs)
+    recorded = names if records_tokens else ()
+    context = make_context(game.game, names, client, MemoryLog(), recorded, asks_logprobs)
     chooses = split == ATTACK and game.parameters.choice is not None
     way = make_choice_play(game.parameters).play if chooses else play_episode
     shard = await play_episodes(specs, context, way)
@@ -220,12 +223,13 @@ def make_context(
     models: Mapping[str, str],
     client: ChatCompletions,
     log: Appends,
-    records_tokens: bool = False,
+    records_tokens: Container[str] = (),
     asks_logprobs: bool = False,
 ) -> ShardContext:
     """Make the context of episodes whose calls `client` answers, at addresses that are agents.
 
-    `models` names the model of each agent for the rows.
+    `models` names the model of each agent for the rows, and `records_tokens` the agents whose
+    tokens they keep.
     """
     chooses = game.parameters.choice is not None
     players = make_scripted_players(game)
@@ -237,8 +241,8 @@ def make_context(
             models[name],
             Endpoint(name, ""),
             agent,
-            record_tokens=records_tokens,
-            record_logprobs=records_tokens,
+            record_tokens=name in records_tokens,
+            record_logprobs=name in records_tokens,
             top_logprobs=LIKELIEST if asks_logprobs and chooses and name == "verifier" else 0,
             record_p_accept=asks_logprobs,
         )
@@ -249,7 +253,10 @@ def make_context(
 
 
 def make_calls(
-    game: Game, models: Models, concurrency: int, seats: Mapping[str, ModelFunction] = {}
+    game: Game,
+    models: Models,
+    places: asyncio.Semaphore,
+    seats: Mapping[str, ModelFunction] = {},
 ) -> FunctionCalls:
     """Give each agent its function, `seats` first. Raises SettingsError for one that has none."""
     agents = game.parameters.model_agents
@@ -260,7 +267,7 @@ def make_calls(
             f"models: {', '.join(lacking)} of protocol {game.protocol.name} has no function (got "
             f"{', '.join(functions) or 'none'}); give one for each agent, or one for all"
         )
-    return FunctionCalls(functions, concurrency)
+    return FunctionCalls(functions, places, seats)
 
 
 class MemoryLog:

@@ -1,8 +1,10 @@
 """An episode that a loop goes through step by step is the one that `play` plays."""
 
 import asyncio
+import gc
 import random
 from collections import Counter
+from contextlib import AsyncExitStack
 
 import pyarrow as pa
 import pytest
@@ -21,6 +23,11 @@ from nip_core.library import (
 )
 from nip_core.protocols import protocol_names
 from nip_core.rollouts.storage.row_tables import Tables
+
+
+class Broken(Exception):
+    """Of a caller's model."""
+
 
 SMALL = (
     *(f"scenario_settings.{split}_size=4" for split in ("train", "validation", "test")),
@@ -168,10 +175,6 @@ async def test_a_seat_that_is_never_asked_has_no_request():
         assert (await live.finish()).rewards.keys() == {"prover", "verifier"}
 
 
-class Broken(Exception):
-    """Of a caller's model."""
-
-
 async def test_an_error_of_a_frozen_agent_reaches_all_seats():
     opened, both_wait = game("debate"), asyncio.Event()
 
@@ -206,22 +209,99 @@ async def test_an_error_while_a_seat_owes_an_answer_is_raised_at_its_next_reques
         await asyncio.wait_for(live.next_request("prover0"), 10)
 
 
-async def test_an_answer_of_no_known_form_is_an_error_that_names_the_seat():
+@pytest.mark.parametrize("ends", ["error", "give_up", "at once"])
+async def test_a_request_of_a_play_that_has_ended_is_handed_to_nobody(ends):
+    opened, called = game("refereed"), asyncio.Event()
+
+    async def fail(messages, **sampling):
+        await called.wait()
+        raise Broken("of the caller's")
+
+    models = {"prover0": fail, "verifier": ask}
+    live = LiveEpisode(opened, opened.plan()[0], ["prover1"], models)
+    await asyncio.sleep(0.05)  # the request of prover1 is there
+    asking = asyncio.ensure_future(live.next_request("prover1")) if ends == "at once" else None
+    called.set() if ends == "error" else live.give_up()
+    await asyncio.sleep(0.05)
+    for _ in range(2):
+        with pytest.raises(Broken if ends == "error" else SeatError):
+            await asyncio.wait_for(asking or live.next_request("prover1"), 10)
+        asking = None
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        (5, StageError, "of prover returned a value of type int"),
+        (
+            ModelAnswer("It is right.", None),
+            StageError,
+            r"of prover .* \(finish_reason None; use one of stop, length, content_filter, tool_",
+        ),
+        (Broken("of the sampler"), Broken, "of the sampler"),  # as if a function raised it
+    ],
+)
+async def test_an_answer_of_no_known_form_is_an_error_that_names_the_seat(said, error, words):
     opened = game()
     async with LiveEpisode(opened, opened.plan()[0], ["prover"], ask) as live:
         await live.next_request("prover")
-        live.answer("prover", 5)
-        with pytest.raises(StageError, match="of prover returned a value of type int"):
+        live.answer("prover", said)
+        with pytest.raises(error, match=words):
             await live.next_request("prover")
 
 
-async def test_a_refused_request_fails_the_episode_and_no_loop():
+@pytest.mark.parametrize("refusing", ["verifier", "prover"])
+async def test_a_refused_request_fails_the_episode_and_no_loop(refusing):
     async def refuse(messages, **sampling):
         raise RequestRefusedError("too long for this model")
 
-    opened = game()
-    end = await go_through(opened, opened.plan()[0], ["prover"], {"verifier": refuse})
+    opened, models = game(), {"verifier": refuse if refusing == "verifier" else ask}
+    async with LiveEpisode(opened, opened.plan()[0], ["prover"], models) as live:
+        await live.next_request("prover")
+        refused = refusing == "prover"
+        live.answer("prover", RequestRefusedError("too long") if refused else "It is right.")
+        assert await live.next_request("prover") is None
+        end = await live.finish()
     assert end.failed and end.rewards == {"prover": 0.0, "verifier": 0.0}
+
+
+async def test_tokens_of_seats_are_kept_and_frozen_agents_may_have_none():
+    opened = game("nip")
+    tokens = [{"token": "a", "logprob": -0.5, "top": []}]
+    said = ModelAnswer("Decision: accept", prompt_token_ids=[1, 2], token_ids=[3], tokens=tokens)
+    for records_tokens, kept in ((True, ([1, 2], [3], [-0.5])), (False, (None, None, None))):
+        spec = opened.plan()[0]
+        async with LiveEpisode(
+            opened, spec, ["verifier"], ask, records_tokens=records_tokens
+        ) as live:
+            request = await live.next_request("verifier")
+            assert ("return_token_ids" in request) == records_tokens
+            live.answer("verifier", said)
+            [answer] = (await live.finish()).list_answers("verifier")
+        assert (answer.prompt_token_ids, answer.token_ids, answer.logprobs) == kept
+
+
+async def test_frozen_agents_of_all_episodes_have_as_many_calls_as_play_allows():
+    opened, now, most = game("adp", "rollouts.concurrency=2"), 0, 0
+
+    async def work(messages, **sampling):
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        await asyncio.sleep(0.01)
+        now -= 1
+        return "Decision: accept"
+
+    async with AsyncExitStack() as stack:
+        episodes = [LiveEpisode(opened, s, ["prover"], work) for s in opened.plan() * 2]
+        live = [await stack.enter_async_context(episode) for episode in episodes]
+        assert len(live) > 4
+        for one in live:  # all wait for the loop at a time, and hold no place
+            assert await asyncio.wait_for(one.next_request("prover"), 10)
+        for one in live:
+            one.answer("prover", "It is right.")
+        for one in live:
+            assert not (await asyncio.wait_for(one.finish(), 10)).failed
+    assert most == 2
 
 
 @pytest.mark.parametrize("protocol", ["nip", "debate"])
@@ -325,7 +405,17 @@ async def test_what_is_out_of_turn_is_an_error_that_says_so():
         with pytest.raises(SeatError, match="no answer is awaited"):
             live.answer("prover", "It is right.")
         assert "It is right." in (await early)["messages"][-1]["content"]
+    with pytest.raises(SettingsError, match="got the text 'prover'; give a list of names"):
+        LiveEpisode(opened, spec, "prover", ask)
     with pytest.raises(SettingsError, match="'provers' is no seat; did you mean"):
         LiveEpisode(opened, spec, ["provers"], ask)
     with pytest.raises(SettingsError, match=r"models: verifier .* has no function \(got prover\)"):
         LiveEpisode(opened, spec, ["prover"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_episode_without_a_running_loop_is_refused_and_leaves_no_coroutine():
+    opened = game()
+    with pytest.raises(SeatError, match="no running event loop; make it in an async function"):
+        LiveEpisode(opened, opened.plan()[0], ["prover"], ask)
+    gc.collect()
