@@ -91,7 +91,7 @@ def main() -> None:
     """Print each figure of the page beside its own."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("results", type=Path, help="the folder with cells.parquet")
-    folder, others = parser.parse_args().results, list[str]()
+    folder, wrong_figures = parser.parse_args().results, list[str]()
     page = folder.with_suffix(".md").read_text(encoding="utf-8")
     table = pq.read_table(folder / "cells.parquet").sort_by("question").to_pydict()
     run, arm, seed, y, decision = (np.array(table[name]) for name in COLUMNS)
@@ -110,7 +110,7 @@ def main() -> None:
         texts = [number.replace(",", "") for number in found.groups()] if found else [""] * len(own)
         here = [f"{x:.{len(p.partition('.')[2])}f}" for x, p in zip(own, texts, strict=True)]
         is_same = bool(found) and [*map(float, texts)] == [*map(float, here)]
-        others.extend([] if is_same else [pattern.replace("\\", "")])
+        wrong_figures.extend([] if is_same else [pattern.replace("\\", "")])
         print("same " if is_same else "OTHER", (found or [pattern])[0], "| here", ", ".join(here))
 
     lines = [line for line in page.splitlines() if line.count(", ") >= 8]
@@ -122,7 +122,7 @@ def main() -> None:
     plays, runs, base = len({*zip(run, test, strict=True)}), len(np.unique(run)), arm == "base"
     listed = (folder / "README.md").read_text(encoding="utf-8").split("### Departures\n")[1]
     shown, taught, silent = worst("shown"), worst("taught"), right("taught", "no-answer")
-    means = [100 * one.mean() for one in (shown, taught, shown - taught)]
+    means = [100 * cells.mean() for cells in (shown, taught, shown - taught)]
     draws = int.from_bytes(hashlib.sha256(OF_PRIMARY).digest()[:4], "big") & 0x7FFFFFFF
     compare("verifier accepts # %", 100 * min(right(a, "own test", 1).mean(1).min() for a in ARMS))
     compare("a verdict in # of # games", (decision != NO_VERDICT)[base].sum(), base.sum())
@@ -158,7 +158,7 @@ def main() -> None:
     compare(r"no verdict on # false and # true claims after .*? # and # after", *by_label)
     for (r, t, label), count in found.items():
         print(f"neither accepted nor rejected: {count} claims with the label {label} in {r}, {t}")
-    sys.exit(f"others than on the page: {others}" if others else 0)
+    sys.exit(f"not as on the page: {wrong_figures}" if wrong_figures else 0)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
 
     As JSON it is all settings.
     """
+    from nip_core.jobs.services import plan_trainings
     from nip_core.records.left_out import describe_left_out, read_left_out_by_settings
     from nip_core.run_store.store import check_location
     from nip_core.session.attacked_run import describe_attack, plan_reach
@@ -59,11 +60,15 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
     parameters, estimate, origin = plan_run(parameters)
     warn_of_models([parameters])
     left_out = read_left_out_by_settings(parameters)
+    tokens = estimate.expected_training_by_group
+    trainings = plan_trainings(parameters, estimate.read_examples, tokens)
     if as_json:
         counts = None if left_out is None else {s: len(out) for s, out in left_out.items()}
         reach = plan_reach(parameters)
         entry = {"estimate": asdict(estimate), "left_out": counts, "origin": origin.facts()}
         entry |= reach_entry(reach)
+        if trainings:
+            entry["trainings"] = {group: plan.facts for group, plan in trainings.items()}
         print_json({"parameters": parameters.to_dict(), **entry})
         _warn(parameters, estimate)
         return
@@ -89,6 +94,8 @@ def show_plan(parameters: HyperParameters, as_json: bool) -> None:
         say(f"  {amount(estimate.gate_episodes, 'validation episode')} to choose models by")
     if line := _detectable(estimate):
         say(f"  {line}")
+    for plan in trainings.values():
+        say(f"  {plan.words}")
     measures = any(agent.provider.is_lm_server for agent in parameters.model_agents.values())
     if left_out is not None:
         say(f"  {describe_left_out(left_out) or 'no problems left out, too long for a model'}")

@@ -31,6 +31,7 @@ from nip_core.costs.loads import (
     count_all_tokens,
     count_first_prompts,
     count_passes,
+    count_read_examples,
     reckon_choice_loads,
     reckon_choice_means,
     reckon_episode_loads,
@@ -70,6 +71,9 @@ class Estimate:
     expected_prompt_tokens: int
     expected_completion_tokens: int
     expected_training_tokens: int
+    expected_training_by_group: Mapping[str, int]
+    read_examples: Mapping[str, list[int | None]]
+    """By trained group and job, see `count_read_examples`."""
     expected_usd: float | None
     expected_by: str  # the runs or guesses that it was reckoned by, in words
     is_rough: bool  # whether some expected figure goes by no run of the same game
@@ -206,6 +210,11 @@ def estimate_run(
         expected_prompt_tokens=round(expected.prompt_tokens),
         expected_completion_tokens=round(expected.completion_tokens),
         expected_training_tokens=round(expected.training_tokens),
+        expected_training_by_group={name: round(n) for name, n in expected.training.items()},
+        read_examples={
+            group: count_read_examples(parameters, group, per_iteration)
+            for group in (parameters.trainable_groups if trains else ())
+        },
         expected_usd=expected.usd(parameters),
         expected_by=expectation.in_words(counted_agents),
         is_rough=expectation.is_rough,

@@ -291,6 +291,22 @@ def reckon_training_tokens(
     }
 
 
+def count_read_examples(parameters: HyperParameters, group: str, episodes: int) -> list[int | None]:
+    """Count the examples of each job of a group, for every pass: an upper bound.
+
+    None for a job on pairs, which follow from the branches of trees.
+    """
+    counts = list[int | None]()
+    for iteration in range(parameters.rl.num_iterations):
+        if not (agents := len(parameters.training_agents(group, iteration))):
+            continue
+        played = parameters.most_imitated if parameters.imitates(iteration) else episodes
+        passes = count_passes(parameters, iteration, group)
+        is_pairs = parameters.method(iteration) == "dpo"
+        counts.append(None if is_pairs else round(played * agents * passes))
+    return counts
+
+
 def count_passes(parameters: HyperParameters, iteration: int, group: str) -> float:
     """Count how often the group's job reads an iteration's number of episodes.
 

@@ -7,6 +7,7 @@ JobRecord    the document ``jobs/<group>.json`` of the run store, with a JobAtte
              that was followed by another
 JobView      a job as the back-end reports it
 ModelView    a model as the back-end describes it
+PlannedTraining   the course of a training, where a service has more than jobs
 Backend      the calls to a training service
 BackendTrouble   the failure of a call: Refused, Busy or NoAnswer; the ledger treats each
              differently, so a back-end must sort its errors into them
@@ -298,6 +299,14 @@ class ModelView:
         return bool((self.proof or {}).get("matches"))
 
 
+@dataclass(frozen=True)
+class PlannedTraining:
+    """The course of a group's training at a service, before a run begins."""
+
+    words: str
+    facts: Mapping[str, JsonValue]
+
+
 class Backend(ABC):
     """Calls to a training service. Each raises Refused, Busy or NoAnswer, and none retries.
 
@@ -337,7 +346,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def retrieve_job(self, job_id: str) -> JobView:
-        """Look at a job. Raises Refused with status 404 for one that there is not."""
+        """Look at a job. Raises Refused with status 404 for an unknown one."""
 
     @abstractmethod
     async def cancel_job(self, job_id: str) -> JobView:
@@ -356,6 +365,17 @@ class Backend(ABC):
         """Raise SettingsError for settings of a trained agent that it can't carry."""
         return
 
+    @classmethod
+    def plan_training(
+        cls, parameters: HyperParameters, group: str, examples: Sequence[int | None], tokens: float
+    ) -> PlannedTraining | None:
+        """Plan a group's training for ``--dry-run``; None where a job is all there is to it.
+
+        `examples` that each job reads at most, None where it is not known; `tokens` that all jobs
+        are expected to train on.
+        """
+        return None
+
     async def check_model(self, model: str) -> None:
         """Raise SettingsError if a base model can't be trained there. Nothing is spent."""
         return
@@ -365,7 +385,7 @@ class Backend(ABC):
         await self.find_jobs("-")
 
     async def describe_model(self, name: str) -> ModelView:
-        """Ask for the description of a model. Raises Refused for one that does not exist."""
+        """Ask for the description of a model. Raises Refused for an unknown one."""
         return ModelView()
 
     async def bring_model(self, name: str) -> ModelView:

@@ -1,13 +1,13 @@
 """The back-ends of providers: who is called where their models are trained and described."""
 
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from nip_base.importing import import_object
 from nip_base.wire import NipSettings
 from nip_core.errors import SettingsError
-from nip_core.jobs.job import Backend
+from nip_core.jobs.job import Backend, PlannedTraining
 from nip_core.jobs.openai_backend import NipBackend, OpenAIBackend
 from nip_core.jobs.own_backend import OwnBackend
 from nip_core.parameters import HyperParameters
@@ -42,7 +42,7 @@ async def open_backend(
 
 
 def check_services(parameters: HyperParameters) -> None:
-    """Raise SettingsError for a training service that can't be called, or has unknown words."""
+    """Raise SettingsError for a training service without its calls, or with unknown words."""
     for name, agent in parameters.model_agents.items():
         service, place = agent.provider.training, f"agents.{name}.model_provider"
         if service is None:
@@ -73,6 +73,25 @@ def check_services(parameters: HyperParameters) -> None:
                 f"{place}: the run starts a server for {agent.model_provider}, which trains its "
                 "models, too; for a backend of your own derive from Provider, with an address"
             )
+
+
+def plan_trainings(
+    parameters: HyperParameters,
+    examples: Mapping[str, Sequence[int | None]],
+    tokens: Mapping[str, float],
+) -> dict[str, PlannedTraining]:
+    """Plan the trainings of groups by `Backend.plan_training`, where it has a plan."""
+    plans = {}
+    for group, by_job in examples.items():
+        service = parameters.group_parameters(group).provider.training
+        kind = service.backend if service is not None else None
+        if isinstance(kind, str) and ":" in kind:
+            kind = _import_kind(kind, f"group {group!r}")
+        if isinstance(kind, type) and issubclass(kind, Backend):
+            plan = kind.plan_training(parameters, group, by_job, tokens.get(group, 0.0))
+            if plan is not None:
+                plans[group] = plan
+    return plans
 
 
 def _import_kind(address: str, place: str) -> type[Backend]:

@@ -4,6 +4,7 @@ backend     the calls of the ledger: `TinkerBackend`, which `model_provider: Tin
 driver      trains a job block by block, and goes on after any death
 options     the size of blocks, and the service's habits
 notes       the records of a job and its blocks
+plan        the course of trainings, before a run begins
 steps       the plan of a job: its examples in order, batches, rates of learning
 datums      a step as the wire has it
 preferences the gradient of DPO from log-probabilities

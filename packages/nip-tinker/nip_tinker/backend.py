@@ -7,6 +7,7 @@ no process polls, the job stands still.
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from nip_core.jobs.job import (
     ModelView,
     NoAnswer,
     Payload,
+    PlannedTraining,
     Refused,
 )
 from nip_core.nearest import did_you_mean, nearest_first
@@ -32,6 +34,7 @@ from nip_tinker.datums import load_text, make_probe
 from nip_tinker.driver import Driver, end_job
 from nip_tinker.notes import BlockNote, JobNote, Notes
 from nip_tinker.options import Options, read_options
+from nip_tinker.plan import plan_training
 from nip_tinker.proof import prove
 from nip_tinker.run_files import RunFiles
 from nip_tinker.steps import Plan
@@ -69,6 +72,12 @@ class TinkerBackend(Backend):
     @classmethod
     def check_agent(cls, parameters: HyperParameters, name: str) -> None:
         check_agent(parameters, name)
+
+    @classmethod
+    def plan_training(
+        cls, parameters: HyperParameters, group: str, examples: Sequence[int | None], tokens: float
+    ) -> PlannedTraining:
+        return plan_training(parameters, group, examples, tokens)
 
     # Before anything is spent
 

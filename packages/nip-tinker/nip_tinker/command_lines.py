@@ -1,9 +1,6 @@
 """The lines of this distribution in the table of commands, see `nip_cli.command_table`."""
 
 PANELS: dict[str, tuple[tuple[str, str, str], ...]] = {
-    "Run": (
-        ("blocks", "nip_tinker.blocks_command", "Show what a run would train at Tinker, and pay."),
-    ),
     "Carry over": (
         (
             "states",

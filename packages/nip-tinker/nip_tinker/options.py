@@ -38,4 +38,10 @@ def read_options(provider: type[Provider]) -> Options:
         raise SettingsError(
             f"{provider.__name__}.options: there is no {unknown[0]!r}; there are {', '.join(names)}"
         )
-    return Options(**options)
+    chosen = Options(**options)
+    if chosen.block_usd is not None and chosen.train_usd <= 0:
+        raise SettingsError(
+            f"{provider.__name__}.options: block_usd takes train_usd, the US dollars for a million "
+            "trained tokens, above 0"
+        )
+    return chosen

@@ -1,5 +1,7 @@
 """The parts of a job that need no service: its steps, rates, gradients, and refused settings."""
 
+import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import s3_server
 
+from nip_cli.printing.plans_and_runs import show_plan
 from nip_core.errors import LeaseError, SettingsError
 from nip_core.jobs.job import Refused
 from nip_core.jobs.services import check_services
@@ -24,6 +27,12 @@ from nip_tinker.steps import Plan, Steps
 from nip_tinker.wire import TinkerClient
 
 PLAN = Plan(method="supervised", seed=1, n_epochs=3, batch_size=4, learning_rate=1e-3, lora_rank=8)
+
+TINKER = (
+    "agents._default.use_dummy_api=false",
+    "agents._default.model_provider=Tinker",
+    "agents._default.fine_tune_from_scratch=false",
+)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
@@ -92,8 +101,7 @@ def test_weights_of_pairs_are_the_gradient_of_the_loss() -> None:
     ],
 )
 def test_settings_that_the_wire_can_t_carry_are_refused_by_name(setting: str, words: str) -> None:
-    given = ["agents._default.use_dummy_api=false", "agents._default.model_provider=Tinker"]
-    given += ["agents._default.fine_tune_from_scratch=false", "run_name=refused"]
+    given = [*TINKER, "run_name=refused"]
     check_services(load_parameters("deterministic", given))
     with pytest.raises(SettingsError, match=words):
         check_services(load_parameters("deterministic", [*given, setting]))
@@ -109,6 +117,29 @@ def test_options_of_a_class_over_the_provider_are_read_and_unknown_ones_refused(
     assert read_options(Mine) == Options(block_minutes=5, tokenizer="here")
     with pytest.raises(SettingsError, match="no 'minutes'; there are block_minutes"):
         read_options(Wrong)
+    Mine.options = {"block_usd": 0.1}
+    with pytest.raises(SettingsError, match="block_usd takes train_usd"):
+        read_options(Mine)
+
+
+def test_a_dry_run_shows_steps_blocks_and_price(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [*TINKER, "rl.num_iterations=2", "rl.num_epochs=3", "run_name=planned"]
+    parameters = load_parameters("deterministic", settings)
+    model = parameters.group_parameters("verifier").model_name
+    price = f"prices={{{model}: {{prompt_usd: 0, completion_usd: 0, training_usd: 2}}}}"
+    show_plan(load_parameters("deterministic", [*settings, price]), as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    plan, estimate = printed["trainings"]["verifier"], printed["estimate"]
+    usd = 2 * estimate["expected_training_by_group"]["verifier"] / 1e6
+    rows = parameters.rollouts_per_iteration
+    assert rows is not None and estimate["read_examples"]["verifier"] == [3 * rows] * 2
+    steps = 2 * (math.ceil(3 * rows / plan["batch_size"]) + 2)
+    assert (plan["jobs"], plan["most_steps"], plan["first_steps"]) == (2, steps, 10)
+    assert plan["expected_usd"] == pytest.approx(usd)
+    show_plan(load_parameters("deterministic", [*settings, price]), as_json=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"verifier is trained by steps: 2 jobs, at most {steps:,} steps" in shown
+    assert f"expected to cost ${usd:,.2f}; a block" in shown
 
 
 def test_blocks_are_as_large_as_time_and_money_allow(tmp_path: Path) -> None:
