@@ -31,7 +31,8 @@ from nip_core.parameters.services.providers import Tinker
 from nip_core.redaction import show_address
 from nip_tinker.agent_checks import ALPHA, check_agent
 from nip_tinker.datums import load_text, make_probe
-from nip_tinker.driver import Driver, end_job
+from nip_tinker.driver import Driver
+from nip_tinker.ends import end_job
 from nip_tinker.notes import BlockNote, JobNote, Notes
 from nip_tinker.options import Options, read_options
 from nip_tinker.plan import plan_training
@@ -137,6 +138,7 @@ class TinkerBackend(Backend):
                 plan=make_plan(spec),
                 parent=spec.parent_model,
                 file=file_id,
+                address=show_address(self.address),
                 created_at=time.time(),
             )
             notes.write_job(job)

@@ -64,9 +64,13 @@ class JobNote(_Note):
     status: Status = "queued"
     error: str | None = None
     waits: str | None = None
-    """Why it stands still: the account has no money."""
+    """Why it stands still."""
+    address: str | None = None
+    """The service at which it began, without what is secret in it."""
     level: Literal[1, 2] | None = None
     level_reason: str = ""
+    keeps_numbers: bool = True
+    """A request that comes twice is one there; else none is sent again that may have counted."""
     base: str | None = None
     steps: int | None = None
     tokens: int | None = None
@@ -74,13 +78,13 @@ class JobNote(_Note):
     blocks: int = 0
     """How many have begun."""
     trained_tokens: int | None = None
-    """Sent for gradients, those that were paid again included; of a job that has ended."""
+    """Sent for gradients, `tokens_again` included; of a job that has ended."""
     tokens_again: int = 0
     """Those of `steps_again`."""
     scored_tokens: int = 0
     """Sent for log-probabilities alone."""
     steps_again: int = 0
-    """Steps that were paid and lost with their model."""
+    """Steps that were sent, and lost with their model; of a job that has ended."""
     sessions: list[str] = Field(default_factory=list)
     """Begun and not finished."""
     deletions: list[str] = Field(default_factory=list)
@@ -89,6 +93,11 @@ class JobNote(_Note):
     """The last state, with the optimizer's."""
     model: str | None = None
     finished_at: float | None = None
+
+    @property
+    def group(self) -> str:
+        """Name the group that it trains."""
+        return self.metadata.get("nip_group", "")
 
 
 class BlockNote(_Note):
@@ -126,10 +135,25 @@ class BlockNote(_Note):
     seconds: float | None = None
     """So long its steps took."""
 
+    begun: dict[int, int] = Field(default_factory=dict)
+    """By step that was sent to its model, the tokens."""
+    steps_again: int = 0
+    """Steps that were sent to models of before, and lost."""
+    tokens_again: int = 0
+
     @property
     def is_done(self) -> bool:
         """True if its state is there."""
         return self.state is not None
+
+    def start_again(self) -> None:
+        """Forget the model, and its steps, which are lost."""
+        self.steps_again += len(self.begun)
+        self.tokens_again += sum(self.begun.values())
+        self.tries, self.model, self.first_seq = self.tries + 1, None, 1
+        self.sent, self.figures, self.weights, self.pair_losses = [], [], {}, {}
+        self.begun = {}
+        self.saving_at = self.save_seq = None
 
 
 class Notes:

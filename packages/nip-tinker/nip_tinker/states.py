@@ -76,21 +76,26 @@ async def find_state(
     """Find a block's state, and others of its name, which are to be deleted.
 
     The lists of its training runs are asked first, then that of all states; until nothing that was
-    asked for at `since_s` can be missing from them. Raises CorruptionError for other content.
+    asked for at `since_s` can be missing from them. States of other training runs are not its own:
+    a copy of the run has jobs of the same names. Raises CorruptionError for other content.
     """
+    waited_s = 0.0  # beside the clock, which may have been set back
     while True:
-        is_settled = now() - since_s >= settle_s
+        is_settled = max(now() - since_s, waited_s) >= settle_s
         listed = [state for run in runs for state in await client.list_run_states(run)]
         states = _match(listed, block, kind)
         if not states:
-            states = _match(await client.list_all_states() or [], block, kind)
+            listed = await client.list_all_states() or []
+            states = _match([state for state in listed if state.run in runs], block, kind)
         if states:
             # The earliest, so that every process that looks takes the same.
             first, *doubles = sorted(states, key=lambda state: (state.time, state.path))
             return first, doubles
         if is_settled:
             return None, []
-        await sleep(min(2.0, max(0.1, settle_s / 10)))
+        pause_s = min(2.0, max(0.1, settle_s / 10))
+        await sleep(pause_s)
+        waited_s += pause_s
 
 
 def _match(states: Sequence[Checkpoint], block: BlockNote, kind: str) -> list[Checkpoint]:
@@ -122,9 +127,14 @@ async def delete_states(client: TinkerClient, notes: Notes, job: JobNote) -> Non
 async def renew(client: TinkerClient, block: BlockNote, now: float) -> bool:
     """Renew a state that a job in progress goes on from, in the second half of its life.
 
-    Raises what the service says of one that is gone.
+    A service may know no lifetimes, or the state be gone: then loading it says so.
     """
     if block.state is None or block.saved_at is None or now - block.saved_at < LIFETIME_S / 2:
         return False
-    await client.renew_state(block.state, LIFETIME_S)
+    try:
+        await client.renew_state(block.state, LIFETIME_S)
+    except Refused as error:
+        if error.status not in (404, 405, 410, 501):
+            raise
+        return False
     return True

@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nip_cli.printing.options import AsJson, RunName, RunStoreUrl
 from nip_cli.printing.plans_and_runs import print_json
 from nip_cli.printing.terminal import say
+
+if TYPE_CHECKING:
+    from nip_tinker.wire import Checkpoint
 
 
 def states(
@@ -59,39 +62,43 @@ class Row:
 
 async def _list(run: Any) -> list[Row]:
     """List the states at all services of the run's groups."""
-    from nip_tinker.driver import list_jobs
+    from nip_tinker.ends import list_jobs
     from nip_tinker.notes import Notes
     from nip_tinker.run_files import RunFiles
+    from nip_tinker.wire import identify_state
 
     files = RunFiles(run.store, f"{run.root}/training")
     on_record = _list_keys(run)
     runs: set[str] = set()
-    needed: set[str | None] = set()
+    needed: set[tuple[str, str, str]] = set()
+    names: set[str] = set()  # a job that goes on may find one that it has not noted yet
     for job in list_jobs(files):
         blocks = Notes(files, job.key).list_blocks(job)
         runs |= {model for block in blocks for model in block.runs}
         if job.key in on_record:
-            is_open = job.status in ("queued", "running")
-            needed |= {job.state, job.model, *(block.state for block in blocks if is_open)}
+            needed |= {identify_state(path) for path in (job.state, job.model) if path}
+            if job.status in ("queued", "running"):
+                names |= {block.name for block in blocks}
     rows: list[Row] = []
     for address, key in sorted(_list_services(run)):
-        rows += await _list_at(address, key, runs, needed)
+        for state in await _list_at(address, key, runs):
+            is_needed = identify_state(state.path) in needed or state.name in names
+            rows.append(Row(state.path, state.bytes, state.expires_at, is_needed, address))
     return rows
 
 
-async def _list_at(address: str, key: str, runs: set[str], needed: set[str | None]) -> list[Row]:
+async def _list_at(address: str, key: str, runs: set[str]) -> "list[Checkpoint]":
+    """List the states of these training runs, of which another run's jobs may have the names."""
     from nip_tinker.wire import TinkerClient
 
     client = TinkerClient(address, key)
     try:
-        listed = await client.list_all_states() or []
+        listed = await client.list_all_states()
+        if listed is None:
+            listed = [s for model in sorted(runs) for s in await client.list_run_states(model)]
     finally:
         await client.aclose()
-    return [
-        Row(state.path, state.bytes, state.expires_at, state.path in needed, address)
-        for state in listed
-        if state.run in runs  # another run's jobs may have the same names
-    ]
+    return [state for state in listed if state.run in runs]
 
 
 def _list_services(run: Any) -> set[tuple[str, str]]:

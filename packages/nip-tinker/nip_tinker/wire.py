@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from nip_core.jobs.job import Busy, NoAnswer, Refused
 from nip_core.proxies import proxy_for
-from nip_core.redaction import redact
+from nip_core.redaction import redact, show_address
 from nip_lm_server.client import parse
 
 PROTOBUF = "application/x-protobuf"
@@ -99,6 +99,11 @@ class Checkpoint:
         return split_path(self.path)[1]
 
 
+def identify_state(path: str) -> tuple[str, str, str]:
+    """Identify a state by kind, training run and name: a service may have two paths for one."""
+    return ("weights" if "/weights/" in path else "sampler_weights", *split_path(path))
+
+
 def split_path(path: str) -> tuple[str, str]:
     """Split the path of a state: its training run, and its name.
 
@@ -136,6 +141,11 @@ class TinkerClient:
         self._sleep = sleep
         self._http: aiohttp.ClientSession | None = None
 
+    @property
+    def shown(self) -> str:
+        """The address without what is secret in it."""
+        return show_address(self.address)
+
     async def aclose(self) -> None:
         """Close the connections."""
         if self._http is not None:
@@ -170,9 +180,14 @@ class TinkerClient:
         """End a session: "success", "errored" or "interrupted"."""
         await self.call("POST", f"sessions/{quote(session, safe='')}/finish", _finish(reason))
 
-    async def submit(self, send: Send) -> str:
-        """Send a numbered request; returns the id by which its result is fetched."""
-        answer = await self.call("POST", send.route, raw=send.body, is_protobuf=send.is_protobuf)
+    async def submit(self, send: Send, *, again: bool = True) -> str:
+        """Send a numbered request; returns the id by which its result is fetched.
+
+        Without `again` one that may have arrived is not sent again: NoAnswer is raised at once.
+        """
+        answer = await self.call(
+            "POST", send.route, raw=send.body, is_protobuf=send.is_protobuf, again=again
+        )
         return _text(answer, "request_id")
 
     # Results
@@ -307,9 +322,12 @@ class TinkerClient:
         *,
         raw: bytes | None = None,
         is_protobuf: bool = False,
+        again: bool = True,
     ) -> Json:
         """Make a call; one without an answer is made again. Raises Refused, Busy or NoAnswer."""
-        status, _, answer = await self._ask(verb, route, body, raw=raw, is_protobuf=is_protobuf)
+        status, _, answer = await self._ask(
+            verb, route, body, raw=raw, is_protobuf=is_protobuf, again=again
+        )
         parsed = {} if status == 204 else _read_json(answer)
         if status >= 300:
             self._raise(status, parsed, answer, route)
@@ -323,6 +341,7 @@ class TinkerClient:
         *,
         raw: bytes | None = None,
         is_protobuf: bool = False,
+        again: bool = True,
     ) -> tuple[int, str, bytes]:
         """Send until there is an answer that says something: status, kind of content, content."""
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
@@ -336,24 +355,27 @@ class TinkerClient:
         end_s, pause_s = loop.time() + self._patience_s, _FIRST_PAUSE_S
         while True:
             trouble: Busy | NoAnswer
+            has_arrived = True  # perhaps
             try:
                 status, kind, answer, asked_s = await self._send(verb, route, data, headers)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 words = redact(f"{type(error).__name__}: {error}", self._key)
-                trouble, asked_s = NoAnswer(f"{self.address}: no answer ({words})"), None
+                trouble, asked_s = NoAnswer(f"{self.shown}: no answer ({words})"), None
+                has_arrived = not isinstance(error, aiohttp.ClientConnectorError)
             else:
                 if status == 429:
-                    trouble = Busy(f"{self.address}/{route}: too many requests", asked_s)
+                    trouble = Busy(f"{self.shown}/{route}: too many requests", asked_s)
                 elif status == 409 and "already exists" not in answer[:2000].decode(
                     "utf-8", "replace"
                 ):
-                    trouble = Busy(f"{self.address}/{route}: HTTP 409", asked_s)
+                    trouble = Busy(f"{self.shown}/{route}: HTTP 409", asked_s)
                 elif status >= 500 and status not in (501, 507):
-                    trouble = NoAnswer(f"{self.address}/{route}: HTTP {status}", asked_s)
+                    trouble = NoAnswer(f"{self.shown}/{route}: HTTP {status}", asked_s)
                 else:
                     return status, kind, answer
             wait_s = max(pause_s, asked_s or 0.0)
-            if loop.time() + wait_s > end_s:
+            may_count = has_arrived and isinstance(trouble, NoAnswer)
+            if loop.time() + wait_s > end_s or (may_count and not again):
                 raise trouble
             await self._sleep(wait_s)
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
@@ -372,12 +394,15 @@ class TinkerClient:
             proxy=proxy_for(url),
             allow_redirects=False,
         ) as response:
-            answer = await response.content.read(-1)
-            if len(answer) > _LARGEST_ANSWER:
-                raise Refused(f"{self.address}/{route}: the answer has {len(answer)} bytes")
+            answer = bytearray()
+            async for chunk in response.content.iter_chunked(1 << 20):
+                answer += chunk
+                if len(answer) > _LARGEST_ANSWER:
+                    most = f"{_LARGEST_ANSWER:,} bytes"
+                    raise Refused(f"{self.shown}/{route}: the answer has more than {most}")
             pause = response.headers.get("Retry-After", "")
             asked_s = float(pause) if pause.replace(".", "", 1).isdigit() else None
-            return response.status, response.content_type, answer, asked_s
+            return response.status, response.content_type, bytes(answer), asked_s
 
     def _raise(self, status: int, answer: Json, raw: bytes, route: str) -> None:
         reason = answer.get("error") or answer.get("detail") or answer.get("message")
@@ -386,7 +411,7 @@ class TinkerClient:
         words = " ".join(
             redact(str(reason or raw[:200].decode("utf-8", "replace")), self._key).split()
         )
-        message = f"{self.address}: {route.partition('?')[0]}: HTTP {status}: {words[:500]}"
+        message = f"{self.shown}: {route.partition('?')[0]}: HTTP {status}: {words[:500]}"
         raise NeedsPayment(message) if status == 402 else Refused(message, status)
 
 
@@ -396,7 +421,7 @@ def _finish(reason: str) -> Json:
 
 def _state_route(path: str) -> str:
     run, name = split_path(path)
-    kind = "weights" if "/weights/" in path else "sampler_weights"
+    kind = identify_state(path)[0]
     return f"training_runs/{quote(run, safe='')}/checkpoints/{kind}/{quote(name, safe='')}"
 
 

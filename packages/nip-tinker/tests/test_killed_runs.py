@@ -140,8 +140,8 @@ def test_a_killed_run_pays_no_step_twice(
             earlier = run.tree.read_json(run.tree.job(0, group))["model"]
             if iteration and earlier is not None:
                 assert record_of_job.parent_model == earlier
-    shown = run.ask("blocks", "there.yaml") + run.ask("states", "there")
-    assert "prover: at most" in shown and "0 not needed" in shown
+    shown = run.ask("train", "there.yaml", "--dry-run") + run.ask("states", "there")
+    assert "prover is trained by steps" in shown and "0 not needed" in shown
     checked = subprocess.run(
         [sys.executable, "-m", "nip_cli", "verify", "there"],
         cwd=tmp_path, env=run.environment, capture_output=True, text=True, check=False,

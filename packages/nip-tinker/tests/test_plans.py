@@ -18,13 +18,12 @@ from nip_core.parameters import load_parameters
 from nip_core.parameters.services.providers import Tinker
 from nip_core.run_store.store import open_store
 from nip_tinker.backend import make_plan
-from nip_tinker.driver import Driver
-from nip_tinker.notes import JobNote, Notes
+from nip_tinker.driver import choose_size
+from nip_tinker.notes import JobNote
 from nip_tinker.options import Options, read_options
 from nip_tinker.preferences import weigh_pairs
 from nip_tinker.run_files import RunFiles
 from nip_tinker.steps import Plan, Steps
-from nip_tinker.wire import TinkerClient
 
 PLAN = Plan(method="supervised", seed=1, n_epochs=3, batch_size=4, learning_rate=1e-3, lora_rank=8)
 
@@ -142,17 +141,14 @@ def test_a_dry_run_shows_steps_blocks_and_price(capsys: pytest.CaptureFixture[st
     assert f"expected to cost ${usd:,.2f}; a block" in shown
 
 
-def test_blocks_are_as_large_as_time_and_money_allow(tmp_path: Path) -> None:
-    files = RunFiles(open_store(str(tmp_path)), "run/training")
+def test_blocks_are_as_large_as_time_and_money_allow() -> None:
     options = Options(block_usd=0.05, train_usd=10.0, block_minutes=1)
-    driver = Driver(TinkerClient("http://here", "-"), Notes(files, "key"), options)
-    driver._job = JobNote(
+    job = JobNote(
         key="key", metadata={}, plan=PLAN, parent="tiny", file="data", created_at=0.0,
         steps=100, tokens=100_000,
     )  # fmt: skip
-    assert driver._choose_size(None) == 5  # a step of a thousand tokens is one cent
-    driver._options = Options(block_minutes=1)
-    assert driver._choose_size(None) == 10
+    assert choose_size(options, job, None) == 5  # a step of a thousand tokens is one cent
+    assert choose_size(Options(block_minutes=1), job, None) == 10
 
 
 @pytest.fixture(params=["disk", "bucket"])
