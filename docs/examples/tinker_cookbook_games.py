@@ -1,28 +1,27 @@
 """nip's games in tinker-cookbook's loop: docs/howto/games-in-your-loop.md. Copy it."""
 
-from dataclasses import dataclass
+import asyncio
 from itertools import groupby
 from statistics import fmean
 
 import chz
-from tinker_cookbook.renderers import Renderer, get_renderer, get_text_content
+from tinker_cookbook.renderers import get_renderer, get_text_content
 from tinker_cookbook.rl import types
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from nip_core.library import LiveEpisode, ModelAnswer
 
 
-@dataclass
 class Seat(types.Env):
-    episode: LiveEpisode
-    agent: str
-    renderer: Renderer
+    def __init__(self, episode, agent, renderer):
+        self.episode, self.agent, self.renderer = episode, agent, renderer
 
     async def ask(self):
         request = await self.episode.next_request(self.agent)
         return request and self.renderer.build_generation_prompt(request["messages"])
 
     async def initial_observation(self):
+        asyncio.current_task().add_done_callback(lambda _: self.episode.give_up())  # nobody waits
         prompt, stop = await self.ask(), self.renderer.get_stop_sequences()
         return (prompt, stop) if prompt else types.InitialObservationOverflow(0.0)  # never asked
 
@@ -68,9 +67,10 @@ class Games(types.RLDatasetBuilder, types.RLDataset, types.EnvGroupBuilder):
 
     async def compute_group_rewards(self, trajectory_group, env_group):
         ends = [(seat.agent, await seat.episode.finish()) for seat in env_group]
-        paid = [(a, None if end.failed else end.rewards[a]) for a, end in ends]  # None trains none
-        mean = {a: fmean([r for b, r in paid if b == a and r is not None] or [0]) for a, _ in paid}
-        return [(0.0, {}) if r is None else (r - mean[a], {f"reward/{a}": r}) for a, r in paid]
+        pay = [(a, {} if end.failed else {f"reward/{a}": end.rewards[a]}) for a, end in ends]
+        mean = {a: fmean([r for b, m in pay if b == a for r in m.values()] or [0]) for a, _ in pay}
+        gain = [m[f"reward/{a}"] - mean[a] if m else 0.0 for a, m in pay]  # 0 trains nothing
+        return [(r, m | {f"failed/{a}": float(not m)}) for r, (a, m) in zip(gain, pay, strict=True)]
 
     async def cleanup(self):
         while self.live:

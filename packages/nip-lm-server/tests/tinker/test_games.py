@@ -19,7 +19,7 @@ from recipes import MODEL, Place
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import compute_advantages, trajectory_to_data
-from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollout_strategy import MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -114,7 +114,7 @@ async def test_chats_answers_and_rewards_are_those_of_play(
             # 2. The reward, as it is and above the mean of the seat in the group.
             paid = [e["rewards"][agent] for e in of_group if not e["failed"]]
             metrics = {} if episode["failed"] else {f"reward/{agent}": episode["rewards"][agent]}
-            assert result.metrics_G[i] == metrics
+            assert result.metrics_G[i] == {f"failed/{agent}": float(episode["failed"]), **metrics}
             above = 0 if episode["failed"] else episode["rewards"][agent] - sum(paid) / len(paid)
             assert result.get_total_rewards()[i] == pytest.approx(above)
     assert sorted(policy.asked) == sorted(map(render, calls))
@@ -186,6 +186,26 @@ async def test_agents_of_one_game_are_not_played_again_alone(
     games = make_games(cookbook_games, "adp", ("prover",))
     result = await do_group_rollout(games.get_batch(0)[0], Policy(break_once), strategy)
     assert len(result.trajectories_G) == seat_games.GROUP and len(result.rollout_errors) == 1
+
+
+async def test_a_rollout_that_fails_leaves_no_seat_of_its_game_waiting(
+    place: Place, cookbook_games: Any
+) -> None:
+    """Between steps nothing of the environment is called, and the strategy goes on without it."""
+    calls = [0]
+
+    def break_last(prompt: list[int]) -> str:
+        calls[0] += 1
+        if calls[0] == seat_games.GROUP:  # a prover, before its verifier was asked
+            raise Broken("of the sampler")
+        return "Decision: accept" if calls[0] > seat_games.GROUP else "It is so."
+
+    [group, *_] = make_games(cookbook_games, "adp", ("prover", "verifier")).get_batch(0)
+    strategy = MinViableGroup(min_successful=2, max_retries=0)
+    rollout = do_group_rollout(group, Policy(break_last), strategy)
+    result = await asyncio.wait_for(rollout, 60)
+    assert len(result.trajectories_G) == 2  # of the other game
+    assert [e.error_type for e in result.rollout_errors] == ["Broken", "SeatError"]
 
 
 def test_the_cookbooks_loop_trains_a_prover_against_a_frozen_verifier(adder: Place) -> None:
