@@ -1,5 +1,6 @@
 """docs/examples/trl_games.py and docs/howto/games-in-your-loop.md: nip's games in TRL's loop, as nip plays them."""
 
+import asyncio
 import importlib
 import json
 import os
@@ -36,7 +37,7 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(str(resolve_model("tiny-arithmetic")))
 
 
-def make_trainer(tokenizer, write):
+def make_trainer(tokenizer, write, process=0, **kwargs):
     """The part of a GRPOTrainer with vLLM that is asked, whose model `write` is; notes prompts."""
     asked = []
 
@@ -50,6 +51,8 @@ def make_trainer(tokenizer, write):
         processing_class=tokenizer,
         eos_token_ids=[tokenizer.eos_token_id],
         use_vllm=True,
+        accelerator=SimpleNamespace(process_index=process),
+        chat_template_kwargs=kwargs,
         asked=asked,
         _generate_single_turn=generate,
     )
@@ -118,6 +121,52 @@ def test_tokens_that_the_next_chat_does_not_have_are_not_trained(trl_games, toke
     same = next(i for i, (a, b) in enumerate(zip(spelled, canonical, strict=False)) if a != b)
     assert mask[: len(canonical)] == [1] * same + [0] * (len(canonical) - same)
     assert split_answers(ids[len(canonical) :], mask[len(canonical) :], tokenizer) == [verdict]
+
+
+def test_an_answer_without_a_token_is_asked_again_and_takes_no_other_out(trl_games, tokenizer):
+    question, verdict = "Is step 2 right?", "Decision: accept"
+    texts, end = (tokenizer.encode(question), [], tokenizer.encode(verdict)), tokenizer.eos_token_id
+    said = iter([[*text, end] if text else [] for text in texts])
+    trainer = make_trainer(tokenizer, None)
+    trainer._generate_single_turn, trainer.use_vllm = lambda *_: ([next(said)], None), False
+    games = trl_games.Games(seat_games.make_it("nip"), "verifier", {"prover": seat_games.ask})
+    rows = games.rollout(games.dataset["prompt"][2:], trainer)
+    [ids], [mask] = rows["completion_ids"], rows["env_mask"]
+    assert split_answers(ids, mask, tokenizer) == [question, verdict]
+
+
+def test_the_trainers_chat_template_arguments_are_those_of_the_rows(trl_games, tokenizer):
+    trainer = make_trainer(
+        tokenizer, lambda prompt: "It is so.", chat_template="A {{ word }}: ", word="chat"
+    )
+    games = trl_games.Games(seat_games.make_it("adp"), "prover", {"verifier": seat_games.ask})
+    rows = games.rollout(games.dataset["prompt"][:1], trainer)
+    assert [tokenizer.decode(asked) for asked in trainer.asked] == ["A chat: "]
+    assert rows["prompt_ids"] == trainer.asked
+
+
+def test_processes_play_different_games_of_a_group(trl_games, tokenizer):
+    game, seeds = seat_games.make_it("adp"), []
+
+    async def note(messages, seed, **sampling):
+        seeds.append(seed)
+        return "Decision: accept"
+
+    games = trl_games.Games(game, "prover", {"verifier": note})
+    [name, *_] = games.dataset["prompt"]
+    for process in range(seat_games.GROUP):
+        games.rollout([name], make_trainer(tokenizer, lambda prompt: "It is so.", process))
+    assert len({*seeds}) == seat_games.GROUP
+
+
+def test_a_loop_that_runs_already_gives_the_training_a_thread(trl_games, tokenizer):
+    """As in a notebook: docs/howto/games-in-your-loop.md, under Limits."""
+    games = trl_games.Games(seat_games.make_it("adp"), "prover", {"verifier": seat_games.ask})
+    trainer = make_trainer(tokenizer, lambda prompt: "It is so.")
+    names = games.dataset["prompt"][:1]
+    rows = asyncio.run(asyncio.to_thread(games.rollout, names, trainer))
+    assert len(rows["paid"]) == 1
+    assert "`await asyncio.to_thread(trainer.train)`" in seat_games.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.long
