@@ -21,7 +21,7 @@ class Seat(types.Env):
         return request and self.renderer.build_generation_prompt(request["messages"])
 
     async def initial_observation(self):
-        asyncio.current_task().add_done_callback(lambda _: self.episode.give_up())  # nobody waits
+        asyncio.current_task().add_done_callback(lambda _: self.episode.give_up())  # no seat waits
         prompt, stop = await self.ask(), self.renderer.get_stop_sequences()
         return (prompt, stop) if prompt else types.InitialObservationOverflow(0.0)  # never asked
 

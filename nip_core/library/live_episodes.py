@@ -103,8 +103,8 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
         places = _PLACES.setdefault((game.game, loop), places)
         calls = make_calls(game.game, models, places, self._seats)
         model_names = {name: agent.model_name for name, agent in agents.items()}
-        recorded = self._seats if records_tokens else ()
-        context = make_context(game.game, model_names, calls, self, recorded)
+        with_tokens = self._seats if records_tokens else ()
+        context = make_context(game.game, model_names, calls, self, with_tokens)
         self._play: asyncio.Task[Played] = asyncio.create_task(play_episode(spec, context))
         self._play.add_done_callback(self._end)
 
@@ -120,7 +120,7 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
         try:
             if not self._is_over():
                 request = await place.requests.get()
-            if self._is_over():  # a request that still stood there is nobody's any more
+            if self._is_over():  # the game has ended, and a request that still stood there with it
                 request = None
         finally:
             place.is_asked = request is not None

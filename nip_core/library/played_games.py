@@ -163,8 +163,8 @@ async def play(
     places = asyncio.Semaphore(game.parameters.rollouts.concurrency)
     client = make_calls(game.game, models, places)
     names = {name: agent.model_name for name, agent in game.parameters.model_agents.items()}
-    recorded = names if records_tokens else ()
-    context = make_context(game.game, names, client, MemoryLog(), recorded, asks_logprobs)
+    with_tokens = names if records_tokens else ()
+    context = make_context(game.game, names, client, MemoryLog(), with_tokens, asks_logprobs)
     chooses = split == ATTACK and game.parameters.choice is not None
     way = make_choice_play(game.parameters).play if chooses else play_episode
     shard = await play_episodes(specs, context, way)
