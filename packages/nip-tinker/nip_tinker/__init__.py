@@ -2,6 +2,10 @@
 
 backend     the calls of the ledger: `TinkerBackend`, which `model_provider: Tinker` names
 driver      trains a job block by block, and goes on after any death
+live_models the model that a job goes on with
+stepping    the steps of a block
+saving      the states of a job
+ends        the end of a job
 options     the size of blocks, and the service's habits
 notes       the records of a job and its blocks
 plan        the course of trainings, before a run begins

@@ -185,7 +185,7 @@ class TinkerBackend(Backend):
         job = await self._read(notes, job_id)
         if job.status not in _ENDED:
             job.state = None
-            await end_job(self._client, notes, job, "cancelled", time.time())
+            await end_job(self._client, notes, job, "cancelled", self._options.settle_s)
         return self._view(job)
 
     async def job_events(self, job_id: str) -> list[dict[str, JsonValue]]:

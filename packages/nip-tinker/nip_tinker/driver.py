@@ -163,9 +163,12 @@ async def _train(course: Course) -> BlockNote:
     block = notes.read_block(job.blocks - 1) if job.blocks else None
     if block is not None and block.is_done:
         await _tidy(course, block)  # a death may have come before that
-        if await renew(course.client, block, course.now()):
-            block.saved_at = course.now()
-            notes.write_block(block)
+    newest = block
+    if block is not None and not block.is_done and block.number:
+        newest = notes.read_block(block.number - 1)
+    if newest is not None and await renew(course.client, newest, course.now()):
+        newest.saved_at = course.now()
+        notes.write_block(newest)
     while True:
         if block is not None and not block.is_done:
             await _do_block(course, block)
@@ -270,13 +273,13 @@ async def _finish(course: Course, block: BlockNote) -> None:
             if not tries_left:
                 raise Refused(f"the sampler's weights can't be saved: {error}") from None
     job.model, job.state = block.sampler, block.state
-    await end_job(course.client, course.notes, job, "succeeded", course.now())
+    await end_job(course.client, course.notes, job, "succeeded", course.options.settle_s)
 
 
 async def _fail(course: Course, reason: str) -> None:
     """End the job without a model."""
     course.job.error, course.job.state = reason, None
-    await end_job(course.client, course.notes, course.job, "failed", course.now())
+    await end_job(course.client, course.notes, course.job, "failed", course.options.settle_s)
 
 
 def _digest(facts: object) -> str:

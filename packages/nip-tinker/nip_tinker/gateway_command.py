@@ -1,6 +1,7 @@
 """The command `nip gateway`: a service of Tinker's API, asked by tokens."""
 
 import os
+import socket
 from typing import Annotated
 
 import typer
@@ -23,8 +24,8 @@ def gateway(
 
     from nip_cli.printing.terminal import say
     from nip_core.parameters.services.providers import Tinker
-    from nip_core.redaction import read_key
-    from nip_tinker.gateway import Gateway, make_app
+    from nip_core.redaction import check_address, read_key
+    from nip_tinker.gateway import PLAY_PATH, Gateway, make_app
 
     key = read_key(os.environ, str(Tinker.key_variable))
     if not key:
@@ -32,6 +33,15 @@ def gateway(
             f"the key of the service is not in the environment variable {Tinker.key_variable}"
         )
     place = address or os.environ.get(str(Tinker.address_variable)) or str(Tinker.address)
-    say(f"base_url: http://127.0.0.1:{port}    # of agents with model_provider: Tinker")
-    app = make_app(Gateway(place, key, tokenizer))
-    web.run_app(app, host="127.0.0.1", port=port, print=None)
+    check_address("--address or TINKER_BASE_URL", place)
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise SettingsError(
+            f"--port {port}: nothing can listen there ({error.strerror}); end the program that "
+            "does, or give another port (0: a free one)"
+        ) from None
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    say(f"base_url: {url}    # of agents with model_provider: Tinker")
+    say(f"base_url: {url}{PLAY_PATH}    # of other clients of OpenAI's API")
+    web.run_app(make_app(Gateway(place, key, tokenizer)), sock=listener, print=None)

@@ -6,13 +6,14 @@ and to be nearer to each other than to the base, unless training has changed not
 told.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from nip_core.jobs.job import BackendTrouble, Refused
+from nip_core.jobs.job import BackendTrouble, NoAnswer, Refused
 from nip_tinker.datums import make_probe
 from nip_tinker.states import describe_model, load_state
 from nip_tinker.wire import Json, TinkerClient, json_send, split_path
@@ -22,13 +23,23 @@ PROBE: tuple[int, ...] = tuple(range(5, 69))
 NOISE = 0.05
 """Two computations of one weight may differ by so much in a log-probability, on average."""
 _TRIES = 5
+LONGEST_S = 1800.0
+"""So long a service may take for a model, two samplers and three texts."""
 
 
 async def prove(client: TinkerClient, sampler_path: str) -> dict[str, Any]:
     """Compare a sampler with the state of its name; returns the proof as a document.
 
-    Raises Refused if one of them is gone.
+    Raises Refused if one of them is gone, NoAnswer after `LONGEST_S`.
     """
+    try:
+        async with asyncio.timeout(LONGEST_S):
+            return await _compare(client, sampler_path)
+    except TimeoutError:
+        raise NoAnswer(f"{client.shown}: no proof within {LONGEST_S:.0f} s") from None
+
+
+async def _compare(client: TinkerClient, sampler_path: str) -> dict[str, Any]:
     state = state_of(sampler_path)
     base, rank = await client.look_up_state(state)
     session = await client.create_session({"nip": "proof"})

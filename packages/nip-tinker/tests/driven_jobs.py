@@ -81,14 +81,15 @@ class Deaths:
     seen: list[str] = field(default_factory=list)
     is_dead: bool = False
     stop_after: str | None = None
-    """The first point of this name is the one."""
+    """The first point of this name is the one, after so many that are passed."""
+    skips: int = 0
 
     def pass_point(self, name: str) -> None:
         if self.is_dead:
             raise Killed
         self.seen.append(name)
         is_here = self.at is not None and len(self.seen) - 1 == self.at
-        if is_here or name == self.stop_after:
+        if is_here or (name == self.stop_after and self.seen.count(name) > self.skips):
             self.is_dead = True
             raise Killed
 

@@ -34,6 +34,15 @@ class Faults:
     """HTTP statuses, each for one POST."""
     forgets_after: int | None = None
     """So many optimizer steps later the sessions that there are are forgotten, once."""
+    forgets_each: int = 0
+    """After so many more optimizer steps all sessions are forgotten, each time."""
+    pages: list[tuple[str, int]] = field(default_factory=list)
+    """Routes and statuses: the next request of each is answered by a page of a network's device."""
+    loses_once: str | None = None
+    """The route of a request whose first answer is lost."""
+    has_short_paths: bool = False
+    """Paths of samplers' weights have no kind, where they are saved."""
+    has_no_lifetimes: bool = False
     has_no_lists: bool = False
     is_unnumbered: bool = False
     """A gradient that comes twice is two, as at a service that knows no numbers."""
@@ -82,6 +91,13 @@ class FaultyService:
             faults.met[str(status)] += 1
             headers = {"Retry-After": "0.05"} if status == 429 else {}
             return web.json_response({"error": "refused"}, status=status, headers=headers)
+        if is_change and (page := next((p for p in faults.pages if p[0] == route), None)):
+            faults.pages.remove(page)
+            faults.met["page"] += 1
+            return web.Response(text="<html>", status=page[1], content_type="text/html")
+        if faults.has_no_lifetimes and route.endswith("/ttl"):
+            faults.met["ttl"] += 1
+            return web.json_response({"detail": "Not Found"}, status=404)
         named = re.sub(rb"tinker://[^\"]+", b"", body)  # states stay
         if any(session.encode() in named for session in self._forgotten):
             faults.met["forgotten"] += 1
@@ -104,16 +120,27 @@ class FaultyService:
             self._sessions.add(json.loads(content)["session_id"])
         if route == "optim_step":
             self._steps += 1
-            if faults.forgets_after is not None and self._steps >= faults.forgets_after:
+            is_due = faults.forgets_after is not None and self._steps >= faults.forgets_after
+            if is_due or faults.forgets_each:
                 faults.forgets_after = None
+                faults.forgets_each = max(0, faults.forgets_each - 1)
                 self._forgotten |= self._sessions
         # 3. Faults after the effect.
-        if faults.loses and self._is_first(request.method.encode() + route.encode() + body):
+        is_lost = faults.loses and self._is_first(request.method.encode() + route.encode() + body)
+        if is_lost or faults.loses_once == route:
+            faults.loses_once = None
             faults.met["lost"] += 1
             assert request.transport is not None
             request.transport.abort()
         if faults.lag_s and status == 200 and "checkpoints" in route and request.method == "GET":
             content = self._hide_young(json.loads(content))
+        if (
+            faults.has_short_paths
+            and route == "retrieve_future"
+            and b"/sampler_weights/" in content
+        ):
+            faults.met["short"] += 1
+            content = content.replace(b"/sampler_weights/", b"/")
         if faults.is_unnumbered and route == "forward_backward" and status == 200:
             faults.met["unnumbered"] += 1
             promised = json.loads(content)

@@ -1,6 +1,7 @@
 """Jobs at a service behind a proxy that loses, doubles, refuses and forgets."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from faulty_service import Faults, FaultyService
 
 from nip_core.errors import LeaseError, ParkedError, SettingsError
 from nip_lm_server.testing import ServerDouble
+from nip_tinker.notes import Notes
 
 STEPS, BLOCK = 8, 2
 LONGER = ("supervised", "dpo")
@@ -98,6 +100,137 @@ async def test_a_service_without_numbers_is_level_1_and_says_so(
     job, _ = place.read(view.id)
     assert (view.status, job.level) == ("succeeded", 1)
     assert job.level_reason == "a request that came twice was two"
+
+
+@pytest.mark.parametrize(
+    ("route", "status"), [("create_session", 404), ("optim_step", 200), ("save_weights", 302)]
+)
+async def test_a_page_of_a_network_leaves_the_job_standing(
+    place: Place, state: Path, faults: Faults, route: str, status: int
+) -> None:
+    """As of a tunnel that is not up yet: what was paid is kept, and goes on."""
+    run = f"page-{route}"
+    if route == "create_session":
+        place = replace(place, options=replace(OPTIONS, takes_level_2=False))
+    job_id = await place.submit(make_spec("supervised", run=run), make_data("supervised"))
+    deaths = Deaths(stop_after="after optim_step")
+    with pytest.raises(Killed):
+        await place.drive(job_id, deaths)
+    faults.pages = [(route, status)]
+    with pytest.raises(ParkedError, match="run again"):
+        await place.drive(job_id)
+    assert faults.met["page"] == 1 and not faults.pages
+    view = await place.drive(job_id)
+    assert (view.status, place.read(job_id)[0].waits) == ("succeeded", None)
+    steps = count_steps(place, state, job_id)
+    again = steps - STEPS
+    assert again == (1 if route == "create_session" else 0)
+    assert again == place.read(job_id)[0].steps_again
+
+
+async def test_models_that_are_lost_one_after_the_other_leave_it_standing(
+    place: Place, state: Path, faults: Faults
+) -> None:
+    place = replace(place, options=replace(OPTIONS, first_steps=4, most_steps=4))
+    job_id = await place.submit(make_spec("supervised", run="three"), make_data("supervised"))
+    faults.forgets_each = 3
+    with pytest.raises(ParkedError, match="3 models for one block were lost"):
+        await place.drive(job_id)
+    view = await place.drive(job_id)
+    assert view.status == "succeeded"
+    again = count_steps(place, state, job_id) - STEPS
+    # One that was sent to a model that is not there any more may never have been done.
+    assert 3 <= again <= place.read(job_id)[0].steps_again <= again + 3
+
+
+async def test_a_sampler_with_another_path_is_kept(
+    place: Place, state: Path, faults: Faults
+) -> None:
+    """SkyRL saves it as tinker://RUN/NAME, and lists it with its kind."""
+    faults.has_short_paths, faults.forgets_after = True, 3
+    view = await place.train(make_spec("supervised", run="short"))
+    job, _ = place.read(view.id)
+    record = read_record(state, job)
+    assert faults.met["short"] and "/sampler_weights/" not in str(job.model)
+    assert [path.split("/")[3] for path in record.paths] == ["sampler_weights", "weights"]
+
+
+async def test_a_copy_of_a_run_leaves_the_states_of_the_other_alone(
+    place: Place, state: Path, tmp_path: Path
+) -> None:
+    """Both have the same names, at the same service."""
+    options = replace(OPTIONS, takes_level_2=False, settle_s=0.1)
+    first, copy = (replace(place, folder=tmp_path / name, options=options) for name in "ab")
+    spec, data = make_spec("supervised", run="copied"), make_data("supervised")
+    job_id = (await first.train(spec, data)).id
+    before = read_record(state, first.read(job_id)[0]).paths
+    await copy.submit(spec, data)
+    with pytest.raises(Killed):
+        await copy.drive(job_id, Deaths(stop_after="before save_weights", skips=3))
+    assert (await copy.drive(job_id)).status == "succeeded"
+    jobs = [each.read(job_id)[0] for each in (first, copy)]
+    paths = sorted(str(path) for job in jobs for path in (job.state, job.model))
+    assert read_record(state, jobs[0]).paths == paths and {*before} < {*paths}
+
+
+async def test_a_group_leaves_the_notes_of_another_one_alone(place: Place) -> None:
+    """It is driven beside it, by its own reader of notes, and perhaps at another service."""
+    other = await place.submit(make_spec("supervised", group="other"), make_data("supervised"))
+    backend = place.open()
+    job = Notes(backend._place, other).read_job()
+    assert job is not None
+    job.deletions = ["tinker://elsewhere/weights/state"]
+    Notes(backend._place, other).write_job(job)
+    await place.train(make_spec("supervised", run="beside"))
+    assert place.read(other)[0].deletions == job.deletions
+    Notes(backend._place, other).write_job(job)  # and nobody else has written it
+    await backend.aclose()
+
+
+async def test_without_numbers_a_lost_answer_is_not_sent_again(
+    place: Place, state: Path, faults: Faults
+) -> None:
+    faults.is_unnumbered, faults.loses_once = True, "optim_step"
+    view = await place.train(make_spec("supervised", run="unheard"))
+    job, _ = place.read(view.id)
+    assert view.status == "succeeded" and job.level == 1 and not job.keeps_numbers
+    again = count_steps(place, state, view.id) - STEPS
+    assert 1 <= again <= job.steps_again <= BLOCK
+    assert view.trained_tokens == pytest.approx(faults.tokens["trained"], rel=0.1)
+
+
+async def test_a_cancelled_job_leaves_nothing(place: Place, state: Path) -> None:
+    """Also of what it had saved unheard."""
+    for name, skips in (("after save_weights", 3), ("after save_weights_for_sampler", 0)):
+        job_id = await place.submit(make_spec("supervised", run=name), make_data("supervised"))
+        with pytest.raises(Killed):
+            await place.drive(job_id, Deaths(stop_after=name, skips=skips))
+        backend = place.open()
+        assert (await backend.cancel_job(job_id)).status == "cancelled"
+        await backend.aclose()
+        assert read_record(state, place.read(job_id)[0]).paths == []
+
+
+async def test_a_clock_that_was_set_back_and_a_service_without_lifetimes_hold_nothing_up(
+    place: Place, state: Path, faults: Faults
+) -> None:
+    faults.has_no_lifetimes = True
+    place = replace(place, options=replace(OPTIONS, takes_level_2=False))
+    job_id = await place.submit(make_spec("supervised", run="clock"), make_data("supervised"))
+    with pytest.raises(Killed):
+        await place.drive(job_id, Deaths(stop_after="before save_weights", skips=1))
+    backend = place.open()
+    notes = Notes(backend._place, job_id)
+    job = notes.read_job()
+    assert job is not None
+    done, saving = notes.list_blocks(job)
+    saving.saving_at, done.saved_at = time.time() + 3600, time.time() - 5e5
+    notes.write_block(saving)
+    notes.write_block(done)
+    await backend.aclose()
+    async with asyncio.timeout(60):
+        view = await place.drive(job_id)
+    assert view.status == "succeeded" and faults.met["ttl"]
 
 
 async def test_without_money_the_run_is_parked_and_goes_on_when_there_is_some(
