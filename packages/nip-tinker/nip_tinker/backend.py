@@ -31,14 +31,14 @@ from nip_core.parameters.services.providers import Tinker
 from nip_core.redaction import show_address
 from nip_tinker.agent_checks import ALPHA, check_agent
 from nip_tinker.datums import load_text, make_probe
-from nip_tinker.driver import Driver
-from nip_tinker.ends import end_job
-from nip_tinker.notes import BlockNote, JobNote, Notes
 from nip_tinker.options import Options, read_options
 from nip_tinker.plan import plan_training
 from nip_tinker.proof import prove
-from nip_tinker.run_files import RunFiles
-from nip_tinker.steps import Plan
+from nip_tinker.record.notes import BlockNote, JobNote, Notes
+from nip_tinker.record.run_files import RunFiles
+from nip_tinker.record.steps import Plan
+from nip_tinker.training.driver import Driver
+from nip_tinker.training.ends import end_job
 from nip_tinker.wire import PROTOBUF, TinkerClient
 
 _ENDED = ("succeeded", "failed", "cancelled")

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from nip_core.errors import SettingsError
 from nip_core.models import BUNDLED, KNOWN, resolve_model
 from nip_lm_server.client import make, training_text
-from nip_tinker.steps import Plan
+from nip_tinker.record.steps import Plan
 from nip_tinker.wire import Floats, Send
 
 MOST_DATUMS = 1024

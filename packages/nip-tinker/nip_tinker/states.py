@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from nip_core.errors import CorruptionError
 from nip_core.jobs.job import BackendTrouble, Refused
-from nip_tinker.notes import BlockNote, JobNote, Notes
+from nip_tinker.record.notes import BlockNote, JobNote, Notes
 from nip_tinker.wire import Checkpoint, Json, RequestFailed, TinkerClient, json_send
 
 LIFETIME_S = 7 * 24 * 3600

@@ -62,9 +62,9 @@ class Row:
 
 async def _list(run: Any) -> list[Row]:
     """List the states at all services of the run's groups."""
-    from nip_tinker.ends import list_jobs
-    from nip_tinker.notes import Notes
-    from nip_tinker.run_files import RunFiles
+    from nip_tinker.record.notes import Notes
+    from nip_tinker.record.run_files import RunFiles
+    from nip_tinker.training.ends import list_jobs
     from nip_tinker.wire import identify_state
 
     files = RunFiles(run.store, f"{run.root}/training")

@@ -12,9 +12,9 @@ from nip_base.wire import NipSettings
 from nip_core.jobs.job import JobSpec, JobView
 from nip_core.run_store.store import open_store
 from nip_tinker.backend import TinkerBackend
-from nip_tinker.notes import JobNote, Notes
 from nip_tinker.options import Options
-from nip_tinker.run_files import RunFiles
+from nip_tinker.record.notes import JobNote, Notes
+from nip_tinker.record.run_files import RunFiles
 from nip_tinker.wire import TinkerClient
 
 ENDED = ("succeeded", "failed", "cancelled")

@@ -12,7 +12,7 @@ from faulty_service import Faults, FaultyService
 
 from nip_core.errors import LeaseError, ParkedError, SettingsError
 from nip_lm_server.testing import ServerDouble
-from nip_tinker.notes import Notes
+from nip_tinker.record.notes import Notes
 
 STEPS, BLOCK = 8, 2
 LONGER = ("supervised", "dpo")

@@ -18,8 +18,8 @@ from nip_core.models import BUNDLED
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_lm_server.testing import ServerDouble, serve_double
-from nip_tinker.notes import Notes
-from nip_tinker.run_files import RunFiles
+from nip_tinker.record.notes import Notes
+from nip_tinker.record.run_files import RunFiles
 
 MINE = f"""
 from nip_core.parameters.services.providers import Tinker

@@ -18,12 +18,12 @@ from nip_core.parameters import load_parameters
 from nip_core.parameters.services.providers import Tinker
 from nip_core.run_store.store import open_store
 from nip_tinker.backend import make_plan
-from nip_tinker.driver import choose_size
-from nip_tinker.notes import JobNote
 from nip_tinker.options import Options, read_options
-from nip_tinker.preferences import weigh_pairs
-from nip_tinker.run_files import RunFiles
-from nip_tinker.steps import Plan, Steps
+from nip_tinker.record.notes import JobNote
+from nip_tinker.record.run_files import RunFiles
+from nip_tinker.record.steps import Plan, Steps
+from nip_tinker.training.driver import choose_size
+from nip_tinker.training.preferences import weigh_pairs
 
 PLAN = Plan(method="supervised", seed=1, n_epochs=3, batch_size=4, learning_rate=1e-3, lora_rank=8)
 

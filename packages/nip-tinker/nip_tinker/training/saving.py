@@ -6,9 +6,9 @@ save_sampler   the trained weights, for a sampler
 """
 
 from nip_core.jobs.job import Refused
-from nip_tinker.live_models import Course, GoneError, LiveModel, open_model, watch_for_gone
-from nip_tinker.notes import BlockNote
+from nip_tinker.record.notes import BlockNote
 from nip_tinker.states import LIFETIME_S, describe_state, find_state
+from nip_tinker.training.live_models import Course, GoneError, LiveModel, open_model, watch_for_gone
 from nip_tinker.wire import Json, NeedsPayment, json_send, split_path
 
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from nip_core.errors import ParkedError
 from nip_core.jobs.job import Refused
 from nip_tinker.datums import Example, make_probe
-from nip_tinker.notes import BlockNote, JobNote, Notes
 from nip_tinker.options import Options
 from nip_tinker.proof import state_of
+from nip_tinker.record.notes import BlockNote, JobNote, Notes
+from nip_tinker.record.steps import Steps
 from nip_tinker.states import describe_model, load_state
-from nip_tinker.steps import Steps
 from nip_tinker.wire import NeedsPayment, RequestFailed, TinkerClient, json_send
 
 _GONE = (404, 410)

@@ -4,8 +4,8 @@ import contextlib
 import time
 
 from nip_core.jobs.job import BackendTrouble, Refused
-from nip_tinker.notes import BlockNote, JobNote, Notes, Status
-from nip_tinker.run_files import RunFiles
+from nip_tinker.record.notes import BlockNote, JobNote, Notes, Status
+from nip_tinker.record.run_files import RunFiles
 from nip_tinker.states import delete_states, find_state
 from nip_tinker.wire import TinkerClient, identify_state
 

@@ -14,8 +14,8 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nip_core.errors import CorruptionError
-from nip_tinker.run_files import RunFiles
-from nip_tinker.steps import Plan
+from nip_tinker.record.run_files import RunFiles
+from nip_tinker.record.steps import Plan
 
 _Kind = TypeVar("_Kind", bound="_Note")
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]

@@ -13,10 +13,10 @@ import numpy as np
 from nip_core.errors import CorruptionError
 from nip_core.jobs.job import NoAnswer
 from nip_tinker.datums import Example, count_tokens, make_gradients, mean_loss, sum_logprobs
-from nip_tinker.live_models import Course, GoneError, LiveModel, Newest, watch_for_gone
-from nip_tinker.notes import BlockNote, Figures, Sent
-from nip_tinker.preferences import weigh_pairs
-from nip_tinker.steps import BETA1, BETA2, EPSILON
+from nip_tinker.record.notes import BlockNote, Figures, Sent
+from nip_tinker.record.steps import BETA1, BETA2, EPSILON
+from nip_tinker.training.live_models import Course, GoneError, LiveModel, Newest, watch_for_gone
+from nip_tinker.training.preferences import weigh_pairs
 from nip_tinker.wire import Floats, RequestFailed, Send, json_send
 
 _WINDOW = 2  # steps on their way at once: the service computes one while the next one comes
@@ -151,7 +151,7 @@ class Stepper:
             return {}, []
 
     def _note_sends(self, seq: int, sends: Sequence[Send], is_new: bool) -> None:
-        """Put requests on record before they are sent: what was paid, and what may be sent again.
+        """Put requests on record before they are sent: they may be paid, and sent again.
 
         `is_new`: they have a step that is not on record.
         """

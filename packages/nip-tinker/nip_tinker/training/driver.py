@@ -3,8 +3,8 @@
 Driver        one job: `run` trains until it ends, is cancelled, or raises
 choose_size   the number of steps of a block
 
-A block is a number of steps between two named states. Its note says what is about to happen before
-anything is sent. After a death:
+A block is a number of steps between two named states. Its note has the intent before anything is
+sent. After a death:
 
 level 1     the block's state is looked for, if its saving had begun. Found, it is adopted; else the
             block is done again from the state before it. At most one block is paid twice.
@@ -30,15 +30,15 @@ from nip_core.errors import CorruptionError, ParkedError
 from nip_core.jobs.job import BackendTrouble, Refused
 from nip_lm_server.client import training_text
 from nip_tinker.datums import count_tokens, digest_rows, encode_rows, load_text
-from nip_tinker.ends import end_job, list_jobs
-from nip_tinker.live_models import Course, GoneError, Newest, take_up
-from nip_tinker.notes import BlockNote, JobNote, Notes
 from nip_tinker.options import Options
 from nip_tinker.proof import state_of
-from nip_tinker.saving import adopt_block, save_block, save_sampler
+from nip_tinker.record.notes import BlockNote, JobNote, Notes
+from nip_tinker.record.steps import Steps
 from nip_tinker.states import delete_states, name_state, renew
-from nip_tinker.stepping import Stepper
-from nip_tinker.steps import Steps
+from nip_tinker.training.ends import end_job, list_jobs
+from nip_tinker.training.live_models import Course, GoneError, Newest, take_up
+from nip_tinker.training.saving import adopt_block, save_block, save_sampler
+from nip_tinker.training.stepping import Stepper
 from nip_tinker.wire import NeedsPayment, RequestFailed, TinkerClient
 
 MOST_TRIES = 3
