@@ -334,6 +334,15 @@ class Gateway:
         except SettingsError as error:
             raise ApiError(400, str(error)) from None
 
+    async def list_models(self) -> Json:
+        """List the base models, as OpenAI's clients read it. Raises ApiError."""
+        try:
+            bases = await self._client.list_bases()
+        except BackendTrouble as error:
+            raise _find_answer(error) from None
+        rows = [{"id": base, "object": "model", "created": 0, "owned_by": ""} for base in bases]
+        return {"object": "list", "data": rows}
+
     async def _complete(self, chat: _Chat) -> Json:
         messages = [message.to_dict() for message in chat.messages]
         for attempt in range(_TRIES):
@@ -381,35 +390,43 @@ class Gateway:
                     if error.status not in (400, *_GONE, 422):
                         raise
                     there = "" if is_trained else await self._describe_bases()
-                    raise ApiError(404, f"{error}{there}", "model_not_found", "model") from None
+                    raise ApiError(
+                        404, redact(f"{error}{there}"), "model_not_found", "model"
+                    ) from None
                 text = await asyncio.to_thread(load_text, base, self.tokenizer, None)
                 self._samplers[model] = _Sampler(id, text)
             return self._samplers[model]
 
     async def _begin(self, **weights: str) -> str:
         """Begin a sampler, in another session where the present one is over."""
+        create = self._client.create_sampler
         if self._session is not None:
             try:
-                return await self._client.create_sampler(
-                    self._session, next(self._numbers), **weights
-                )
+                return await create(self._session, next(self._numbers), **weights)
             except Refused as error:
-                if error.status not in _GONE:
+                # Either the model is not there or the session.
+                if error.status not in _GONE or await self._is_open(self._session):
                     raise
-            # The model is not there, or the session.
-            try:
-                await self._client.beat(self._session)
-            except Refused as error:
-                if error.status not in _GONE:
-                    raise
-            else:
-                return await self._client.create_sampler(
-                    self._session, next(self._numbers), **weights
-                )
-        self._session = await self._client.create_session({"nip": "gateway"})
+        try:
+            self._session = await self._client.create_session({"nip": "gateway"})
+        except Refused as error:
+            # No model is at fault: the service is another one, or its wire is.
+            raise ApiError(
+                error.status if error.status in (401, 402, 403) else 502, redact(str(error))
+            ) from None
         self._samplers.clear()
         self._numbers = itertools.count()
-        return await self._client.create_sampler(self._session, next(self._numbers), **weights)
+        return await create(self._session, next(self._numbers), **weights)
+
+    async def _is_open(self, session: str) -> bool:
+        """Tell whether the service still has a session."""
+        try:
+            await self._client.beat(session)
+        except Refused as error:
+            if error.status not in _GONE:
+                raise
+            return False
+        return True
 
     async def _describe_bases(self) -> str:
         with contextlib.suppress(BackendTrouble):
@@ -513,15 +530,22 @@ def make_app(gateway: Gateway) -> web.Application:
             _log.exception("%s %s", request.method, request.path)
             return _error(ApiError(500, f"the gateway broke: {type(error).__name__}"))
 
-    async def chat(request: web.Request) -> web.StreamResponse:
+    def check_key(request: web.Request) -> None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         keys = (given, request.headers.get("X-API-Key", ""))
         if not any(secrets.compare_digest(key.encode(), gateway.key.encode()) for key in keys):
             raise ApiError(401, "the key is not the gateway's", "invalid_api_key")
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        check_key(request)
         body = await request.read()
         if len(body) > _LARGEST_CHAT:
             raise web.HTTPRequestEntityTooLarge(_LARGEST_CHAT, len(body))
         return web.json_response(await gateway.complete(body))
+
+    async def models(request: web.Request) -> web.StreamResponse:
+        check_key(request)
+        return web.json_response(await gateway.list_models())
 
     async def pass_on(request: web.Request) -> web.StreamResponse:
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
@@ -561,6 +585,7 @@ def make_app(gateway: Gateway) -> web.Application:
     app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[answer_errors])
     app.cleanup_ctx.append(hold)
     app.router.add_post(f"{PLAY_PATH}/chat/completions", chat)
+    app.router.add_get(f"{PLAY_PATH}/models", models)
     app.router.add_route("*", "/{path:.*}", pass_on)
     return app
 
@@ -570,7 +595,7 @@ _HTTP = web.AppKey("http", aiohttp.ClientSession)
 
 def _find_answer(error: BackendTrouble) -> ApiError:
     """Find the answer to a client for a call that went wrong at the service."""
-    words = str(error)
+    words = redact(str(error))
     if isinstance(error, Busy | NoAnswer):
         pause_s = error.retry_after_s
         status = 429 if isinstance(error, Busy) else 503

@@ -131,6 +131,12 @@ async def test_several_answers_have_tokens_each_and_other_calls_are_passed_on(
     client = TinkerClient(gateway, service.api_key)
     assert await client.list_bases() == ["tiny"]
     await client.aclose()
+    headers = {"Authorization": f"Bearer {service.api_key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.get(f"{gateway}/oai/api/v1/models") as answer,
+    ):
+        assert [model["id"] for model in (await answer.json())["data"]] == ["tiny"]
 
 
 MINE = f"""
@@ -271,17 +277,15 @@ async def test_texts_of_all_kinds_are_read(service: ServerDouble, gateway: str) 
     assert prompts[0] == prompts[1]
 
 
-async def test_a_prompt_that_is_too_long_has_openais_code(
-    service: ServerDouble, gateway: str
+@pytest.mark.parametrize(
+    ("size", "code"), [(50_000, "context_length_exceeded"), (9_000_000, "request_too_large")]
+)
+async def test_a_prompt_that_is_too_long_is_refused(
+    service: ServerDouble, gateway: str, size: int, code: str
 ) -> None:
-    for size in (50_000, 9_000_000, 70_000_000):
-        messages = [{"role": "user", "content": "a b " * (size // 4)}]
-        status, raw = await ask(
-            gateway, service.api_key, model="tiny", max_tokens=4, messages=messages
-        )
-        error = read_error(raw)
-        assert (status, error["code"]) == (400, "context_length_exceeded") or status == 413, raw
-        assert size > 50_000 or status == 400
+    messages = [{"role": "user", "content": "a b " * (size // 4)}]
+    status, raw = await ask(gateway, service.api_key, model="tiny", max_tokens=4, messages=messages)
+    assert (status, read_error(raw)["code"]) == (413 if size > 50_000 else 400, code), raw
 
 
 async def test_a_wrong_key_and_an_unknown_model_are_refused(
@@ -406,6 +410,17 @@ async def test_a_page_of_a_proxy_is_an_error_in_json(status: int) -> None:
         words = read_error(raw)["message"]
         assert answered == (502 if status == 200 else status) and url in words, raw
         assert "log in" in words and "<b>" not in words
+
+
+@pytest.mark.parametrize(("status", "answered"), [(404, 502), (401, 401), (402, 402)])
+async def test_a_service_without_sessions_is_no_missing_model(status: int, answered: int) -> None:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"detail": "Not Found"}, status=status)
+
+    async with serve_before(refuse) as (gate, _):
+        got, raw = await ask(gate, "tml-key", model="tiny")
+    assert got == answered and "create_session" in read_error(raw)["message"], raw
+    assert read_error(raw)["code"] is None
 
 
 async def test_a_service_that_is_away_is_a_503() -> None:
