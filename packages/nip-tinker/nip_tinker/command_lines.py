@@ -11,7 +11,7 @@ PANELS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Serve": (
         (
             "gateway",
-            "nip_tinker.gateway_command",
+            "nip_tinker.gateway.command",
             "Play by token ids at a service of Tinker's API.",
         ),
     ),

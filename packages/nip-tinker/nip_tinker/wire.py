@@ -113,16 +113,6 @@ def split_path(path: str) -> tuple[str, str]:
     return run, name
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """A sampled sequence, with the token that stopped it."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    stopped: bool
-    """False: its tokens ran out."""
-
-
 class TinkerClient:
     """Calls to a service at its address, without the path of the API."""
 
@@ -216,20 +206,6 @@ class TinkerClient:
             raise Refused(f"{request_id}: the sample is JSON, expected protobuf")
         values = np.frombuffer(parse("SampleResponse", answer).prompt_logprobs, "<f4")
         return [None if math.isnan(value) else float(value) for value in values]
-
-    async def fetch_samples(self, request_id: str) -> list[Sampled]:
-        """Wait for a sample, and return its sequences."""
-        answer = await self._fetch(request_id)
-        if not isinstance(answer, bytes):
-            raise Refused(f"{request_id}: the sample is JSON, expected protobuf")
-        return [
-            Sampled(
-                tokens=np.frombuffer(sequence.tokens, "<i4").tolist(),
-                logprobs=np.frombuffer(sequence.logprobs, "<f4").astype(float).tolist(),
-                stopped=sequence.stop_reason == 0,
-            )
-            for sequence in parse("SampleResponse", answer).sequences
-        ]
 
     async def _fetch(self, request_id: str) -> Json | bytes:
         """Ask for a result until it is there."""

@@ -22,7 +22,8 @@ from nip_core.rollouts.client.answer_parts import read_answers
 from nip_core.rollouts.client.completions import ChatAnswer
 from nip_lm_server.client import make
 from nip_lm_server.testing import ServerDouble
-from nip_tinker.gateway import Gateway, make_app
+from nip_tinker.gateway.app import make_app
+from nip_tinker.gateway.gateway import Gateway
 from nip_tinker.wire import PROTOBUF, TinkerClient
 
 CHAT = [{"role": "user", "content": "Is this right? def add(a, b): return a + b"}]

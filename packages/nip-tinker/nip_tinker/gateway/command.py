@@ -25,7 +25,8 @@ def gateway(
     from nip_cli.printing.terminal import say
     from nip_core.parameters.services.providers import Tinker
     from nip_core.redaction import check_address, read_key
-    from nip_tinker.gateway import PLAY_PATH, Gateway, make_app
+    from nip_tinker.gateway.app import PLAY_PATH, make_app
+    from nip_tinker.gateway.gateway import Gateway
 
     key = read_key(os.environ, str(Tinker.key_variable))
     if not key:
