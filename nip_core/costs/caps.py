@@ -12,7 +12,9 @@ ever, so a run goes over a cap by at most `rollouts.concurrency` calls. The toke
 job are counted before it is submitted, so it begins only if it fits into the rest.
 
 Calls are counted while they are played because tables are read between stages alone. From there on,
-and in a process that goes on with the run, the spending on record counts.
+and in a process that goes on with the run, the spending on record counts. Until then all prompts
+count at their full price; where cached tokens have another, the records are read before a run
+stops.
 """
 
 import asyncio
@@ -44,6 +46,8 @@ class Budget:
         self._run, self._records = run, Records(run)
         self._on_record, self._counted = Spent(), dict[str, tuple[int, int]]()
         self._in_flight, self._told = 0, False
+        prices = parameters.prices.values()
+        self._has_discount = any(price.cached_prompt_usd is not None for price in prices)
         self._landed = asyncio.Event()
 
     def look(self) -> None:
@@ -67,12 +71,14 @@ class Budget:
     async def call(self) -> AsyncIterator[None]:
         """For as long as a call is in flight. Raises BudgetError, instead of letting it begin, when
         a cap is reached and no other is in flight any more."""
-        if self._caps.is_set and (reached := self._reached()):
-            # Their answers are paid for; an error now would cancel them.
-            while self._in_flight:
+        while self._caps.is_set and (reached := self._reached()):
+            if self._in_flight:  # these answers are paid for; an error now would cancel them
                 self._landed.clear()
                 await self._landed.wait()
-            raise BudgetError(f"{self._reached() or reached}; {_GO_ON}")
+            elif self._has_discount and self._counted != self._progress.tokens_by_agent:
+                self.look()  # all answers are on record by now, with their cached tokens
+            else:
+                raise BudgetError(f"{reached}; {_GO_ON}")
         self._in_flight += 1
         try:
             yield

@@ -22,10 +22,10 @@ from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION
 from nip_core.rollouts.storage.journal_segments import read_journal
 from nip_core.rollouts.storage.shard_manifests import committed_shards
 from nip_core.rollouts.storage.table_rows import Record
-from nip_core.run_store.facts import DatasetFacts, ShardFacts
+from nip_core.run_store.facts import DatasetFacts, ShardFacts, SplitFacts
 from nip_core.run_store.manifest import Manifest, is_committed, read_manifest
 from nip_core.run_store.run import RunStore
-from nip_core.run_store.store import Store
+from nip_core.run_store.store import MissingFileError, Store
 
 if TYPE_CHECKING:  # splits with metrics are added up without Arrow
     from nip_core.rollouts.storage.table_rows import Generation, Timing
@@ -50,6 +50,8 @@ class Spent:
     """Prompt and generated tokens."""
     trained: Mapping[str, int] = field(default_factory=dict)
     """By group; of a job that goes on, the tokens that it is expected to take."""
+    cached: Mapping[str, int] = field(default_factory=dict)
+    """By agent, those of the prompt tokens that their provider had read before."""
 
     def __add__(self, addend: "Spent") -> "Spent":
         return add_up((self, addend))
@@ -76,7 +78,7 @@ class Spent:
 
     def usd(self, parameters: HyperParameters) -> float | None:
         """US dollars by the prices in the settings; None where one is missing."""
-        parts = [price_calls(parameters, self.by_agent)] if self.by_agent else []
+        parts = [price_calls(parameters, self.by_agent, self.cached)] if self.by_agent else []
         parts += [price_training(parameters, group, n) for group, n in self.trained.items()]
         # One price that is missing makes the sum unknown: a part of it would look like all of it.
         prices = [usd for usd in parts if usd is not None]
@@ -86,13 +88,15 @@ class Spent:
 def add_up(parts: Iterable[Spent]) -> Spent:
     """All of them together."""
     calls, agents, groups = 0, dict[str, tuple[int, int]](), Counter[str]()
+    cached = Counter[str]()
     for part in parts:
         calls += part.calls
         for agent, (prompt, generated) in part.by_agent.items():
             sums = agents.get(agent, (0, 0))
             agents[agent] = (sums[0] + prompt, sums[1] + generated)
         groups.update(part.trained)
-    return Spent(calls, agents, dict(groups))
+        cached.update(part.cached)
+    return Spent(calls, agents, dict(groups), dict(cached))
 
 
 def count_shared_prompts(
@@ -111,6 +115,18 @@ def count_shared_prompts(
             shared[row.agent] = shared.get(row.agent, 0) + row.prompt_tokens
         calls.add(call)
     return shared
+
+
+def count_cached_tokens(
+    generations: "Sequence[Generation]", timings: "Sequence[Timing]"
+) -> dict[str, int]:
+    """By agent, the prompt tokens that their provider had read before; agents without any are not
+    there. Rows and their timings are in step.
+    """
+    cached = Counter[str]()
+    for row, timing in zip(generations, timings, strict=True):
+        cached[row.agent] += timing.cached_tokens or 0
+    return dict(+cached)
 
 
 def find_tree_splits(settings: Mapping[str, Any]) -> frozenset[str]:
@@ -193,9 +209,16 @@ class PlayedTables:
             name: (figures.prompt_tokens or 0, figures.completion_tokens or 0)
             for name, figures in metrics.agents.items()
         }
-        spending = Spent(metrics.generations, by_agent)
+        spending = Spent(metrics.generations, by_agent, cached=self._read_cached(split))
         # Every shard has a say in it, so they are read only where there may be something to say.
         return self._without_shared(spending, split) if split in self._trees else spending
+
+    def _read_cached(self, split: str) -> Mapping[str, int]:
+        try:
+            manifest = read_manifest(self._store, f"{self._rollouts}/{split}")
+        except MissingFileError:  # metrics without their rollouts
+            return {}
+        return SplitFacts.from_manifest(manifest).cached_tokens or {}
 
     def _unmeasured(self, split: str) -> Spent:
         store, journals = self._store, f"{self._journals}/{split}"
@@ -229,7 +252,8 @@ def _of_shard(store: Store, manifest: Manifest) -> Spent:
 
     shard = StoredRollouts.of_shard(store, manifest)
     rows = [*read_rows(shard.generations(_Counted._fields), _Counted)]
-    return _less(_of_rows(rows), ShardFacts.from_manifest(manifest).shared_prompts or {})
+    facts = ShardFacts.from_manifest(manifest)
+    return _less(_of_rows(rows, facts.cached_tokens), facts.shared_prompts or {})
 
 
 def _of_journal(records: Sequence[Record], name: str) -> Spent:
@@ -237,18 +261,18 @@ def _of_journal(records: Sequence[Record], name: str) -> Spent:
 
     call_records = recorded_calls(records, name).values()
     rows = [record.generation for record in call_records]
-    return _less(
-        _of_rows(rows), count_shared_prompts(rows, [record.timing for record in call_records])
-    )
+    timings = [record.timing for record in call_records]
+    spending = _of_rows(rows, count_cached_tokens(rows, timings))
+    return _less(spending, count_shared_prompts(rows, timings))
 
 
-def _of_rows(rows: "Sequence[_Counted | Generation]") -> Spent:
+def _of_rows(rows: "Sequence[_Counted | Generation]", cached: Mapping[str, int] | None) -> Spent:
     by_agent: dict[str, tuple[int, int]] = {}
     for row in rows:
         prompt, generated = by_agent.get(row.agent, (0, 0))
         prompt, generated = prompt + row.prompt_tokens, generated + row.completion_tokens
         by_agent[row.agent] = (prompt, generated)
-    return Spent(len(rows), by_agent)
+    return Spent(len(rows), by_agent, cached=cached or {})
 
 
 def _less(spending: Spent, shared: Mapping[str, int]) -> Spent:

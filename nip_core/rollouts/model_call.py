@@ -124,6 +124,7 @@ class Call:
             started_at=self.started,
             latency_s=answer.latency_s,
             transport_retries=answer.transport_retries,
+            cached_tokens=answer.cached_tokens,
         )
         return CallRecord(generation, timing), move
 

@@ -30,6 +30,8 @@ class SplitFacts(_Facts):
 
     canonical_digest: str
     """On which two runs of the same game agree."""
+    cached_tokens: dict[str, int] | None = None
+    """The sums of those of its shards."""
 
 
 class LabelCounts(_Facts):
@@ -51,6 +53,8 @@ class ShardFacts(_Facts):
     """How many solutions were labelled in play, by kind, and the time that took."""
     shared_prompts: dict[str, int] | None = None
     """By agent, the tokens of prompts that stand in several rows and were read once."""
+    cached_tokens: dict[str, int] | None = None
+    """By agent, the prompt tokens that their provider had read before, where there are any."""
     canonical_digest: str
     """As the digest of a split, of this shard alone."""
 

@@ -25,7 +25,7 @@ from nip_core.parameters import RandomAgentParameters
 from nip_core.parameters.derived.hosting import find_host
 from nip_core.parameters.derived.recording import gives_logprobs, records_p_accept
 from nip_core.records.rewinds import find_stage_of_split
-from nip_core.records.spending import count_shared_prompts
+from nip_core.records.spending import count_cached_tokens, count_shared_prompts
 from nip_core.rollouts.acceptance import LIKELIEST
 from nip_core.rollouts.branching import Branch, Branching, no_branching
 from nip_core.rollouts.engine import PlayedShard, PlaySpec, play_episodes
@@ -63,7 +63,12 @@ from nip_core.rollouts.storage.shard_manifests import (
     shard_manifest,
 )
 from nip_core.rollouts.storage.table_rows import CallRecord, recorded_calls, recorded_labels
-from nip_core.rollouts.storage.tables import SHARED_PROMPTS, commit_shard, join_shards
+from nip_core.rollouts.storage.tables import (
+    CACHED_TOKENS,
+    SHARED_PROMPTS,
+    commit_shard,
+    join_shards,
+)
 from nip_core.rollouts.trees import parse_path
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import ShardFacts, SplitFacts
@@ -203,6 +208,7 @@ class SplitPlay:
         shard_played.choices.sort(key=lambda row: (order[row.problem, row.sample], row.n))
         failed = set(shard_played.failed)
         shared = count_shared_prompts(shard_played.generations, shard_played.timings)
+        cached = count_cached_tokens(shard_played.generations, shard_played.timings)
         return commit_shard(
             self.store,
             self.directory,
@@ -226,6 +232,7 @@ class SplitPlay:
                     else {}
                 ),
                 **({SHARED_PROMPTS: shared} if shared else {}),
+                **({CACHED_TOKENS: cached} if cached else {}),
             },
             lease=self.session.lease,
         )

@@ -2,7 +2,7 @@
 
 `script(body)` gets the request's JSON and returns what to do: a text, an `aiohttp.web.Response`,
 `DROP` (close the connection without an answer), or a dict of changes to the usual answer. A list
-of texts or dicts is an answer with so many choices.
+of texts or dicts is an answer with so many choices; the first may change the `usage`.
 """
 
 import contextlib
@@ -46,6 +46,7 @@ class ScriptedServer:
             for one in (said if isinstance(said, list) else [said])
         ]
         tokens = {"prompt_tokens": 7, "completion_tokens": 3 * len(choices)}
+        usage = {**tokens, "total_tokens": sum(tokens.values()), **choices[0].get("usage", {})}
         return web.json_response(
             {
                 "id": "chatcmpl-1",
@@ -61,7 +62,7 @@ class ScriptedServer:
                     }
                     for index, choice in enumerate(choices)
                 ],
-                "usage": {**tokens, "total_tokens": sum(tokens.values())},
+                "usage": usage,
             }
         )
 

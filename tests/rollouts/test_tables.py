@@ -340,4 +340,4 @@ def test_files_that_are_not_ours_are_refused_by_name() -> None:
     with pytest.raises(StoreError, match=r"a\.parquet: schema version 10"):
         parquet_table(parquet_bytes(newer), EPISODES, "a.parquet")
     with pytest.raises(CorruptionError, match=r"a\.parquet: its columns are not"):
-        parquet_table(parquet_bytes(tables.timings), EPISODES, "a.parquet")
+        parquet_table(parquet_bytes(tables.generations), EPISODES, "a.parquet")

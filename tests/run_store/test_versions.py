@@ -11,7 +11,14 @@ from nip_core.errors import CorruptionError, StoreError
 from nip_core.jobs.document import JobDocument, read_job
 from nip_core.jobs.job import Clock, JobRecord
 from nip_core.rollouts.storage.parquet import parquet_bytes, parquet_table
-from nip_core.rollouts.storage.schema import CHOICES, EPISODES, GENERATIONS, SCHEMA_VERSION, TIMINGS
+from nip_core.rollouts.storage.schema import (
+    CHOICES,
+    EPISODES,
+    GENERATIONS,
+    SCHEMA_VERSION,
+    TIMINGS,
+    TIMINGS_VERSION,
+)
 from nip_core.run_store.documents import decode, encode
 from nip_core.run_store.lease import acquire, refuse_if_held
 from nip_core.run_store.manifest import commit, read_manifest
@@ -70,9 +77,10 @@ def test_a_document_of_a_newer_version_is_refused_and_left_as_it_is(run: RunStor
 
 @pytest.mark.parametrize("schema", [EPISODES, GENERATIONS, TIMINGS, CHOICES])
 def test_tables_of_a_newer_schema_are_refused_with_both_versions(schema):
-    metadata = {"nip.schema_version": str(SCHEMA_VERSION + 1)}
+    current = TIMINGS_VERSION if schema is TIMINGS else SCHEMA_VERSION
+    metadata = {"nip.schema_version": str(current + 1)}
     data = parquet_bytes(schema.empty_table().replace_schema_metadata(metadata))
-    with pytest.raises(StoreError, match=f"{SCHEMA_VERSION + 1}, .* reads {SCHEMA_VERSION};"):
+    with pytest.raises(StoreError, match=f"{current + 1}, .* reads {current};"):
         parquet_table(data, schema, "table")
 
 

@@ -369,7 +369,29 @@ class Price(Parameters):
 
     prompt_usd: Annotated[float, Field(ge=0)] = 0.0
     """Per million prompt tokens, at least 0."""
+    cached_prompt_usd: Annotated[float, Field(ge=0)] | None = None
+    """Per million prompt tokens that the provider's answers count as cached, 0 to prompt_usd. None:
+    as prompt_usd. It prices what is on record; estimates, the view of a run in progress and an
+    attack's effort take prompt_usd, which is an upper bound."""
     completion_usd: Annotated[float, Field(ge=0)] = 0.0
     """Per million generated tokens, at least 0."""
     training_usd: Annotated[float, Field(ge=0)] = 0.0
     """Per million tokens trained on, at least 0."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        # Estimates and calls in progress count prompt_usd, and are to be upper bounds.
+        if self.cached_prompt_usd is not None and self.cached_prompt_usd > self.prompt_usd:
+            raise ValueError(
+                f"cached_prompt_usd is {self.cached_prompt_usd:g}, above prompt_usd, which is "
+                f"{self.prompt_usd:g}; give at most that, or leave it out"
+            )
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prices; that of cached tokens is among them where there is one."""
+        # Settings of before there were any have the same digest.
+        values = super().to_dict()
+        if self.cached_prompt_usd is None:
+            del values["cached_prompt_usd"]
+        return values

@@ -45,11 +45,14 @@ def write_price_lines(parameters: "HyperParameters") -> list[str]:
 
 
 def price_calls(
-    parameters: "HyperParameters", tokens: Mapping[str, tuple[float, float]]
+    parameters: "HyperParameters",
+    tokens: Mapping[str, tuple[float, float]],
+    cached: Mapping[str, int] | None = None,
 ) -> float | None:
     """US dollars for the calls of agents, from their prompt and generated tokens by agent's name.
 
-    None where a price is missing of an agent that plays, even if it has used nothing so far.
+    `cached` are those of the prompt tokens with a price of their own. None where a price is missing
+    of an agent that plays, even if it has used nothing so far.
     """
     usd = 0.0
     for name, agent in parameters.model_agents.items():
@@ -58,6 +61,8 @@ def price_calls(
             return None
         prompt, completion = tokens.get(name, (0, 0))
         usd += (prompt * price.prompt_usd + completion * price.completion_usd) / 1e6
+        if cached and price.cached_prompt_usd is not None:
+            usd -= cached.get(name, 0) * (price.prompt_usd - price.cached_prompt_usd) / 1e6
     return usd
 
 

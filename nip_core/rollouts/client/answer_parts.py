@@ -55,6 +55,8 @@ def read_answers(
                 token_ids=read_ids(choice.get("token_ids")),
                 reasoning=None if reasoning is None else make_storable(reasoning),
                 reasoning_tokens=thought[number],
+                # Once for all answers, as the prompt is paid.
+                cached_tokens=None if number else usage.cached_tokens,
             )
             for number, (choice, (text, reasoning)) in enumerate(
                 zip(choices, contents, strict=True)

@@ -67,6 +67,9 @@ class ChatAnswer:
     """The thoughts of a model that thinks, where the API gives them beside the text."""
     reasoning_tokens: int | None = None
     """How many of `completion_tokens` are thoughts, where the API counts them."""
+    cached_tokens: int | None = None
+    """How many of `prompt_tokens` the API had read before, where it counts them; of several answers
+    to a request the first has them all."""
 
 
 class ChatCompletions(Protocol):

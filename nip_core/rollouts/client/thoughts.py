@@ -28,6 +28,8 @@ class Usage:
     """Thoughts included, also where the API counts them apart."""
     reasoning_tokens: int | None
     """None: there were none, or they are not counted."""
+    cached_tokens: int | None
+    """Of the prompt's; None likewise."""
 
 
 def read_message(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -93,7 +95,15 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
     if uncounted > 0 and (reasoning is None or reasoning >= uncounted):
         completion += uncounted
         reasoning = max(reasoning or 0, uncounted)
-    return Usage(prompt, completion, reasoning)
+    return Usage(prompt, completion, reasoning, _read_cached(usage, prompt))
+
+
+def _read_cached(usage: Mapping[str, Any], prompt: int) -> int | None:
+    """Read the prompt's tokens that were read before; a number that can't be counts as none."""
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    cached = usage.get("prompt_cache_hit_tokens") if cached is None else cached  # DeepSeek's name
+    return cached if type(cached) is int and 0 < cached <= prompt else None
 
 
 def says_thoughts_took_all(refusal: bytes) -> bool:

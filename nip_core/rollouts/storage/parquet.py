@@ -61,9 +61,15 @@ def open_parquet(source: bytes | Path) -> pq.ParquetFile:
 
 
 def parquet_table(
-    data: bytes, schema: pa.Schema, name: str, columns: Sequence[str] | None = None
+    data: bytes,
+    schema: pa.Schema,
+    name: str,
+    columns: Sequence[str] | None = None,
+    earlier: pa.Schema | None = None,
 ) -> pa.Table:
     """Read the table in a Parquet file of `schema`, or some of its columns; `name` is for errors.
+
+    Columns that a file of the `earlier` version lacks are null.
 
     Raises CorruptionError if it is not such a file, StoreError if another version wrote it.
     """
@@ -72,11 +78,15 @@ def parquet_table(
         file_schema = file.schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise _make_damage_error(name, error) from error
-    choose_by_version(file_schema, [schema], name)
+    choose_by_version(file_schema, [schema] if earlier is None else [schema, earlier], name)
     names = schema.names if columns is None else columns
     try:
         # A shard is small: its columns are read before Arrow's threads have shared them out.
-        return file.read(columns=names, use_threads=False).select(names)
+        table = file.read(columns=names, use_threads=False)
+        for lacking in (column for column in names if column not in file_schema.names):
+            field = schema.field(lacking)
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        return table.select(names)
     except (pa.ArrowException, OSError) as error:
         raise _make_damage_error(name, error) from error
 

@@ -20,7 +20,7 @@ leaf below, in the order of the numbers; the others reach it by the beginning of
 Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, version 4 `opponent` and
 `opponent_iteration`, version 5 `reasoning` and `reasoning_tokens`, version 6 `drawn`, version 7
 `p_accept`, version 8 `opponent_run`, version 9 `exchange` and `round_rewards`. Files of other
-versions are refused.
+versions are refused, but for timings of version 9, which lack the `cached_tokens` of version 10.
 """
 
 from collections.abc import Mapping
@@ -28,6 +28,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 SCHEMA_VERSION = 9
+TIMINGS_VERSION = 10
+"""Of timings alone; the other tables keep theirs, so that runs of before can be read."""
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
 VALUES_BEFORE: Mapping[str, int | None] = {
@@ -133,9 +135,12 @@ TIMINGS = pa.schema(
         pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("latency_s", pa.float32(), nullable=False),
         pa.field("transport_retries", pa.int16(), nullable=False),
+        pa.field("cached_tokens", pa.int32()),  # of the prompt; of several answers the first has it
     ],
-    metadata=_METADATA,
+    metadata={"nip.schema_version": str(TIMINGS_VERSION)},
 )
+EARLIER_TIMINGS = pa.schema([*TIMINGS][:-1], metadata=_METADATA)
+"""Of version 9."""
 
 CHOICES = pa.schema(
     [

@@ -117,12 +117,13 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """When a generation was asked for, and how long it took."""
+    """When a generation was asked for, how long it took, and how much was read before."""
 
     key: str
     started_at: datetime
     latency_s: float
     transport_retries: int
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

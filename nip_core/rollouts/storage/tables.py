@@ -6,6 +6,7 @@ A directory ``iterations/0003/rollouts/<split>/`` holds, per shard, ``episodes-<
 the shards.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,13 @@ from nip_core.rollouts.storage.row_tables import (
     Tables,
     canonical_digest,
 )
-from nip_core.rollouts.storage.schema import CHOICES, EPISODES, GENERATIONS, TIMINGS
+from nip_core.rollouts.storage.schema import (
+    CHOICES,
+    EARLIER_TIMINGS,
+    EPISODES,
+    GENERATIONS,
+    TIMINGS,
+)
 from nip_core.rollouts.storage.shard_manifests import (
     SHARD_INPUT,
     shard_is_committed,
@@ -42,6 +49,9 @@ from nip_core.run_store.store import Store
 SHARED_PROMPTS = "shared_prompts"
 """In a shard's manifest: by agent, tokens of prompts that stand in several rows and were read once
 (see `nip_core.records.spending`)."""
+CACHED_TOKENS = "cached_tokens"
+"""Likewise, by agent, those of the prompt tokens that their provider had read before; of a split
+their sums."""
 
 
 def commit_shard(
@@ -97,13 +107,19 @@ def join_shards(
         hashes.add(_read_shard(store, manifest))
     # 3. Name them in one manifest, by digest: a shard put in another's place is noticed.
     names = sorted({name for manifest in manifests.values() for name in manifest.rows})
+    cached = Counter[str]()
+    for manifest in manifests.values():
+        cached.update(manifest.extra.get(CACHED_TOKENS, {}))
     return commit(
         store,
         directory,
         {},
         inputs={SHARD_INPUT + shard: manifest.digest for shard, manifest in manifests.items()},
         rows={name: sum(m.rows.get(name, 0) for m in manifests.values()) for name in names},
-        extra=SplitFacts(canonical_digest=hashes.digest()).to_extra(),
+        extra={
+            **SplitFacts(canonical_digest=hashes.digest()).to_extra(),
+            **({CACHED_TOKENS: dict(cached)} if cached else {}),
+        },
         lease=lease,
     )
 
@@ -194,7 +210,8 @@ def _read_table(
 ) -> pa.Table:
     (name,) = [name for name in manifest.files if name.startswith(f"{kind}-")] or [f"{kind}-?"]
     data = read_committed_file(store, manifest, name)
-    table = parquet_table(data, ALL_SCHEMAS[kind], manifest.path(name), columns)
+    earlier = EARLIER_TIMINGS if kind == "timings" else None
+    table = parquet_table(data, ALL_SCHEMAS[kind], manifest.path(name), columns, earlier)
     if table.num_rows != manifest.rows.get(kind):
         raise CorruptionError(
             f"{manifest.path(name)}: {table.num_rows} rows instead of {manifest.rows.get(kind)}"
