@@ -27,7 +27,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUICKSTART := $(VENV)/.installed-quickstart
 
-.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench side-by-side tinker-peers test-engines test-art test-nat test-tinker test-tinker-service test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness unanswered unanswered_smollm2 clean test-trackers test-inspect test-verifiers test-judges test-view test-real docs notebooks test-docs screenshots test-hosts
+.PHONY: test-packages help install quickstart test test-long test-all test-server test-factory test-kills coverage check format bench bench-check side-by-side tinker-peers test-engines test-art test-nat test-tinker test-tinker-service test-clients test-learning test-cluster test-cluster-short test-security up kill-matrix test-gpu gpu-session paper-iteration study soundness unanswered unanswered_smollm2 clean test-trackers test-inspect test-verifiers test-judges test-view test-real docs notebooks test-docs screenshots test-hosts
 
 help:
 	@echo "make quickstart     install, train on the bundled problems, print where the report is"
@@ -68,6 +68,7 @@ help:
 	@echo "make soundness      the study of soundness with a theorem, an hour of it, too"
 	@echo "make unanswered     does a verifier taught to reject one missing answer reject others; likewise"
 	@echo "make bench          the benchmarks"
+	@echo "make bench-check    processor seconds of each kind of work, compared with the commit before"
 	@echo "make side-by-side   build environments with other projects and measure them and nip in one run"
 	@echo "make tinker-peers   measure Tinker's API by nip and by SkyRL, in environments that it builds"
 
@@ -325,6 +326,10 @@ bench: install
 	$(BIN)/python benchmarks/view.py --out docs/results/view.json
 
 # Other projects in environments of their own, and nip, take turns; PEERS=DIR says where they are.
+# Processor seconds of each kind of work, beside those of the commit before; ends with 1 where one is slower.
+bench-check: install
+	$(BIN)/python benchmarks/speed_bar.py --check $(if $(OUT),--out $(OUT))
+
 side-by-side: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" PEERS=$(abspath $(PEERS)) scripts/build_peers.sh
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_vllm_cpu.sh $(VLLM)
