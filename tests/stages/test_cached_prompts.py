@@ -21,6 +21,7 @@ from scripted_server import DROP, scripted_server
 from nip_core import loop
 from nip_core.errors import BudgetError, SettingsError
 from nip_core.parameters.blocks.loop_settings import Price
+from nip_core.records.attack_measured import add_up_efforts
 from nip_core.records.blocks import BlockPart
 from nip_core.records.iterations import Records
 from nip_core.records.spent_in_all import add_up_spending
@@ -114,6 +115,9 @@ async def test_dollars_on_record_are_those_of_the_bill(trainer, tmp_path):
     assert [row["USD"] for row in list_spending(run, parameters)][
         -1
     ] == f"{provider.usd(CACHED):.2f}"
+    # An attack's effort is a figure of the game, so what was cached has no part in it.
+    [_, effort] = add_up_efforts(run, parameters, (0, 1)).values()
+    assert effort == add_up_efforts(run, full, (0, 1))[1] and effort.usd
     # 2. They stand with the times of their calls, once for all answers to a prompt.
     for record in Records(run).all():
         for split in ("test", "train"):
