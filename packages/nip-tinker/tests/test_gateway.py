@@ -310,7 +310,7 @@ async def test_a_wrong_key_and_an_unknown_model_are_refused(
 def give_samples(**changes: bytes) -> Handle:
     """A service without likeliest tokens, whose every sample has two tokens."""
     fields = {"tokens": b"\5\0\0\0\6\0\0\0", "logprobs": b"\0\0\x80\xbf\0\0\x80\xbf", **changes}
-    sample = make("SampleResponse")
+    sample = make("SampleResponse", prompt_cache_hit_tokens=3)
     sample.sequences.add(stop_reason=0, **fields)
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -344,6 +344,8 @@ async def test_likeliest_tokens_that_a_service_has_not_are_refused_and_paid_once
         assert [body["topk_sample_logprobs"] for body in asked] == [5]
         status, raw = await ask(gate, "tml-key", model="tiny", max_tokens=2, logprobs=True)
         assert status == 200 and "topk_sample_logprobs" not in asked[-1]
+        # The price of tokens that were read before is another one.
+        assert json.loads(raw)["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
 @pytest.mark.parametrize("logprobs", [b"", b"\0\0\x80\xbf", b"\0\0\xc0\x7f\0\0\x80\xbf"])

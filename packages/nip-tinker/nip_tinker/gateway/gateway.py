@@ -99,7 +99,7 @@ class Gateway:
             except ValueError as error:  # the template refuses it
                 raise ApiError(400, str(error), "invalid_value", "messages") from None
             try:
-                choices = await self._sample(sampler, prompt, chat)
+                choices, cached = await self._sample(sampler, prompt, chat)
                 break
             except Refused as error:
                 # The session is gone, or this sample is: another one is begun.
@@ -111,7 +111,7 @@ class Gateway:
         if chat.top_logprobs and any(one.tokens and one.likeliest is None for one in choices):
             self._lacks_top = True
             raise self._no_top()
-        return _answer(chat.model, sampler, prompt, choices)
+        return _answer(chat.model, sampler, prompt, choices, cached)
 
     def _no_top(self) -> ApiError:
         return ApiError(
@@ -180,7 +180,9 @@ class Gateway:
                 return f"; base models there: {', '.join(bases[:20])}{more}"
         return ""
 
-    async def _sample(self, sampler: Sampler, prompt: Sequence[int], chat: Chat) -> list[Choice]:
+    async def _sample(
+        self, sampler: Sampler, prompt: Sequence[int], chat: Chat
+    ) -> tuple[list[Choice], int]:
         parameters: Json = {
             "temperature": 1.0 if chat.temperature is None else chat.temperature,
             "top_p": 1.0 if chat.top_p is None else chat.top_p,
@@ -206,7 +208,7 @@ class Gateway:
 
 
 def _answer(
-    model: str, sampler: Sampler, prompt: Sequence[int], sequences: Sequence[Choice]
+    model: str, sampler: Sampler, prompt: Sequence[int], sequences: Sequence[Choice], cached: int
 ) -> Json:
     """Make the answer in OpenAI's words, and vLLM's for token ids."""
     decode, count = sampler.text.tokenizer.decode, sum(len(one.tokens) for one in sequences)
@@ -251,6 +253,7 @@ def _answer(
             "prompt_tokens": len(prompt),
             "completion_tokens": count,
             "total_tokens": len(prompt) + count,
+            "prompt_tokens_details": {"cached_tokens": cached},
         },
     }
 

@@ -36,19 +36,21 @@ class Choice:
 class SampleClient(TinkerClient):
     """Calls to a service, which say so where something else answers."""
 
-    async def fetch_choices(self, request_id: str) -> list[Choice]:
-        """Wait for a sample, and return its sequences. Raises Refused for one that is broken."""
+    async def fetch_choices(self, request_id: str) -> tuple[list[Choice], int]:
+        """Wait for a sample; returns its sequences, and how many of the prompt's tokens were read
+        before. Raises Refused for one that is broken."""
         answer = await self._fetch(request_id)
         if not isinstance(answer, bytes):
             raise Refused(f"{self.shown}: the sample {request_id} is JSON, not protobuf", 502)
         try:
-            choices = [_read_choice(one) for one in parse("SampleResponse", answer).sequences]
+            sample = parse("SampleResponse", answer)
+            choices = [_read_choice(one) for one in sample.sequences]
         except ValueError as error:
             words = f"{self.shown}: the sample {request_id} can't be read: {error}"
             raise Refused(words, 502) from None
         if not choices:
             raise Refused(f"{self.shown}: the sample {request_id} has no sequence", 502)
-        return choices
+        return choices, sample.prompt_cache_hit_tokens
 
     async def _ask(
         self, verb: str, route: str, *rest: Any, **settings: Any
