@@ -328,6 +328,7 @@ bench: install
 # Other projects in environments of their own, and nip, take turns; PEERS=DIR says where they are.
 # Processor seconds of each kind of work, beside those of the commit before; ends with 1 where one is slower.
 bench-check: install
+	$(BIN)/python benchmarks/mark_old.py --check
 	$(BIN)/python benchmarks/speed_bar.py --check $(if $(OUT),--out $(OUT))
 
 side-by-side: install

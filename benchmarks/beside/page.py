@@ -74,6 +74,8 @@ def _made(part: dict[str, Any], timed: bool = True) -> str:
             " **The machine was loaded by other programs: seconds are longer than alone, and only "
             "ratios within the run count.**"
         )
+    if "old" in part:
+        text += f" **Old: {part['old']}**"
     if timed and part["small"]:
         text += " **Small sizes, which show that it works, no more.**"
     return _filled(" ".join(filter(None, [text, part.get("note")])))

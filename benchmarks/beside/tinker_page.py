@@ -145,6 +145,8 @@ def _made(part: dict[str, Any]) -> str:
             " **Other programs had a part of the machine: rates are lower than they would be "
             "alone, and only ratios within the run say something.**"
         )
+    if "old" in part:
+        text += f" **Old: {part['old']}**"
     return text
 
 
