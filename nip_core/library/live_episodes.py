@@ -32,7 +32,7 @@ _PLACES: WeakValueDictionary[tuple[Game, asyncio.AbstractEventLoop], asyncio.Sem
 
 
 class SeatError(NipError, RuntimeError):
-    """A loop asks or answers out of turn, has given the episode up, or does not run."""
+    """A loop asks or answers out of turn, waits for itself, has given up, or does not run."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,28 @@ class FinishedEpisode(PlayedEpisodes):
     rewards: Mapping[str, float]  # by agent
     failed: bool
     """Whether it came to no end: then no agent is paid, and none is to be trained on it."""
+    error: str | None
+    """Why it failed: which agent in which round, and why its last answer was invalid."""
 
 
 @dataclass
 class _Seat:
+    news: asyncio.Event  # set where any seat is asked, and at the end
     requests: asyncio.Queue[Request | None] = field(default_factory=asyncio.Queue)
     answer: asyncio.Future[Any] | None = None
     is_asked: bool = False  # the loop waits for a request, or owes the answer
+    asked_by: "asyncio.Task[Any] | None" = None  # the task of the last `next_request`
     mistake: str | None = None
 
     async def __call__(self, **request: Any) -> Any:
         self.answer = asyncio.get_running_loop().create_future()
         self.requests.put_nowait(request)
+        self.news.set()
         return await self.answer
+
+    def owes(self) -> bool:
+        """Tell whether the play waits for this seat."""
+        return self.answer is not None and not self.answer.done()
 
 
 def _pick(seats: Mapping[str, T], name: str) -> T:
@@ -84,7 +93,8 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
         The loop asks `seats`, and `models` play the others, as in `play`, at most
         `rollouts.concurrency` calls at a time in all episodes of a game. With `records_tokens` the
         seats are asked for tokens, as `play` asks. Raises SettingsError for a seat that no model
-        plays, an agent without a function, and a choice among messages.
+        plays, an agent without a function or with a seat and a function of its own, and a choice
+        among messages.
         """
         if isinstance(seats, str):
             raise SettingsError(f"seats: got the text {seats!r}; give a list of names: [{seats!r}]")
@@ -98,7 +108,14 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
         if spec.split == ATTACK and game.parameters.choice is not None:
             raise SettingsError("split attack: it is played by attack(...); use the split test")
         self._game, self._problem = game.game, spec.problem.id
-        self._seats = {name: _Seat() for name in seats if _pick(agents, name)}
+        self._news = asyncio.Event()
+        self._seats = {name: _Seat(self._news) for name in seats if _pick(agents, name)}
+        by_agent = models if isinstance(models, Mapping) else {}
+        if twice := [name for name in self._seats if name in by_agent]:
+            raise SettingsError(
+                f"models: {', '.join(twice)} has a seat, so its function would never be called; "
+                "take the agent out of seats, or out of models"
+            )
         places = asyncio.Semaphore(game.parameters.rollouts.concurrency)
         places = _PLACES.setdefault((game.game, loop), places)
         calls = make_calls(game.game, models, places, self._seats)
@@ -116,7 +133,7 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
         place = _pick(self._seats, seat)
         if place.is_asked:
             raise SeatError(f"{seat} is asked already; give its answer before the next request")
-        place.is_asked, request = True, None
+        place.is_asked, request, place.asked_by = True, None, asyncio.current_task()
         try:
             if not self._is_over():
                 request = await place.requests.get()
@@ -152,13 +169,28 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
     async def finish(self) -> FinishedEpisode:
         """Wait for the end. Raises the error that ended the play.
 
-        A seat that was asked has to answer first, or the episode be given up: otherwise this waits.
+        Raises SeatError where a seat owes an answer, or comes to owe one to the task that waits
+        here: the play would wait for ever.
         """
+        owing = [name for name, place in self._seats.items() if place.owes()]
+        while not self._is_over():
+            if owing:
+                seat = owing[0]
+                take = "" if self._seats[seat].is_asked else f"take next_request({seat!r}), then "
+                raise SeatError(
+                    f"{self._problem}: {seat} owes an answer, so the episode can't end; {take}give "
+                    f"answer({seat!r}, ...), or leave the episode by aclose()"
+                )
+            self._news.clear()
+            await self._news.wait()
+            # Another task may still go on with its seats.
+            ours = {n: p for n, p in self._seats.items() if p.asked_by is asyncio.current_task()}
+            owing = [name for name, place in ours.items() if place.owes()]
         result = await self._wait()
         [row], records = result.episodes, result.records
         generations, timings = [r.generation for r in records], [r.timing for r in records]
         tables = build_tables([row], generations, timings)
-        return FinishedEpisode(self._game, tables, row.rewards, row.outcome == "failed")
+        return FinishedEpisode(self._game, tables, row.rewards, row.outcome == "failed", row.error)
 
     def give_up(self) -> None:
         """Give the episode up, unless it is over: no seat waits any more."""
@@ -184,6 +216,7 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
     def _end(self, play: "asyncio.Task[Played]") -> None:
         if not play.cancelled():
             play.exception()  # raised at the seats, if a loop still asks
+        self._news.set()
         for place in self._seats.values():
             place.requests.put_nowait(None)
 

@@ -68,7 +68,7 @@ class FunctionCalls:
 
     @asynccontextmanager
     async def answers(self, endpoint: Endpoint, body: ChatBody) -> AsyncIterator[list[ChatAnswer]]:
-        """Ask the function of an agent. Raises StageError for a return value of no known form."""
+        """Ask the function of an agent. Raises StageError for a wrong function or answer."""
         agent = endpoint.base_url
         sampling = {name: body[name] for name in body if name not in ("model", "messages")}
         place: AbstractAsyncContextManager[None] = (
@@ -76,7 +76,18 @@ class FunctionCalls:
         )
         async with place:
             began_s = time.monotonic()
-            answering = self._functions[agent](messages=[*body["messages"]], **sampling)
+            function = self._functions[agent]
+            request = {"messages": [*body["messages"]], **sampling}
+            try:
+                answering = function(**request)
+            except TypeError:
+                if (why := _find_misfit(function, request)) is None:
+                    raise  # of its own code
+                raise StageError(
+                    f"the model function of {agent} can't be called: {why}; functions are called "
+                    "by name, function(messages=..., seed=..., max_tokens=..., ...), so write "
+                    "`async def function(messages, **sampling)`"
+                ) from None
             if not inspect.isawaitable(answering):
                 raise StageError(
                     f"the model function of {agent} is not async: it returned a value of type "
@@ -85,12 +96,33 @@ class FunctionCalls:
             value = await answering
             took_s = time.monotonic() - began_s
         try:
-            yield _read(value, str(body["model"]), took_s)
+            answers = _read(value, str(body["model"]), took_s)
         except MalformedAnswer as error:
             raise StageError(
                 f"the model function of {agent} returned a value of type {type(value).__name__} "
                 f"that is no answer ({error}); return {_FORMS}"
             ) from None
+        if body.get("return_token_ids") and any(
+            answer.prompt_token_ids is None or answer.token_ids is None for answer in answers
+        ):
+            raise StageError(
+                f"records_tokens: the answer of {agent} has no token ids; give a ModelAnswer with "
+                "prompt_token_ids and token_ids, or leave records_tokens out"
+            )
+        yield answers
+
+
+def _find_misfit(function: ModelFunction, request: Mapping[str, Any]) -> str | None:
+    """Find why a function does not take the arguments of a request; None: it does."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin may have none
+        return None
+    try:
+        signature.bind(**request)
+    except TypeError as error:
+        return str(error)
+    return None
 
 
 def _read(value: Any, model: str, took_s: float) -> list[ChatAnswer]:

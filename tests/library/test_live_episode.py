@@ -265,6 +265,120 @@ async def test_a_refused_request_fails_the_episode_and_no_loop(refusing):
     assert end.failed and end.rewards == {"prover": 0.0, "verifier": 0.0}
 
 
+async def test_a_failed_game_says_which_agent_had_no_valid_answer_and_why():
+    opened = make_game(protocol="debate", scenario="arithmetic")
+
+    async def mumble(messages, **sampling):
+        return ""
+
+    models = {"verifier": mumble}
+    end = await go_through(opened, opened.plan()[0], ["prover0", "prover1"], models)
+    invalid = end.generations.to_pylist()
+    assert end.failed and {row["agent"] for row in invalid} == {"verifier"}
+    reason = invalid[-1]["invalid_reason"]
+    said = f"verifier, round 0: {len(invalid)} invalid answers, the last because of {reason}"
+    assert end.error == said == end.episodes["error"][0].as_py()
+    opened = game()
+    end = await go_through(opened, opened.plan()[0], ["verifier"])
+    assert (end.failed, end.error) == (False, None)
+
+
+@pytest.mark.parametrize("owes", ["taken", "queued", "later"])
+async def test_the_end_is_not_waited_for_while_a_seat_owes_an_answer(owes):
+    opened = game("nip")
+    words = {
+        "taken": r"verifier owes an answer, .* end; give answer\('verifier', \.\.\.\), or .* aclose",
+        "queued": r"verifier owes an answer, .* end; take next_request\('verifier'\), then give ans",
+        "later": r"verifier owes an answer, .* end; take next_request\('verifier'\), then give ans",
+    }
+    async with LiveEpisode(opened, opened.plan()[0], ["verifier"], ask_prover) as live:
+        if owes == "queued":
+            await asyncio.sleep(0.05)
+        else:
+            await live.next_request("verifier")
+        if owes == "later":  # a question, after which the loop does not go on
+            live.answer("verifier", "Is it so?")
+        async with asyncio.timeout(10):
+            with pytest.raises(SeatError, match=words[owes]):
+                await live.finish()
+        if owes != "taken":
+            await live.next_request("verifier")
+        live.answer("verifier", "Decision: accept")
+        assert (await live.finish()).rewards.keys() == {"prover", "verifier"}
+
+
+async def test_the_end_is_waited_for_while_other_tasks_go_on_with_their_seats():
+    opened = game("nip")
+
+    async def ponder(live):
+        while await live.next_request("verifier") is not None:
+            await asyncio.sleep(0.02)
+            live.answer("verifier", "Is it so?")
+            await asyncio.sleep(0.02)  # the next request is there before it is taken
+
+    async with LiveEpisode(opened, opened.plan()[0], ["verifier"], ask_prover) as live:
+        going_on = asyncio.create_task(ponder(live))
+        end = await asyncio.wait_for(live.finish(), 10)
+        await going_on
+    assert end.generations.num_rows > 2
+
+
+async def ask_prover(messages, **sampling):
+    return "Every step is right."
+
+
+async def test_an_agent_has_a_seat_or_a_function_of_its_own():
+    opened = game("debate")
+    spec = opened.plan()[0]
+    models = dict.fromkeys(opened.parameters.model_agents, ask)
+    with pytest.raises(SettingsError, match="models: prover0 has a seat, so its function would"):
+        LiveEpisode(opened, spec, ["prover0"], models)
+    end = await go_through(opened, spec, ["prover0"], ask)  # one for all is for the others
+    assert {*end.rewards} == {*models}
+
+
+def reply(m, **s):
+    return "Every step is right."
+
+
+async def fail_by_itself(messages, **sampling):
+    return len(5)
+
+
+def fail_when_called(messages, **sampling):
+    return len(5)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (
+            lambda m, **s: ask_prover(m),
+            StageError,
+            r"of prover can't be called: .*'m'.* by name, function\(messages=\.\.\., seed=",
+        ),
+        (reply, StageError, r"of prover can't be called: .*'m'.* write `async def function\(mess"),
+        (fail_by_itself, TypeError, "has no len"),  # of the caller's code, as it is
+        (fail_when_called, TypeError, "has no len"),
+    ],
+)
+async def test_a_function_that_takes_other_arguments_is_refused_by_its_agent(
+    function, error, words
+):
+    models = {"prover": function, "verifier": ask}
+    with pytest.raises(error, match=words):
+        await play(game(), models, limit=1)
+
+
+async def test_a_text_where_tokens_are_recorded_is_refused_by_its_agent():
+    opened = game()
+    async with LiveEpisode(opened, opened.plan()[0], ["prover"], ask, records_tokens=True) as live:
+        await live.next_request("prover")
+        live.answer("prover", "It is right.")
+        with pytest.raises(StageError, match=r"^records_tokens: the answer of prover has no token"):
+            await live.finish()
+
+
 async def test_tokens_of_seats_are_kept_and_frozen_agents_may_have_none():
     opened = game("nip")
     tokens = [{"token": "a", "logprob": -0.5, "top": []}]
