@@ -69,11 +69,13 @@ async def gateway(service: ServerDouble) -> AsyncIterator[str]:
         yield url
 
 
-async def send(url: str, key: str, data: bytes) -> tuple[int, Any, bytes]:
+async def send(
+    url: str, key: str, data: bytes, path: str = "/oai/api/v1"
+) -> tuple[int, Any, bytes]:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     async with (
         aiohttp.ClientSession(headers=headers) as http,
-        http.post(f"{url}/oai/api/v1/chat/completions", data=data, allow_redirects=False) as answer,
+        http.post(f"{url}{path}/chat/completions", data=data, allow_redirects=False) as answer,
     ):
         return answer.status, answer.headers, await answer.read()
 
@@ -125,7 +127,8 @@ async def test_it_answers_as_the_service_and_has_the_tokens(
 async def test_several_answers_have_tokens_each_and_other_calls_are_passed_on(
     service: ServerDouble, gateway: str
 ) -> None:
-    status, raw = await ask(gateway, service.api_key, model="tiny", max_tokens=8, n=3, seed=1)
+    body = {"model": "tiny", "max_tokens": 8, "n": 3, "seed": 1, "logprobs": True}
+    status, raw = await ask(gateway, service.api_key, **body)
     answers = read(raw, "tiny")
     assert status == 200 and len(answers) == 3
     assert all(len(one.tokens or ()) == len(one.token_ids or ()) > 0 for one in answers)
@@ -133,11 +136,22 @@ async def test_several_answers_have_tokens_each_and_other_calls_are_passed_on(
     assert await client.list_bases() == ["tiny"]
     await client.aclose()
     headers = {"Authorization": f"Bearer {service.api_key}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as http,
-        http.get(f"{gateway}/oai/api/v1/models") as answer,
-    ):
-        assert [model["id"] for model in (await answer.json())["data"]] == ["tiny"]
+    async with aiohttp.ClientSession(headers=headers) as http:
+        for path in ("/oai/api/v1", "/v1"):
+            async with http.get(f"{gateway}{path}/models") as answer:
+                assert [model["id"] for model in (await answer.json())["data"]] == ["tiny"]
+
+
+async def test_log_probabilities_come_where_they_are_asked_for(
+    service: ServerDouble, gateway: str
+) -> None:
+    for asked, given in (({}, False), ({"logprobs": False}, False), ({"logprobs": True}, True)):
+        body = {"model": "tiny", "messages": CHAT, "max_tokens": 4, **asked}
+        # The path, too, is what clients of OpenAI's API write.
+        status, _, raw = await send(gateway, service.api_key, json.dumps(body).encode(), "/v1")
+        assert status == 200, raw
+        choice = json.loads(raw)["choices"][0]
+        assert bool(choice["logprobs"]) is given and choice["token_ids"]
 
 
 MINE = f"""
@@ -218,6 +232,7 @@ async def test_values_that_ask_for_nothing_are_taken_and_others_refused_by_name(
         assert error["param"] == name
     status, raw = await ask(gateway, key, model="tiny", stop=["x"], tools=[])
     assert status == 400 and b"can't carry stop" in raw
+    assert "tokens that end the model's turn" in read_error(raw)["message"]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +314,8 @@ async def test_a_wrong_key_and_an_unknown_model_are_refused(
     assert read_error(raw)["code"] == "model_not_found"
     status, raw = await ask(gateway, service.api_key, model="gpt-4o")
     error = read_error(raw)
-    assert status == 404 and error["code"] == "model_not_found" and "tiny" in error["message"]
+    assert status == 404 and error["code"] == "model_not_found"
+    assert error["message"].count("tiny") == 1, error
     status, raw = await ask(gateway, service.api_key, model="tiny", max_tokens=2)
     assert status == 200, raw
 
@@ -426,13 +442,46 @@ async def test_a_service_without_sessions_is_no_missing_model(status: int, answe
     assert read_error(raw)["code"] is None
 
 
-async def test_a_service_that_is_away_is_a_503() -> None:
-    app = make_app(Gateway("http://127.0.0.1:9", "tml-key"))
+async def test_a_service_that_is_away_is_a_503_and_a_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = make_app(Gateway("http://127.0.0.1:9", "tml-key", patience_s=1.0))
     async with serve(app) as gate, aiohttp.ClientSession() as http:
-        async with http.get(f"{gate}/api/v1/any") as answer:
+        async with http.get(f"{gate}/api/v1/any?tml-key") as answer:
             assert (
                 answer.status == 503 and "127.0.0.1:9" in read_error(await answer.read())["message"]
             )
+            assert answer.headers["Retry-After"]
+        data = json.dumps({"model": "tiny", "messages": CHAT}).encode()
+        # Each of them does not wait for all before it.
+        async with asyncio.timeout(6):
+            answers = await asyncio.gather(*(send(gate, "tml-key", data) for _ in range(12)))
+    assert {(status, headers["Retry-After"]) for status, headers, _ in answers} == {(503, "5")}
+    lines = [one.getMessage() for one in caplog.records if one.name == "nip.tinker.gateway"]
+    assert len(lines) == 13 and all("503" in line and "127.0.0.1:9" in line for line in lines)
+    assert "tml-key" not in caplog.text and not any("\n" in line for line in lines)
+
+
+async def test_an_answer_of_the_service_that_says_no_is_a_line_without_the_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": "no tml-key\n\x1b[31m"}, status=422)
+
+    async with serve_before(refuse) as (gate, _), aiohttp.ClientSession() as http:
+        async with http.get(f"{gate}/api/v1/any") as answer:
+            assert answer.status == 422
+    [line] = [one.getMessage() for one in caplog.records if one.name == "nip.tinker.gateway"]
+    assert "422" in line and "no ***" in line and line.isprintable()
+
+
+async def test_a_tokenizer_that_is_not_here_is_given_by_an_option() -> None:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", give_samples())
+    async with serve(app) as url, serve(make_app(Gateway(url, "tml-key"))) as gate:
+        status, raw = await ask(gate, "tml-key", model="./nowhere")
+    words = read_error(raw)["message"]
+    assert status == 400 and "--tokenizer" in words and "provider" not in words, words
 
 
 async def test_a_session_that_is_over_is_begun_anew_for_a_new_model(service: ServerDouble) -> None:
@@ -479,3 +528,62 @@ def test_a_port_in_use_is_one_line_with_the_way_out() -> None:
     words = done.stderr.strip()
     assert "Traceback" not in words and str(port) in words and "--port" in words
     assert len(re.findall(r"\S\n\S", words)) <= 3, words
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "status", "words"),
+    [
+        (["--address", "http://127.0.0.1:9"], "tml-key", 3, "--address or TINKER_BASE_URL"),
+        ([], "tml-other", 2, "TINKER_API_KEY"),
+        (["--tokenizer", "./nowhere"], "tml-key", 2, "--tokenizer ./nowhere"),
+    ],
+)
+def test_a_gateway_that_can_not_work_does_not_start(
+    service: ServerDouble, options: list[str], key: str, status: int, words: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nip_cli", "gateway", "--port", "0", *options],
+        env={**os.environ, "TINKER_BASE_URL": service.url, "TINKER_API_KEY": key},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == status and "base_url" not in done.stdout, done
+    assert words in done.stderr and key not in done.stderr and "Traceback" not in done.stderr
+
+
+async def test_it_ends_soon_with_a_request_in_flight() -> None:
+    asked = asyncio.Event()
+    handle = give_samples()
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith(("/retrieve_future", "/finish")):
+            asked.set()
+            await asyncio.sleep(60)
+        return await handle(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", hang)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "nip_cli", "gateway", "--port", "0"),
+        *("--address", f"http://127.0.0.1:{runner.addresses[0][1]}"),
+        *("--tokenizer", str(BUNDLED["tiny"])),
+        env={**os.environ, "TINKER_API_KEY": "tml-key"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(120):
+        line = (await process.stdout.readline()).decode()
+        assert (await ask(line.split()[1], "tml-other", model="tiny"))[0] == 401
+        pending = asyncio.create_task(ask(line.split()[1], "tml-key", model="tiny"))
+        await asked.wait()
+        process.terminate()
+    async with asyncio.timeout(15):  # 5 s, and a slow machine
+        _, errors = await process.communicate()
+        with pytest.raises(aiohttp.ClientError):
+            await pending
+    assert b"Traceback" not in errors, errors.decode()
+    assert errors.count(b"chat/completions: HTTP 401: the key is not the gateway's") == 1, errors
+    await runner.cleanup()

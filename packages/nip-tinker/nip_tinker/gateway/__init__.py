@@ -5,6 +5,7 @@ prompts here, by the model's chat template; a model is asked through `asample`, 
 its ids and log-probabilities. All else is passed on, so a run needs this address alone.
 
 command    the command `nip gateway`
+checks     ask before it starts whether it can work
 app        serves it
 gateway    answers chats
 chats      reads them

@@ -1,6 +1,8 @@
 """The server of a gateway: its chats and models, and all else passed on to the service.
 
 make_app   serves a gateway
+
+Each request that fails is a line of the log.
 """
 
 import logging
@@ -11,18 +13,20 @@ import aiohttp
 from aiohttp import web
 
 from nip_core.proxies import proxy_for
-from nip_core.redaction import redact, show_address
+from nip_core.redaction import printable, redact, show_address
 from nip_tinker.gateway.chats import ApiError
-from nip_tinker.gateway.gateway import Gateway
+from nip_tinker.gateway.gateway import RETRY_AFTER, Gateway
 from nip_tinker.gateway.samples import describe_page, describe_redirect
 
-PLAY_PATH = "/oai/api/v1"
+PLAY_PATHS = ("/oai/api/v1", "/v1")
+"""Of the chats: as the hosted service has it, and as clients of OpenAI's API write it."""
 _LARGEST_BODY = 64 * 1024 * 1024
 _LARGEST_CHAT = 8 * 1024 * 1024
 """As `nip serve` has it: larger ones have more tokens than any context, and to count them takes a
 minute."""
 _PASSED_ON = ("X-API-Key", "Authorization", "Accept", "Content-Type", "X-Idempotency-Key")
 _PASSED_BACK = ("Retry-After",)
+_CONNECT_S = 10.0
 _log = logging.getLogger("nip.tinker.gateway")
 
 
@@ -33,15 +37,27 @@ def make_app(gateway: Gateway) -> web.Application:
     async def answer_errors(request: web.Request, handler: Any) -> web.StreamResponse:
         try:
             answer: web.StreamResponse = await handler(request)
+            if answer.status >= 400:
+                body = answer.body if isinstance(answer, web.Response) else b""
+                words = body[:4000].decode("utf-8", "replace") if isinstance(body, bytes) else ""
+                note_failure(request, answer.status, f"the service: {words}")
             return answer
         except ApiError as error:
-            return _error(error)
+            failure = error
         except web.HTTPException as error:
             code = "request_too_large" if error.status == 413 else None
-            return _error(ApiError(error.status, error.text or error.reason, code))
+            failure = ApiError(error.status, error.text or error.reason, code)
         except Exception as error:
-            _log.exception("%s %s", request.method, request.path)
-            return _error(ApiError(500, f"the gateway broke: {type(error).__name__}"))
+            _log.exception("%s %s", request.method, request.rel_url.raw_path)
+            failure = ApiError(500, f"the gateway broke: {type(error).__name__}")
+        note_failure(request, failure.status, failure.message)
+        return _error(failure)
+
+    def note_failure(request: web.Request, status: int, words: str) -> None:
+        # The path as it was sent has no line end, and no query, which may hold a token.
+        place = printable(f"{request.method} {request.rel_url.raw_path[:200]}")
+        line = printable(" ".join(redact(words, gateway.key).split()))[:500]
+        _log.warning("%s: HTTP %s: %s", place, status, line)
 
     def check_key(request: web.Request) -> None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -75,7 +91,8 @@ def make_app(gateway: Gateway) -> web.Application:
                 body = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = redact(f"{type(error).__name__}: {error}", gateway.key)
-            raise ApiError(503, f"{show_address(gateway.address)}: no answer ({reason})") from None
+            words = f"{show_address(gateway.address)}: no answer ({reason})"
+            raise ApiError(503, words, retry_after=RETRY_AFTER) from None
         retry_after = answer.headers.get("Retry-After")
         if 300 <= answer.status < 400 and answer.status != 304:
             location = answer.headers.get("Location")
@@ -90,15 +107,17 @@ def make_app(gateway: Gateway) -> web.Application:
         return web.Response(body=body, status=answer.status, content_type=kind, headers=back)
 
     async def hold(app: web.Application) -> Any:
-        app[_HTTP] = aiohttp.ClientSession()
+        timeout = aiohttp.ClientTimeout(300, sock_connect=_CONNECT_S)
+        app[_HTTP] = aiohttp.ClientSession(timeout=timeout)
         yield
         await app[_HTTP].close()
         await gateway.aclose()
 
     app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[answer_errors])
     app.cleanup_ctx.append(hold)
-    app.router.add_post(f"{PLAY_PATH}/chat/completions", chat)
-    app.router.add_get(f"{PLAY_PATH}/models", models)
+    for path in PLAY_PATHS:
+        app.router.add_post(f"{path}/chat/completions", chat)
+        app.router.add_get(f"{path}/models", models)
     app.router.add_route("*", "/{path:.*}", pass_on)
     return app
 

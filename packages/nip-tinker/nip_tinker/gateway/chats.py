@@ -53,6 +53,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Values that ask for nothing, of fields that samples can't carry; null, "", [] and {} are more."""
 
+_WHY_NO_STOP = (
+    "a sample of Tinker's API stops at texts or at tokens, not both, and the gateway names the "
+    "tokens that end the model's turn"
+)
+
 
 class ApiError(Exception):
     """An answer without success, as OpenAI's clients read it."""
@@ -114,10 +119,15 @@ class Chat(BaseModel):
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    # Every answer has ids and log-probabilities.
+    # Every answer has ids.
     return_token_ids: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+
+    @property
+    def asks_logprobs(self) -> bool:
+        """Tell whether an answer has log-probabilities."""
+        return bool(self.logprobs or self.top_logprobs)
 
     @property
     def limit(self) -> int | None:
@@ -163,9 +173,10 @@ def _refuse_ignored(place: str, fields: Mapping[str, JsonValue]) -> None:
     ignored = sorted(name for name, value in fields.items() if not _asks_nothing(name, value))
     if ignored:
         listed = ", ".join(f"{place}{name} (got {str(fields[name])[:80]})" for name in ignored[:8])
+        why = f" ({_WHY_NO_STOP})" if ignored[0].startswith("stop") else ""
         raise ApiError(
             400,
-            f"samples can't carry {listed}: leave these settings out",
+            f"the gateway can't carry {listed}: leave these settings out{why}",
             "unsupported_value",
             f"{place}{ignored[0]}"[:200],
         )

@@ -1,5 +1,6 @@
 """The command `nip gateway`: a service of Tinker's API, asked by tokens."""
 
+import asyncio
 import os
 import socket
 from typing import Annotated
@@ -7,6 +8,9 @@ from typing import Annotated
 import typer
 
 from nip_core.errors import SettingsError
+
+_SHUTDOWN_S = 1.0
+"""How long a request in flight is waited for at the end, and once more after it is broken off."""
 
 
 def gateway(
@@ -25,7 +29,8 @@ def gateway(
     from nip_cli.printing.terminal import say
     from nip_core.parameters.services.providers import Tinker
     from nip_core.redaction import check_address, read_key
-    from nip_tinker.gateway.app import PLAY_PATH, make_app
+    from nip_tinker.gateway.app import PLAY_PATHS, make_app
+    from nip_tinker.gateway.checks import check_service, load_model_text
     from nip_tinker.gateway.gateway import Gateway
 
     key = read_key(os.environ, str(Tinker.key_variable))
@@ -42,7 +47,11 @@ def gateway(
             f"--port {port}: nothing can listen there ({error.strerror}); end the program that "
             "does, or give another port (0: a free one)"
         ) from None
+    if tokenizer is not None:
+        load_model_text("--tokenizer", tokenizer)
+    asyncio.run(check_service(place, key))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     say(f"base_url: {url}    # of agents with model_provider: Tinker")
-    say(f"base_url: {url}{PLAY_PATH}    # of other clients of OpenAI's API")
-    web.run_app(make_app(Gateway(place, key, tokenizer)), sock=listener, print=None)
+    say(f"base_url: {url}{PLAY_PATHS[-1]}    # of other clients of OpenAI's API")
+    app = make_app(Gateway(place, key, tokenizer))
+    web.run_app(app, sock=listener, print=None, shutdown_timeout=_SHUTDOWN_S)

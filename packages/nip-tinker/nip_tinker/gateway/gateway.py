@@ -15,13 +15,16 @@ from nip_core.errors import SettingsError
 from nip_core.jobs.job import BackendTrouble, Busy, NoAnswer, Refused
 from nip_core.redaction import redact, show_address
 from nip_lm_server.client import training_text
-from nip_tinker.datums import load_text
 from nip_tinker.gateway.chats import ApiError, Chat, read_chat
+from nip_tinker.gateway.checks import load_model_text
 from nip_tinker.gateway.samples import Choice, SampleClient
 from nip_tinker.wire import Json, RequestFailed, json_send
 
 _TRIES = 3
 _GONE = (404, 410)
+_FINISH_S = 2.0
+RETRY_AFTER = "5"
+"""Seconds after which a client may ask again, where the service names no pause."""
 
 
 @dataclass
@@ -48,23 +51,28 @@ class Gateway:
     key: str
     tokenizer: str | None = None
     """The folder with the tokenizer of all models; None: it is found by the base's name."""
+    patience_s: float = 20.0
+    """How long a call to a service that is away is made again: clients have their own patience."""
     _client: SampleClient = field(init=False)
     _samplers: dict[str, Sampler] = field(default_factory=dict)
     _session: str | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     """Of the session's samplers: one that failed has used its number, too."""
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _failed: tuple[float, str] = (0.0, "")
+    """When the service was last away as a sampler was to be begun, and the words for it."""
     _lacks_top: bool = False
     """The service has given a sample without the likeliest tokens."""
 
     def __post_init__(self) -> None:
-        self._client = SampleClient(self.address, self.key)
+        self._client = SampleClient(self.address, self.key, patience_s=self.patience_s)
 
     async def aclose(self) -> None:
         """Finish the session."""
         if self._session is not None:
-            with contextlib.suppress(BackendTrouble):  # then it ends by itself
-                await self._client.finish_session(self._session, "success")
+            with contextlib.suppress(BackendTrouble, TimeoutError):  # then it ends by itself
+                async with asyncio.timeout(_FINISH_S):
+                    await self._client.finish_session(self._session, "success")
         await self._client.aclose()
 
     async def complete(self, raw: bytes) -> Json:
@@ -111,7 +119,7 @@ class Gateway:
         if chat.top_logprobs and any(one.tokens and one.likeliest is None for one in choices):
             self._lacks_top = True
             raise self._no_top()
-        return _answer(chat.model, sampler, prompt, choices, cached)
+        return _answer(chat, sampler, prompt, choices, cached)
 
     def _no_top(self) -> ApiError:
         return ApiError(
@@ -124,21 +132,29 @@ class Gateway:
 
     async def _open(self, model: str) -> Sampler:
         """Find or begin the sampler of a model. Raises ApiError 404 for an unknown one."""
+        now_s = asyncio.get_running_loop().time
+        came_s = now_s()
         async with self._opening:
             if model not in self._samplers:
+                # Who stood in the queue has waited as long, and would once more each.
+                if self._failed[0] > came_s:
+                    raise NoAnswer(self._failed[1])
                 is_trained = model.startswith("tinker://")
                 try:
                     base = (await self._client.look_up_state(model))[0] if is_trained else model
                     weights = {"model_path" if is_trained else "base_model": model}
                     id = await self._begin(**weights)
+                except NoAnswer as error:
+                    self._failed = now_s(), error.message
+                    raise
                 except Refused as error:
                     if error.status not in (400, *_GONE, 422):
                         raise
-                    there = "" if is_trained else await self._describe_bases()
+                    there = "" if is_trained else await self._describe_bases(model, str(error))
                     raise ApiError(
                         404, redact(f"{error}{there}"), "model_not_found", "model"
                     ) from None
-                text = await asyncio.to_thread(load_text, base, self.tokenizer, None)
+                text = await asyncio.to_thread(load_model_text, base, self.tokenizer)
                 self._samplers[model] = Sampler(id, text)
             return self._samplers[model]
 
@@ -173,9 +189,11 @@ class Gateway:
             return False
         return True
 
-    async def _describe_bases(self) -> str:
+    async def _describe_bases(self, model: str, words: str) -> str:
+        """List the base models, unless the service's words for its lack of `model` do so."""
         with contextlib.suppress(BackendTrouble):
-            if bases := await self._client.list_bases():
+            bases, rest = await self._client.list_bases(), words.replace(model, "")
+            if bases and bases[0] not in rest:
                 more = f" and {len(bases) - 20} more" if len(bases) > 20 else ""
                 return f"; base models there: {', '.join(bases[:20])}{more}"
         return ""
@@ -208,7 +226,7 @@ class Gateway:
 
 
 def _answer(
-    model: str, sampler: Sampler, prompt: Sequence[int], sequences: Sequence[Choice], cached: int
+    chat: Chat, sampler: Sampler, prompt: Sequence[int], sequences: Sequence[Choice], cached: int
 ) -> Json:
     """Make the answer in OpenAI's words, and vLLM's for token ids."""
     decode, count = sampler.text.tokenizer.decode, sum(len(one.tokens) for one in sequences)
@@ -216,6 +234,16 @@ def _answer(
     def show(token: int, logprob: float) -> Json:
         word = sampler.show(token)
         return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+
+    def show_logprobs(sequence: Choice) -> Json:
+        likeliest = sequence.likeliest or [[]] * len(sequence.tokens)
+        content = [
+            {**show(token, logprob), "top_logprobs": [show(*cell) for cell in top]}
+            for token, logprob, top in zip(
+                sequence.tokens, sequence.logprobs, likeliest, strict=True
+            )
+        ]
+        return {"content": content, "refusal": None}
 
     choices = [
         {
@@ -227,18 +255,7 @@ def _answer(
             },
             "finish_reason": "stop" if sequence.stopped else "length",
             "token_ids": sequence.tokens,
-            "logprobs": {
-                "content": [
-                    {**show(token, logprob), "top_logprobs": [show(*cell) for cell in top]}
-                    for token, logprob, top in zip(
-                        sequence.tokens,
-                        sequence.logprobs,
-                        sequence.likeliest or [[]] * len(sequence.tokens),
-                        strict=True,
-                    )
-                ],
-                "refusal": None,
-            },
+            "logprobs": show_logprobs(sequence) if chat.asks_logprobs else None,
         }
         for index, sequence in enumerate(sequences)
     ]
@@ -246,7 +263,7 @@ def _answer(
         "id": f"chatcmpl-{secrets.token_hex(8)}",
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": model,
+        "model": chat.model,
         "choices": choices,
         "prompt_token_ids": list(prompt),
         "usage": {
@@ -264,7 +281,8 @@ def find_answer(error: BackendTrouble) -> ApiError:
     if isinstance(error, Busy | NoAnswer):
         pause_s = error.retry_after_s
         status = 429 if isinstance(error, Busy) else 503
-        return ApiError(status, words, retry_after=None if pause_s is None else f"{pause_s:g}")
+        retry_after = RETRY_AFTER if pause_s is None else f"{pause_s:g}"
+        return ApiError(status, words, retry_after=retry_after)
     status = error.status if isinstance(error, Refused) else 502
     if isinstance(error, RequestFailed):
         status = 500 if error.category == "server" else 400

@@ -6,9 +6,11 @@ Choice         a sampled sequence
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import numpy as np
 
 from nip_core.jobs.job import Refused
@@ -16,6 +18,7 @@ from nip_core.redaction import redact, show_address
 from nip_lm_server.client import parse
 from nip_tinker.wire import TinkerClient
 
+_CONNECT_S = 10.0
 _NO_TOKEN = -99999.0
 """The log-probability of a cell without a token, in tables of the likeliest."""
 
@@ -51,6 +54,14 @@ class SampleClient(TinkerClient):
         if not choices:
             raise Refused(f"{self.shown}: the sample {request_id} has no sequence", 502)
         return choices, sample.prompt_cache_hit_tokens
+
+    async def _send(
+        self, verb: str, route: str, data: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, str, bytes, float | None]:
+        if self._http is None:  # a machine that is away is no reason to wait as for an answer
+            timeout = aiohttp.ClientTimeout(self._timeout_s, sock_connect=_CONNECT_S)
+            self._http = aiohttp.ClientSession(timeout=timeout)
+        return await super()._send(verb, route, data, headers)
 
     async def _ask(
         self, verb: str, route: str, *rest: Any, **settings: Any
