@@ -30,7 +30,8 @@ async def open_backend(
     service = provider.training or TrainingService()
     backend: Backend
     if isinstance(service.backend, str) and ":" in service.backend:
-        backend = import_object(service.backend)(endpoint.base_url, endpoint.api_key, provider)
+        kind = import_object(service.backend)
+        backend = kind(endpoint.base_url, endpoint.api_key, provider, timeout_s=timeout_s)
     elif isinstance(service.backend, str):
         backend = _OURS[service.backend](endpoint.base_url, endpoint.api_key, timeout_s=timeout_s)
     else:

@@ -331,16 +331,27 @@ def choose_next_step(parameters: HyperParameters, record: JobRecord) -> Step:
     settings = parameters.fine_tuning
     steps: dict[str, Step] = {
         "succeeded": "go_on",
-        "failed": settings.on_failed,
-        "cancelled": settings.on_cancelled,
-        "not_found": settings.on_not_found,
-        "deadline": settings.on_deadline,
-        "skipped": settings.on_too_few_examples,
+        **{outcome: getattr(settings, name) for outcome, name in _SETTINGS.items()},
         "refused": "stop",  # the same request would be refused again
     }
     step = steps[record.outcome or "failed"]
     has_had_all = len(record.previous) + 1 >= settings.max_attempts
     return "stop" if step == "try_again" and has_had_all else step
+
+
+_SETTINGS = {
+    "failed": "on_failed",
+    "cancelled": "on_cancelled",
+    "not_found": "on_not_found",
+    "deadline": "on_deadline",
+    "skipped": "on_too_few_examples",
+}
+"""By outcome of a job, the setting of fine_tuning that says what follows."""
+
+
+def _name_setting(record: JobRecord) -> str:
+    setting = _SETTINGS.get(record.outcome or "failed")
+    return f", or set fine_tuning.{setting} to another step" if setting else ""
 
 
 def make_stop_error(record: JobRecord, path: str) -> JobError:
@@ -350,5 +361,5 @@ def make_stop_error(record: JobRecord, path: str) -> JobError:
     return JobError(
         f"job {record.id} of group {record.group}, iteration {record.iteration}: {record.outcome} "
         f"({record.reason}){tried}; its record is {path}. Mend the cause and run again with "
-        "--retry-failed-jobs, or say with fine_tuning.on_... what is to follow"
+        f"--retry-failed-jobs{_name_setting(record)}"
     )

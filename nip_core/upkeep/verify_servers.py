@@ -144,6 +144,11 @@ def _jobs_on_record(check: Check) -> Iterator[tuple[str, JobRecord]]:
 
 async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -> None:
     """Check jobs and models at the servers of the settings, where these can be reached."""
+    services = [parameters.group_parameters(group).provider.training for group in parameters.groups]
+    if any(service is not None and ":" in str(service.backend) for service in services):
+        # Notes of a back-end that drives its jobs itself: its answers below come from them.
+        notes = f"{check.run.root}/training/"
+        check.unknown[:] = [path for path in check.unknown if not path.startswith(notes)]
     for group in parameters.groups:
         try:
             endpoints = find_group_endpoints(parameters, group)
@@ -157,9 +162,6 @@ async def _check_remote(check: Check, parameters: HyperParameters, jobs: Jobs) -
         # A server that is away is no damage of the run, so it is not waited for as in a run.
         opened = open_ledger(check.run, provider, endpoints.control, settle_s=0, timeout_s=20)
         async with opened as (_, backend):
-            # Notes of a back-end that drives its jobs itself: its answers below come from them.
-            notes = f"{check.run.root}/training/"
-            check.unknown[:] = [path for path in check.unknown if not path.startswith(notes)]
             try:
                 for path, job in of_group:
                     await _ask(check, backend, path, job)

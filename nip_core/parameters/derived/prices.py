@@ -23,9 +23,17 @@ def is_paid(agent: PureTextAgentParameters) -> bool:
 
 
 def find_missing_prices(parameters: "HyperParameters") -> tuple[str, ...]:
-    """List the paid models without a price in the settings, sorted."""
-    paid = {a.model_name for a in parameters.model_agents.values() if is_paid(a)}
-    return tuple(sorted(paid - set(parameters.prices)))
+    """List the paid models without a price in the settings, sorted; of a trained one its training
+    has to have one, too, if only 0."""
+    paid = [agent for agent in parameters.model_agents.values() if is_paid(agent)]
+    return tuple(sorted({agent.model_name for agent in paid if _lacks_price(parameters, agent)}))
+
+
+def _lacks_price(parameters: "HyperParameters", agent: PureTextAgentParameters) -> bool:
+    price = parameters.prices.get(agent.model_name)
+    if price is None:
+        return True
+    return not agent.freeze_agent and "training_usd" not in price.model_fields_set
 
 
 def write_price_lines(parameters: "HyperParameters") -> list[str]:
@@ -38,9 +46,12 @@ def write_price_lines(parameters: "HyperParameters") -> list[str]:
     models, lines = find_missing_prices(parameters), []
     for model in models:
         agents = [a for a in parameters.model_agents.values() if a.model_name == model]
-        training = ", training_usd: T" if any(not agent.freeze_agent for agent in agents) else ""
-        key = yaml.safe_dump(model).splitlines()[0]
-        lines.append(f"  {key}: {{prompt_usd: P, completion_usd: C{training}}}")
+        price = parameters.prices.get(model)
+        given = {} if price is None else price.model_dump(include=price.model_fields_set)
+        wanted = {"prompt_usd": "P", "completion_usd": "C"}
+        wanted |= {"training_usd": "T"} if any(not agent.freeze_agent for agent in agents) else {}
+        listed = ", ".join(f"{name}: {value}" for name, value in {**wanted, **given}.items())
+        lines.append(f"  {yaml.safe_dump(model).splitlines()[0]}: {{{listed}}}")
     return lines
 
 

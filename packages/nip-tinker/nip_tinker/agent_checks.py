@@ -20,7 +20,8 @@ def check_agent(parameters: HyperParameters, name: str) -> None:
             is_other_alpha,
             f"{place}.lora_alpha" if scale is None else f"{place}.lora_alpha_scale",
             agent.lora_alpha if scale is None else scale,
-            f"it has alpha {ALPHA} for every rank; set lora_alpha: {ALPHA}, or leave both out",
+            f"it has alpha {ALPHA} for every rank; set lora_alpha: {ALPHA}, or leave it and "
+            "lora_alpha_scale out",
         ),
         (
             agent.lora_dropout not in (0.0, _DEFAULT_DROPOUT),

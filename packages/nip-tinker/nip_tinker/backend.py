@@ -39,7 +39,7 @@ from nip_tinker.record.run_files import RunFiles
 from nip_tinker.record.steps import Plan
 from nip_tinker.training.driver import Driver
 from nip_tinker.training.ends import end_job
-from nip_tinker.wire import PROTOBUF, TinkerClient
+from nip_tinker.wire import PATIENCE_S, PROTOBUF, TinkerClient
 
 _ENDED = ("succeeded", "failed", "cancelled")
 _NAMES_SHOWN = 8
@@ -59,14 +59,18 @@ class TinkerBackend(Backend):
         key: str,
         provider: type[Provider] = Tinker,
         *,
+        timeout_s: float = 120.0,
         options: Options | None = None,
         client: TinkerClient | None = None,
         files: RunFiles | None = None,
     ) -> None:
-        """`options`, `client` and `files` replace those of provider, address and run."""
+        """`timeout_s`: how long a look takes at most; less than the default is one of a person, who
+        waits no longer than that for a service that is away. `options`, `client` and `files`
+        replace those of provider, address and run."""
         super().__init__(address, key)
         self._options = options or read_options(provider)
-        self._client = client or TinkerClient(address, key)
+        patience_s = PATIENCE_S if timeout_s >= 120.0 else timeout_s
+        self._client = client or TinkerClient(address, key, patience_s=patience_s)
         self._files = files
         self._drivers: dict[str, tuple[Driver, asyncio.Task[JobNote]]] = {}
 
@@ -168,6 +172,8 @@ class TinkerBackend(Backend):
             task = asyncio.create_task(driver.run(), name=f"training {job_id}")
             self._drivers[job_id] = driver, task
             return self._view(job, driver)
+        if (silence := self._client.describe_silence()) is not None:
+            raise NoAnswer(silence)  # the driver goes on asking
         driver, _ = driven
         view = self._view(driver.job or await self._read(notes, job_id), driver)
         # It has ended when its driver has: that tidies up behind it.

@@ -21,19 +21,23 @@ def states(
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete those that nothing in the run needs.")
     ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also those that the run needs: it can't go on then.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without a question.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the states that jobs of RUN have saved at a service of Tinker's API, which cost by the
     month: their bytes, and whether the run needs them. The key is that of the environment."""
     from nip_core.evaluation.figures_in_words import file_size
-    from nip_core.records.named_run import find_run
+    from nip_core.records.named_run import find_run, name_place
     from nip_core.run_store.lease import acquire, refuse_if_held
+    from nip_core.run_store.store import open_store
 
     tree = find_run(run, run_store)
     refuse_if_held(tree.store, tree.root)
     rows = asyncio.run(_list(tree))
-    unneeded = [row for row in rows if not row.is_needed]
+    unneeded = [row for row in rows if every or not row.is_needed]
     if as_json:
         print_json({"run": tree.name, "states": [vars(row) for row in rows]})
     else:
@@ -42,11 +46,16 @@ def states(
             until = f", until {row.expires_at}" if row.expires_at else ""
             say(f"{size:>9}  {'needed' if row.is_needed else 'not needed':<10}  {row.path}{until}")
         total = file_size(sum(row.bytes or 0 for row in rows))
-        say(f"{len(rows)} at the service, {total}; {len(unneeded)} not needed")
+        count = sum(not row.is_needed for row in rows)
+        say(f"{len(rows)} at the service, {total}; {count} not needed")
     if delete and unneeded and (yes or typer.confirm(f"Delete {len(unneeded)}?")):
-        with acquire(tree.store, tree.root):
+        place, _ = name_place(run or tree.name, run_store)
+        with acquire(open_store(place), tree.root):
             asyncio.run(_delete(tree, unneeded))
         say(f"{len(unneeded)} deleted")
+
+
+_PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ async def _list_at(address: str, key: str, runs: set[str]) -> "list[Checkpoint]"
     """List the states of these training runs, of which another run's jobs may have the names."""
     from nip_tinker.wire import TinkerClient
 
-    client = TinkerClient(address, key)
+    client = TinkerClient(address, key, patience_s=_PATIENCE_S)
     try:
         listed = await client.list_all_states()
         if listed is None:
@@ -135,7 +144,7 @@ async def _delete(run: Any, rows: Sequence[Row]) -> None:
     from nip_tinker.wire import TinkerClient
 
     for address, key in _list_services(run):
-        client = TinkerClient(address, key)
+        client = TinkerClient(address, key, patience_s=_PATIENCE_S)
         try:
             for row in rows:
                 if row.address == address:

@@ -33,6 +33,10 @@ from nip_lm_server.client import parse
 PROTOBUF = "application/x-protobuf"
 SDK_VERSION = "0.38.0"
 """Whose wire this is; the service is told it."""
+PATIENCE_S = 300.0
+"""How long an unanswered request is sent again."""
+_SILENCE_S = 10.0
+"""A silence that is worth a word."""
 _PAGE = 100
 _LONGEST_PAUSE_S = 10.0
 _FIRST_PAUSE_S = 0.1
@@ -121,7 +125,7 @@ class TinkerClient:
         address: str,
         key: str,
         *,
-        patience_s: float = 300.0,
+        patience_s: float = PATIENCE_S,
         timeout_s: float = 60.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -130,6 +134,14 @@ class TinkerClient:
         self._key, self._patience_s, self._timeout_s = key, patience_s, timeout_s
         self._sleep = sleep
         self._http: aiohttp.ClientSession | None = None
+        self._silence: tuple[float, str] | None = None  # since when, and the newest reason
+
+    def describe_silence(self) -> str | None:
+        """Say for how long no call has had an answer; None: not for long."""
+        if self._silence is None:
+            return None
+        seconds = asyncio.get_running_loop().time() - self._silence[0]
+        return f"{self._silence[1]}, for {seconds:.0f} s now" if seconds > _SILENCE_S else None
 
     @property
     def shown(self) -> str:
@@ -348,7 +360,11 @@ class TinkerClient:
                 elif status >= 500 and status not in (501, 507):
                     trouble = NoAnswer(f"{self.shown}/{route}: HTTP {status}", asked_s)
                 else:
+                    self._silence = None
                     return status, kind, answer
+            if isinstance(trouble, NoAnswer):
+                since_s = loop.time() if self._silence is None else self._silence[0]
+                self._silence = since_s, trouble.message
             wait_s = max(pause_s, asked_s or 0.0)
             may_count = has_arrived and isinstance(trouble, NoAnswer)
             if loop.time() + wait_s > end_s or (may_count and not again):

@@ -11,6 +11,7 @@ from driven_jobs import OPTIONS, Deaths, Killed, Place, make_data, make_spec, re
 from faulty_service import Faults, FaultyService
 
 from nip_core.errors import LeaseError, ParkedError, SettingsError
+from nip_core.jobs.job import NoAnswer
 from nip_lm_server.testing import ServerDouble
 from nip_tinker.record.notes import Notes
 
@@ -231,6 +232,25 @@ async def test_a_clock_that_was_set_back_and_a_service_without_lifetimes_hold_no
     async with asyncio.timeout(60):
         view = await place.drive(job_id)
     assert view.status == "succeeded" and faults.met["ttl"]
+
+
+async def test_an_outage_is_told_while_it_lasts(
+    place: Place, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nip_tinker.wire._SILENCE_S", 0.5)
+    job_id = await place.submit(make_spec("supervised", run="outage"), make_data("supervised"))
+    backend, troubles = place.open(), list[str]()
+    faults.refusals = [503] * 5
+    status = "queued"
+    while status not in ("succeeded", "failed"):
+        try:
+            status = (await backend.retrieve_job(job_id)).status
+        except NoAnswer as error:
+            troubles.append(str(error))
+        await asyncio.sleep(0.05)
+    await backend.aclose()
+    assert status == "succeeded" and troubles
+    assert "HTTP 503" in troubles[0] and troubles[0].endswith("s now")
 
 
 async def test_without_money_the_run_is_parked_and_goes_on_when_there_is_some(

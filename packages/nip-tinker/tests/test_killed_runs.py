@@ -147,3 +147,7 @@ def test_a_killed_run_pays_no_step_twice(
         cwd=tmp_path, env=run.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert checked.returncode == 0 and "0 unknown" in checked.stdout, checked.stdout
+    # States cost by the month, so whoever is done with a run deletes them.
+    last = read_record(service._state, job)
+    assert "deleted" in run.ask("states", "there", "--delete", "--all", "--yes")
+    assert last.paths and read_record(service._state, job).paths == []

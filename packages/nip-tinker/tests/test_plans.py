@@ -151,6 +151,18 @@ def test_blocks_are_as_large_as_time_and_money_allow() -> None:
     assert choose_size(Options(block_minutes=1), job, None) == 10
 
 
+def test_a_budget_wants_the_price_of_training_if_only_0() -> None:
+    settings = [*TINKER, "run_name=capped", "budget.usd=1"]
+    model = load_parameters("deterministic", settings[:-1]).group_parameters("verifier").model_name
+    price = f"prices={{{model}: {{prompt_usd: 1, completion_usd: 2}}}}"
+    with pytest.raises(SettingsError, match=r"completion_usd: 2.0, training_usd: T"):
+        load_parameters("deterministic", [*settings, price])
+    free = price.replace("}}", ", training_usd: 0}}")
+    assert load_parameters("deterministic", [*settings, free]).budget.usd == 1
+    frozen = "agents._default.freeze_agent=true"
+    load_parameters("deterministic", [*settings, price, frozen])
+
+
 @pytest.fixture(params=["disk", "bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Where runs are kept."""
