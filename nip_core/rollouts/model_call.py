@@ -234,8 +234,8 @@ def _choose_tokens(player: Player, answer: ChatAnswer, top: int) -> _Tokens:
     if answer.token_ids is None or answer.prompt_token_ids is None:
         raise StageError(
             f"{player.endpoint.base_url}: model {player.model} gives no token ids, which trainer "
-            "pure_text_grpo needs; use an lm_server, or another trainer (a function of your own: "
-            "return ModelAnswer with prompt_token_ids and token_ids)"
+            "pure_text_grpo needs; use an lm_server, or nip gateway before a service of Tinker's "
+            "API, or another trainer"
         )
     # All or none: a log-probability at the wrong token would be trained on as if it were right.
     logprobs = [token["logprob"] for token in answer.tokens or ()]
