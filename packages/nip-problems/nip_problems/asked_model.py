@@ -68,7 +68,12 @@ def make_settings(options: AskedModelOptions, run_name: str) -> HyperParameters:
     }
     prices = {}
     if options.usd is not None:
-        prices[options.name] = {"prompt_usd": options.usd[0], "completion_usd": options.usd[1]}
+        prompt_usd, completion_usd = options.usd
+        prices[options.name] = {
+            "prompt_usd": prompt_usd,
+            "completion_usd": completion_usd,
+            "training_usd": 0.0,  # it is asked, and never trained
+        }
     values = {
         "run_name": run_name,
         "dataset": "problems",
