@@ -14,6 +14,7 @@ from nip_core.errors import LeaseError, ParkedError, SettingsError
 from nip_core.jobs.job import NoAnswer
 from nip_lm_server.testing import ServerDouble
 from nip_tinker.record.notes import Notes
+from nip_tinker.wire import TinkerClient
 
 STEPS, BLOCK = 8, 2
 LONGER = ("supervised", "dpo")
@@ -232,6 +233,20 @@ async def test_a_clock_that_was_set_back_and_a_service_without_lifetimes_hold_no
     async with asyncio.timeout(60):
         view = await place.drive(job_id)
     assert view.status == "succeeded" and faults.met["ttl"]
+
+
+async def test_a_state_that_has_expired_is_named_with_the_way_out(place: Place) -> None:
+    place = replace(place, options=replace(OPTIONS, takes_level_2=False))
+    job_id = await place.submit(make_spec("supervised", run="expired"), make_data("supervised"))
+    with pytest.raises(Killed):
+        await place.drive(job_id, Deaths(stop_after="before optim_step", skips=2))
+    state = place.read(job_id)[0].state
+    client = TinkerClient(place.url, place.key)
+    await client.delete_state(str(state))
+    await client.aclose()
+    with pytest.raises(ParkedError, match=rf"{state} is not at the service.*--rerun-from"):
+        await place.drive(job_id)
+    assert place.read(job_id)[0].status == "running"  # and nothing was thrown away
 
 
 async def test_an_outage_is_told_while_it_lasts(
