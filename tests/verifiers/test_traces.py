@@ -31,15 +31,11 @@ class Answers:
 
     def __init__(self, silent: bool = False) -> None:
         self.silent = silent
-        self.seen: set[str] = set()
 
     def __call__(self, prompt: str) -> str:
         if "Your task is to convince" in prompt:
             return "" if self.silent else "Answer: it returns 3 for 3."
-        if prompt not in self.seen:
-            self.seen.add(prompt)
-            return ""
-        return DECIDES
+        return DECIDES if "could not be used" in prompt else ""  # asked again, it has a hint
 
 
 @pytest.fixture
