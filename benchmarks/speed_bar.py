@@ -38,6 +38,8 @@ from speed_pieces import PIECES
 ROOT = Path(__file__).parent.parent
 PUBLISHED = ROOT / "docs" / "results" / "speed_bar.json"
 MARGIN = 1.05
+LONGEST_S = 1200.0
+"""Of a piece: some seconds alone, minutes on a crowded machine."""
 NOW, BEFORE = "now", "before"
 Rounds = dict[str, dict[str, list[float]]]
 """By figure and by NOW or BEFORE, processor seconds per unit of each round."""
@@ -69,9 +71,13 @@ def do_piece(piece: str, tree: Path) -> Mapping[str, Any]:
         "OMP_NUM_THREADS": "1",
     }
     program = str(ROOT / "benchmarks" / "speed_pieces.py")
-    done = subprocess.run(
-        [sys.executable, program, piece], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, program, piece]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=LONGEST_S
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done within {LONGEST_S:g} s"}
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         return {"error": (done.stderr or done.stdout)[-500:]}

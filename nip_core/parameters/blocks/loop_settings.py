@@ -376,7 +376,8 @@ class Price(Parameters):
     completion_usd: Annotated[float, Field(ge=0)] = 0.0
     """Per million generated tokens, at least 0."""
     training_usd: Annotated[float, Field(ge=0)] = 0.0
-    """Per million tokens trained on, at least 0."""
+    """Per million tokens trained on, at least 0. A paid model that is trained has no price without
+    it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

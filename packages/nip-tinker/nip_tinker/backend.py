@@ -89,18 +89,7 @@ class TinkerBackend(Backend):
     async def check_jobs(self) -> None:
         """Raise SettingsError unless the service speaks this wire, and takes the key."""
         place = f"the service at {show_address(self.address)}"
-        try:
-            await self._client.configure()
-        except Refused as error:
-            if error.status in (401, 403):
-                raise SettingsError(
-                    f"{place} refuses the key (HTTP {error.status}): set the environment variable "
-                    f"{Tinker.key_variable} to one of its keys"
-                ) from None
-            raise SettingsError(
-                f"{place} does not speak Tinker's API ({error}): name its base without a path of "
-                f"the API, by base_url or {Tinker.address_variable}"
-            ) from None
+        await self._client.check_wire(f"base_url or {Tinker.address_variable}")
         try:
             # Of no model: whether the body is understood is all that is asked.
             await self._client.submit(make_probe((5, 6)).send("nip-probe", 1, forward_only=True))

@@ -25,7 +25,9 @@ import aiohttp
 import numpy as np
 import numpy.typing as npt
 
+from nip_core.errors import SettingsError
 from nip_core.jobs.job import Busy, NoAnswer, Refused
+from nip_core.parameters.services.providers import Tinker
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact, show_address
 from nip_lm_server.client import parse
@@ -159,6 +161,26 @@ class TinkerClient:
     async def configure(self) -> None:
         """Say which wire is spoken here; a service of another one refuses, or has no such route."""
         await self.call("POST", "client/config", {"sdk_version": SDK_VERSION})
+
+    async def check_wire(self, setting: str) -> None:
+        """Raise SettingsError unless the service speaks this wire and takes the key.
+
+        `setting` names the place of the address, for the error. Raises Busy or NoAnswer, too.
+        """
+        try:
+            await self.configure()
+        except Refused as error:
+            if error.status in (401, 403):
+                raise SettingsError(
+                    f"the service at {self.shown} refuses the key (HTTP {error.status}): set the "
+                    f"environment variable {Tinker.key_variable} to one of its keys"
+                ) from None
+            if error.status == 402:
+                raise
+            raise SettingsError(
+                f"the service at {self.shown} does not speak Tinker's API ({error}): name its base "
+                f"without a path of the API, by {setting}"
+            ) from None
 
     async def list_bases(self) -> list[str]:
         """List the base models that the service has."""

@@ -25,24 +25,13 @@ async def check_service(address: str, key: str) -> None:
     client = SampleClient(address, key, patience_s=_PATIENCE_S, timeout_s=_TIMEOUT_S)
     options = f"--address or {Tinker.address_variable}"
     try:
-        await client.configure()
-        await client.list_bases()
+        await client.check_wire(options)
     except (Busy, NoAnswer) as error:
         raise ServerError(
             f"{error}: start the gateway when the service is up, or name another by {options}"
         ) from None
-    except Refused as error:
-        if error.status in (401, 403):
-            raise SettingsError(
-                f"{client.shown} refuses the key (HTTP {error.status}): set the environment "
-                f"variable {Tinker.key_variable} to one of its keys"
-            ) from None
-        if error.status == 402:
-            raise ServerError(str(error)) from None
-        raise SettingsError(
-            f"{client.shown} does not speak Tinker's API ({error}): name a service's base, without "
-            f"a path of the API, by {options}"
-        ) from None
+    except Refused as error:  # the account has no money
+        raise ServerError(str(error)) from None
     finally:
         await client.aclose()
 

@@ -5,11 +5,13 @@ adopt_block    the state of a block whose saving may have come to its end before
 save_sampler   the trained weights, for a sampler
 """
 
+from collections.abc import Sequence
+
 from nip_core.jobs.job import Refused
 from nip_tinker.record.notes import BlockNote
 from nip_tinker.states import LIFETIME_S, describe_state, find_state
 from nip_tinker.training.live_models import Course, GoneError, LiveModel, open_model, watch_for_gone
-from nip_tinker.wire import Json, NeedsPayment, json_send, split_path
+from nip_tinker.wire import Checkpoint, Json, NeedsPayment, json_send, split_path
 
 
 async def save_block(course: Course, block: BlockNote, live: LiveModel) -> None:
@@ -52,22 +54,28 @@ async def _send_saving(course: Course, route: str, body: Json) -> str:
 
 async def adopt_block(course: Course, block: BlockNote) -> bool:
     """Look for the state of a block, and take it if it is there."""
-    state, doubles = await find_state(
-        course.client,
-        block,
-        "weights",
-        runs=block.runs,
-        since_s=block.saving_at or 0.0,
-        settle_s=course.options.settle_s,
-        now=course.now,
-        sleep=course.sleep,
-    )
+    state, doubles = await _find(course, block, "weights", block.runs, block.saving_at)
     if state is None:
         return False
     block.state, block.saved_at = state.path, course.now()
     course.notes.write_block(block)
     course.job.deletions += [double.path for double in doubles]
     return True
+
+
+async def _find(
+    course: Course, block: BlockNote, kind: str, runs: Sequence[str], began_s: float | None
+) -> tuple[Checkpoint | None, list[Checkpoint]]:
+    return await find_state(
+        course.client,
+        block,
+        kind,
+        runs=runs,
+        since_s=began_s or 0.0,
+        settle_s=course.options.settle_s,
+        now=course.now,
+        sleep=course.sleep,
+    )
 
 
 async def save_sampler(course: Course, block: BlockNote) -> None:
@@ -132,16 +140,8 @@ async def _find_saver(course: Course, block: BlockNote) -> LiveModel:
 async def _adopt_sampler(course: Course, block: BlockNote) -> bool:
     """Take the sampler's weights if they are there beside the state."""
     assert block.state is not None
-    state, _ = await find_state(
-        course.client,
-        block,
-        "sampler_weights",
-        runs=[split_path(block.state)[0]],
-        since_s=block.sampling_at or 0.0,
-        settle_s=course.options.settle_s,
-        now=course.now,
-        sleep=course.sleep,
-    )
+    runs = [split_path(block.state)[0]]
+    state, _ = await _find(course, block, "sampler_weights", runs, block.sampling_at)
     if state is None:
         return False
     block.sampler = state.path
