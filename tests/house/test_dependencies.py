@@ -1,6 +1,7 @@
 """A distribution declares the packages that its modules import, and no others."""
 
 import ast
+import importlib.metadata
 import re
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from houses import DISTRIBUTIONS, HOUSES, ROOT, list_nodes
+from packaging.requirements import Requirement
 
 # A module that is called otherwise than the distribution which brings it.
 BROUGHT = {
@@ -30,9 +32,24 @@ FOREIGN = {
 # Bounds for a package that another one of the list needs; and parts that bring commands.
 NOT_IMPORTED = {
     "nip-loop": {"fastapi", "sqlalchemy"} | {*DISTRIBUTIONS},
-    "nip-bridges": {"sqlalchemy", "alembic"},
+    "nip-bridges": {"sqlalchemy", "alembic", "openai"},
 }
 FOR_DEVELOPERS = {"dev", "cluster"}
+# What `pip install nip-loop` brings, beside Prefect.
+BASE = {
+    # Declared here.
+    *("aiohttp", "httptools", "httpx", "jinja2", "numpy", "orjson", "prometheus-client"),
+    *("protobuf", "psutil", "pyarrow", "pydantic", "pyyaml", "rich", "starlette", "typer"),
+    *("typing-extensions", "uvicorn"),
+    # Needed by these. FastAPI and SQLAlchemy are Prefect's, with a bound here.
+    *("aiohappyeyeballs", "aiosignal", "attrs", "frozenlist", "multidict", "propcache", "yarl"),
+    *("annotated-doc", "annotated-types", "pydantic-core", "typing-inspection"),
+    *("anyio", "certifi", "click", "h11", "httpcore", "idna", "sniffio"),
+    *("fastapi", "opentelemetry-api", "greenlet", "sqlalchemy"),
+    *("markdown-it-py", "markupsafe", "mdurl", "pygments", "shellingham"),
+}
+MOST_OF_PREFECT = 75
+"""Distributions that Prefect alone needs: 73 of 3.9.1, and a newer one may bring others."""
 
 
 def normal(name: str) -> str:
@@ -118,6 +135,29 @@ def test_each_import_is_declared_and_each_declared_package_is_imported(name):
     ]
     unused = (needed | extras) - {package for package, _, _ in imported}
     assert unused - NOT_IMPORTED.get(name, set()) <= (extras if name == "nip-loop" else set())
+
+
+def gather_base(without: str = "") -> set[str]:
+    """What `nip-loop` without extras brings, but for what only `without` brings."""
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [("nip-loop", frozenset[str]())]
+    while waiting:
+        if (one := waiting.pop()) in seen or one[0] == without:
+            continue
+        seen.add(one)
+        # Ours by the files, as what is noted where nip is installed may be older.
+        is_ours = one[0] in DISTRIBUTIONS
+        lines = project(one[0])["dependencies"] if is_ours else importlib.metadata.requires(one[0])
+        for needed in map(Requirement, lines or ()):
+            extras = one[1] or {""}
+            if needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in extras):
+                waiting.append((normal(needed.name), frozenset(map(normal, needed.extras))))
+    return {name for name, _ in seen if name not in DISTRIBUTIONS}
+
+
+def test_the_base_brings_what_is_listed_and_what_prefect_needs():
+    assert gather_base(without="prefect") <= BASE
+    assert len(gather_base() - BASE) <= MOST_OF_PREFECT
 
 
 def test_all_have_one_version_and_bound_each_other_by_it():
