@@ -91,13 +91,15 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     # 2. The last test, of the final models, and the report of the whole run.
     if only_tests:
         newest = await do(retest, After(newest), call)
-    elif first == last:
-        newest = await do(proving.prove_serving, After(newest))
+    times = StageTimes(session, last)
+    if first == last and not only_tests:
+        newest = await times.count("prove", do(proving.prove_serving, After(newest)))
     if is_last_tested := is_tested(parameters, last) and not only_tests:
-        with session.progress.during(last, "test"):
+        async with times.during("test"):
             newest = await play_and_measure(session, last, TEST, call, After(newest))
     # 3. The end of an attack on another run's verifier: the tests, or a game of choices.
     last_step = await attacking.finish(session, last, play, call, After(newest))
+    times.finish()
     await do(publish, "test", True, is_last_tested, last_step)
     return None
 
@@ -114,13 +116,14 @@ async def iterate(
     newest: Any = None  # the result of the newest step
     # 1. Test the models that play now.
     if prove:
-        newest = await do(proving.prove_serving)
+        newest = await times.count("prove", do(proving.prove_serving))
     if is_tested(parameters, iteration):
         async with times.during("test"):
             newest = await play_and_measure(session, iteration, TEST, call, After(newest))
     if run.store.exists(run.models(iteration)):
         # Only its test was missing. A fork could not go through the rest, which has other keys.
         models = await call(proving.prove_serving, session, iteration + 1, After(newest))
+        times.finish()
         return IterationEnd(iteration, models)
     if await attacking.begin_step(session, iteration, play, call, After(newest)):
         return IterationEnd(iteration, is_last=True)
@@ -149,23 +152,24 @@ async def iterate(
             newest = After(await _play_both(session, iteration, call, newest))
     # 6. Swap: prove that the new models answer, then put on record that they play from here on.
     async with times.during("swap"):
-        candidates = await do(proving.prove_candidates, newest)
+        candidates = await times.count("swap/prove", do(proving.prove_candidates, newest))
         models = await do(swap_models, candidates, After(candidates))
     times.finish()
     is_last = iteration + 1 == parameters.rl.num_iterations
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
-        await do(publish, "train", True, False, After(models, metrics))
+        await times.count("publish", do(publish, "train", True, False, After(models, metrics)))
     return IterationEnd(iteration, models)
 
 
 async def retest(session: Session, iteration: int, call: Call = directly) -> IterationEnd:
     """Test the iteration's models of the base run once more; nothing is trained."""
-    do = within(session, iteration, call)
-    newest: Any = await do(proving.prove_serving)
+    do, times = within(session, iteration, call), StageTimes(session, iteration)
+    newest: Any = await times.count("prove", do(proving.prove_serving))
     if is_tested(session.parameters, iteration):
-        with session.progress.during(iteration, "test"):
+        async with times.during("test"):
             newest = await play_and_measure(session, iteration, TEST, call, After(newest))
     models = pass_on(session, iteration)
+    times.finish()
     await do(publish, "test", True, True, After(newest))
     return IterationEnd(iteration, models)
 

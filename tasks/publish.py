@@ -22,6 +22,7 @@ from prefect.artifacts import (
 from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.evaluation.transcripts_markdown import transcripts_markdown
+from nip_core.progress.phases import describe_phases
 from nip_core.report.embedding import thin_out
 from nip_core.report.report import metrics_table
 from nip_core.rollouts.plan import TEST
@@ -86,6 +87,15 @@ async def _publish_all(session: Session, milestone: str, with_samples: bool) -> 
         table=list_spending(session.run, session.parameters, records),
         description="Tokens and US dollars so far, by stage, from what is committed",
     )
+    if phases := describe_phases([record.stage_s for record in records.all()]):
+        await acreate_table_artifact(
+            key=f"nip-{run}-times",
+            table=[
+                {"phase": words, "seconds": round(spent_s, 1), "share": f"{share:.1%}"}
+                for words, spent_s, share in phases
+            ],
+            description="The time of the iterations on record, by phase",
+        )
     samples = choose_newest_sample(session.run, _SAMPLES, records) if with_samples else []
     if samples:
         await acreate_markdown_artifact(

@@ -28,6 +28,8 @@ from nip_core.evaluation.figures_in_words import (
 )
 from nip_core.evaluation.split_metrics import Opponent, SplitMetrics
 from nip_core.parameters import HyperParameters
+from nip_core.progress.phases import describe_phases
+from nip_core.progress.words import format_clock
 from nip_core.records.models import Decision
 
 if TYPE_CHECKING:
@@ -428,6 +430,10 @@ def show_run(result: dict[str, Any]) -> None:
     _show_costs(result["costs"], console)
     if result.get("expected_by"):
         console.print(f"expected: {result['expected_by']}", highlight=False, markup=False)
+    if phases := describe_phases([entry["seconds"] for entry in result["iterations"]]):
+        all_s = format_clock(sum(spent_s for _, spent_s, _ in phases))
+        shares = "; ".join(f"{words} {plain_percent(share)}" for words, _, share in phases)
+        say(f"time of the iterations on record, {all_s}: {shares}")
     if "attack" in result:
         show_attack(result["attack"], console)
     for entry in result["iterations"]:

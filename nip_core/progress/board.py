@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from nip_core.progress.phases import PhaseClock
 from nip_core.progress.traffic import Traffic
 
 STAGES = ("test", "play", "dataset", "train", "gate", "swap", "attack")
@@ -165,6 +166,7 @@ class Progress:
     def __post_init__(self) -> None:
         """Note when it began."""
         self.began_s = self.stage_began_s = self.clock()
+        self.phases = PhaseClock(self.clock)
 
     # Present work ----------------------------------------------------------------------------
 
@@ -203,7 +205,8 @@ class Progress:
         self.stage_began_s = began_s - before_s
         episodes, submitted = self._all_played, self._submitted
         try:
-            yield
+            with self.phases.during(name):
+                yield
         finally:
             # Figures that are only shown while the stage goes on.
             self.start_episodes("", 0)

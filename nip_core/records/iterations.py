@@ -174,7 +174,7 @@ class IterationRecord:
 
     @cached_property
     def stage_s(self) -> dict[str, float]:
-        """Seconds by stage."""
+        """Seconds by phase, see `nip_core.records.stage_seconds`."""
         path = f"{self._run.iteration(self.iteration)}/times.json"
         times = read_document(self._run, path, StageSeconds)
         # Written when the iteration is over; until then there are those so far.

@@ -55,6 +55,7 @@ from nip_core.evaluation.figures_in_words import (
 )
 from nip_core.evaluation.league_figures import opponent_words
 from nip_core.evaluation.split_metrics import Measures, PairedDifference, SplitMetrics
+from nip_core.progress.phases import by_stage, describe_phases, sort_phases, sum_stage
 from nip_core.report.embedding import Embedded, embed_transcript, embedded_json, thin_out
 from nip_core.report.plots import (
     MetricsByIteration,
@@ -99,7 +100,7 @@ class IterationReport:
     test: SplitMetrics | None = None
     train: SplitMetrics | None = None
     groups: Mapping[str, GroupReport] = field(default_factory=dict)
-    stage_s: Mapping[str, float] = field(default_factory=dict)  # seconds by stage
+    stage_s: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
     promotion: GateDecision | None = None  # the gate's decision after the training
     gate: Sequence[SplitMetrics] = ()  # metrics of both sides' episodes for it
     rows: dict[tuple[object, ...], Markup] = field(
@@ -188,7 +189,7 @@ def page_values(report: ReportData) -> dict[str, Any]:
     verdicts += [(name, "baseline", metrics, None) for name, metrics in report.baselines.items()]
     tests = [entry.test for entry in test_entries if entry.test]
     by_iteration = {entry.iteration: entry for entry in report.iterations}
-    stages = list(dict.fromkeys(stage for entry in report.iterations for stage in entry.stage_s))
+    stages = sort_phases({s: 0.0 for entry in report.iterations for s in by_stage(entry.stage_s)})
     return {
         **make_section(None),
         **report.sections,
@@ -222,6 +223,7 @@ def page_values(report: ReportData) -> dict[str, Any]:
             for agent in sorted(entry.test.agents.items() if entry.test else ())
         ],
         "spending": _spending(report.iterations, stages),
+        "times": describe_phases([entry.stage_s for entry in report.iterations]),
         "stage_columns": [f"#{stage.replace('_', ' ')}" for stage in stages],
         "scalars": {k: v for k, v in report.parameters.items() if not isinstance(v, Mapping)},
     }
@@ -395,7 +397,7 @@ def _iteration_spending(entry: IterationReport, stages: Sequence[str]) -> Iterat
         prompt_tokens=sum(metrics.prompt_tokens or 0 for metrics in splits),
         generated_tokens=sum(metrics.completion_tokens or 0 for metrics in splits),
         trained_tokens=sum(group.trained_tokens or 0 for group in entry.groups.values()),
-        stage_s=[entry.stage_s.get(stage, 0.0) for stage in stages],
+        stage_s=[sum_stage(entry.stage_s, stage) for stage in stages],
     )
 
 

@@ -79,6 +79,7 @@ def _entry(record: IterationRecord) -> dict[str, Any]:
         "iteration": record.iteration,
         "test": None if test is None else _test(test),
         "models": record.served,
+        "seconds": record.stage_s,
         "promotion": None if record.promotion is None else record.promotion.to_document(),
         "jobs": {
             group: {"id": job.id, "status": job.state, "reason": job.reason}

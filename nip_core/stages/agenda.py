@@ -16,6 +16,7 @@ from nip_core.jobs.document import read_job
 from nip_core.parameters import HyperParameters
 from nip_core.parameters.derived.tested_iterations import is_tested
 from nip_core.progress.board import Stage
+from nip_core.progress.phases import by_stage
 from nip_core.records.stage_seconds import read_seconds_so_far
 from nip_core.records.status import find_first_incomplete
 from nip_core.rollouts.plan import ATTACK, TEST, TRAIN, group_size
@@ -67,7 +68,8 @@ def expect(session: Session) -> None:
     paces: dict[str, list[float]] = {}
     for i in range(max(0, finished - _MEASURED_BY), finished + 1):
         is_over = i < finished
-        seconds = session.records.of(i).stage_s if is_over else read_seconds_so_far(session.run, i)
+        record = session.records.of(i)
+        seconds = by_stage(record.stage_s if is_over else read_seconds_so_far(session.run, i))
         over = [stage for stage in plan if stage.iteration == i and stage.name in seconds]
         # In the iteration that goes on, the last stage that was begun may have been cut short.
         for stage in over if is_over else over[:-1]:
