@@ -3,17 +3,18 @@
     python benchmarks/gpu_session.py PIECE... --out FILE [--again] [--brief] [--scratch DIR]
 
     machine        facts, `nip doctor`, a kernel, virtual memory, what the card can do at most
-    train-3b, -8b  tokens per second and peak memory of sft, dpo, trajectories; packed and padded;
-                   activations kept and computed again
-    head           memory of a policy gradient step at a large vocabulary (head_memory.py)
-    engines        start (cold, warm), load, prove, sleep, wake: seconds and memory
+    iteration-3b   200 episodes of nine rounds and two jobs, against 5 minutes
+    smollm2        `nip train smollm2.yaml`, a published model (`nip models add smollm2` first)
     chats          64, 128 and 200 chats in flight, through nip and direct, base and adapter
     noise          200 proofs alone and under load; every difference in FILE's -noise.json
     kills          of trainer, engine and server: seconds until all is as before
+    train-3b, -8b  tokens per second and peak memory of sft, dpo, trajectories; packed and padded;
+                   activations kept and computed again
+    engines        start (cold, warm), load, prove, sleep, wake: seconds and memory
+    iteration-8b   as iteration-3b, against 8 minutes
     quickstart     `nip train quickstart.yaml` on this machine's engines
-    smollm2        `nip train smollm2.yaml`, a published model (`nip models add smollm2` first)
-    iteration-3b, -8b   200 episodes of nine rounds and two jobs, against 5 and 8 minutes
-    all            every one of them, in this order
+    head           memory of a policy gradient step at a large vocabulary (head_memory.py)
+    all            every one of them, in this order: a card may be there for minutes
 
     tests-training, tests-embedded   the tests that need a GPU (`make test-gpu`)
     tests-serving, tests-engines     those that need vLLM as well
@@ -66,17 +67,17 @@ END_S = 40.0
 PIECES: dict[str, tuple[str, tuple[Any, ...]]] = {
     # name: module of gpu_pieces, arguments of its `measure`
     "machine": ("machine", ()),
-    "train-3b": ("jobs", ("3b",)),
-    "train-8b": ("jobs", ("8b",)),
-    "head": ("head", ()),
-    "engines": ("engines", ()),
+    "iteration-3b": ("iteration", ("3b",)),
+    "smollm2": ("quickstart", ("smollm2",)),
     "chats": ("chats", ()),
     "noise": ("noise", ()),
     "kills": ("kills", ()),
-    "quickstart": ("quickstart", ("quickstart",)),
-    "smollm2": ("quickstart", ("smollm2",)),
-    "iteration-3b": ("iteration", ("3b",)),
+    "train-3b": ("jobs", ("3b",)),
+    "train-8b": ("jobs", ("8b",)),
+    "engines": ("engines", ()),
     "iteration-8b": ("iteration", ("8b",)),
+    "quickstart": ("quickstart", ("quickstart",)),
+    "head": ("head", ()),
     "tests-training": ("tests", ("training",)),
     "tests-embedded": ("tests", ("embedded",)),
     "tests-serving": ("tests", ("serving",)),
