@@ -33,6 +33,7 @@ MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "tinker_peers.json": {
         "rates": (f"{SERVER}/tinker", f"{SERVER}/api/tinker", f"{SERVER}/training/resident"),
         "faults": (f"{SERVER}/tinker", f"{SERVER}/api/tinker"),
+        "bare": (f"{SERVER}/tinker", f"{SERVER}/api/tinker", f"{SERVER}/training/resident"),
     },
 }
 """By file and part, the code whose speed it tells."""

@@ -1,13 +1,17 @@
 """Tinker's API by nip and by SkyRL, on the same weights and machine, asked by the same client.
 
+Also nip's beside a loop of torch and PEFT alone.
+
     scripts/build_tinker.sh && scripts/build_peers.sh skyrl
-    .venv/bin/python benchmarks/tinker_peers.py [--rounds 3] [--small] [--only rates faults]
-        [--out docs/results/tinker_peers.json]
+    .venv/bin/python benchmarks/tinker_peers.py [--rounds 3] [--small] [--only rates faults bare]
+        [--before COMMIT] [--out docs/results/tinker_peers.json]
 
     rates    training steps per second, samples per second, from trained weights to their first
              sample; what both compute is compared before
     faults   a server killed in the middle of training, each gradient and step sent twice, each step
              sent again with other content, losses that are not there
+    bare     processor seconds per training step of nip's server, of its client, and of a loop of
+             torch and PEFT with one thread; also of the server at a commit before
 
 SkyRL's server on JAX is what skyrl-tx has become, and another one that trains without a GPU. Both
 servers train and sample on the bundled tiny model, float32, LoRA of rank 32. They take turns in
@@ -23,19 +27,23 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from beside.models import find_model
+from beside.players import GAMES
 from beside.runs import Failed
 from beside.tinker_page import page
 from beside.tinker_servers import DoubledPosts, Served, Skyrl, serve_nip, serve_skyrl
-from measured_commit import describe_commit
+from measured_commit import ROOT, describe_commit
+from speed_bar import lay_out
 
 RANK = 32
 CE, IS = "cross_entropy", "importance_sampling"
@@ -212,7 +220,7 @@ def measure_faults(options: argparse.Namespace, model: Path, place: Path) -> dic
     return rows
 
 
-BATCH = {"count": 8, "length": 64, "loss": CE}
+BATCH: dict[str, Any] = {"count": 8, "length": 64, "loss": CE}
 
 
 def see_doubled(served: Served) -> dict[str, Any]:
@@ -282,7 +290,69 @@ def see_kill(served: Served) -> dict[str, Any]:
     return seen | {"losses_differ_by": _distance(unkilled, killed)}
 
 
-PARTS = {"rates": measure_rates, "faults": measure_faults}
+BARE_STEPS = 40
+
+
+def measure_bare(options: argparse.Namespace, model: Path, place: Path) -> dict[str, Any]:
+    """Count the processor seconds of steps by each server and by the bare loop, in turn."""
+    trees = {"now": ROOT}
+    if options.before:
+        trees[options.before] = lay_out(options.before, place / "before")
+    threads = {"one thread": {"OMP_NUM_THREADS": "1"}, "threads not set": {"OMP_NUM_THREADS": ""}}
+    order = {"count": BATCH["count"], "length": BATCH["length"], "steps": BARE_STEPS}
+    servers: dict[str, Served] = {}
+    rows: dict[str, Any] = {}
+    with ExitStack() as stack:
+        for tree_name, tree in trees.items():
+            for threads_name, settings in threads.items():
+                name = f"{tree_name}, {threads_name}"
+                folder = place / name.replace(" ", "-")
+                served = stack.enter_context(serve_nip(folder, model, tree, settings))
+                served("make", rank=RANK)
+                served("train", **BATCH, steps=2)
+                served.sleep()
+                servers[name] = served
+                rows[name] = {"server_ms": [], "client_ms": [], "bare_ms": []}
+        loop = stack.enter_context(_start_bare(model))
+        for number in range(options.rounds):
+            bare = _ask_bare(loop, {**order, "rank": RANK})
+            for name, served in [*servers.items()][:: 1 if number % 2 else -1]:
+                served.wake()
+                before_s = served.processor_s()
+                done = served("train", **BATCH, steps=BARE_STEPS)
+                seconds = (served.processor_s() - before_s, done["processor_s"], bare)
+                served.sleep()
+                for key, value in zip(rows[name], seconds, strict=True):
+                    rows[name][key].append(round(1000 * value / BARE_STEPS, 2))
+                say(f"{name}: {rows[name]}")
+        assert loop.stdin is not None
+        loop.stdin.close()
+    return {"rows": rows, "sdk": next(iter(servers.values())).sdk}
+
+
+def _start_bare(model: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, GAMES / "bare_peft.py", model],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def _ask_bare(loop: "subprocess.Popen[str]", order: dict[str, Any]) -> float:
+    assert loop.stdin is not None and loop.stdout is not None
+    loop.stdin.write(json.dumps(order) + "\n")
+    loop.stdin.flush()
+    return float(json.loads(loop.stdout.readline())["processor_s"])
+
+
+PARTS = {"rates": measure_rates, "faults": measure_faults, "bare": measure_bare}
+
+
+def _list_versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "transformers", "peft")}
 
 
 def main() -> None:
@@ -290,6 +360,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=[*PARTS], default=[*PARTS])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--before", help="a commit whose server is measured, too, by bare")
     parser.add_argument("--small", action="store_true", help="few cells, to see that all works")
     parser.add_argument("--page", action="store_true", help="make the page of --out anew")
     parser.add_argument("--out", type=Path)
@@ -314,7 +385,7 @@ def main() -> None:
                 "load_before": round(load, 2),
                 "load_after": round(os.getloadavg()[0], 2),
             },
-            "versions": Skyrl().versions(),
+            "versions": _list_versions() if name == "bare" else Skyrl().versions(),
             **measured,
         }
     print(json.dumps(result, indent=1))

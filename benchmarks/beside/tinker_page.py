@@ -31,6 +31,8 @@ def page(result: dict[str, Any]) -> str:
         parts += describe_rates(result["rates"])
     if "faults" in result:
         parts += describe_faults(result["faults"])
+    if "bare" in result:
+        parts += describe_bare(result["bare"])
     return "\n\n".join(parts) + "\n"
 
 
@@ -83,6 +85,32 @@ def describe_faults(part: dict[str, Any]) -> list[str]:
     ]
 
 
+def describe_bare(part: dict[str, Any]) -> list[str]:
+    """Say what a step takes beside a loop of torch and PEFT."""
+    versions = ", ".join(f"{name} {version}" for name, version in part["versions"].items())
+    lines = [
+        "| nip | server and trainer, ms | client, ms | bare loop, ms | server / bare | by round | "
+        "with the client |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in part["rows"].items():
+        server, client, bare = (row[key] for key in ("server_ms", "client_ms", "bare_ms"))
+        alone = [a / c for a, c in zip(server, bare, strict=True)]
+        both = [(a + b) / c for a, b, c in zip(server, client, bare, strict=True)]
+        cells = [f"{median(values):.1f}" for values in (server, client, bare)]
+        cells += [f"**{median(alone):.2f}**", ", ".join(f"{value:.2f}" for value in alone)]
+        lines.append(f"| {name} | {' | '.join(cells)} | {median(both):.2f} |")
+    return [
+        "## Beside a bare loop of torch and PEFT",
+        _made(part),
+        "Processor milliseconds of a training step (`forward_backward`, `optim_step`) on a batch "
+        f"of 8 × 64 by the SDK {part['sdk']}, and of a step of the loop in "
+        "`benchmarks/beside/peers/bare_peft.py`: the same model, batch, rank and layers, float32, "
+        f"one thread ({versions}).",
+        "\n".join(lines),
+    ]
+
+
 def _faults(seen: dict[str, Any]) -> dict[str, str]:
     killed, doubled = seen["killed"], seen["doubled"]
     rows = {}
@@ -124,7 +152,7 @@ def _altered(altered: dict[str, Any], doubled: dict[str, Any]) -> str:
 
 def _version(result: dict[str, Any]) -> str:
     """Name SkyRL's version, as the parts have it."""
-    named = sorted({part["versions"]["skyrl"] for part in result.values()})
+    named = sorted({p["versions"]["skyrl"] for p in result.values() if "skyrl" in p["versions"]})
     return f" {' and '.join(named)}" if named else ""
 
 
@@ -137,9 +165,11 @@ def _made(part: dict[str, Any]) -> str:
     text = (
         f"`{part['command']}` at {part['commit']}{_dated(part)}, {machine['cores']} cores, Python "
         f"{machine['python']}, load {machine['load_before']} before and {machine['load_after']} "
-        f"after, {part['took_s']:.0f} s; skyrl {versions['skyrl']} on Python "
-        f"{versions['python']}, jax {versions['jax']}."
+        f"after, {part['took_s']:.0f} s"
     )
+    if "skyrl" in versions:
+        text += f"; skyrl {versions['skyrl']} on Python {versions['python']}, jax {versions['jax']}"
+    text += "."
     if machine["load_before"] > QUIET_LOAD:
         text += (
             " **Other programs had a part of the machine: rates are lower than they would be "

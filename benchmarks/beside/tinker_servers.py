@@ -19,7 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -192,8 +192,13 @@ def _bare_environment() -> dict[str, str]:
 
 
 @contextmanager
-def serve_nip(place: Path, model: Path) -> Iterator[Served]:
-    """nip's server, with a client. Raises Failed."""
+def serve_nip(
+    place: Path, model: Path, tree: Path = ROOT, settings: Mapping[str, str] | None = None
+) -> Iterator[Served]:
+    """nip's server by the code of a tree, with a client. Raises Failed.
+
+    `settings` are further variables of the server's environment; an empty one is not set.
+    """
     if not SDK.exists():
         raise Failed("not built: scripts/build_tinker.sh")
     place.mkdir(parents=True)
@@ -201,7 +206,10 @@ def serve_nip(place: Path, model: Path) -> Iterator[Served]:
     command = [sys.executable, "-P", "-m", "nip_lm_server", "--engine", "embedded"]
     command += ["--model", str(model), "--served-model-name", "base"]
     command += ["--state", str(place / "state"), "--port", str(port)]
-    environment = {**os.environ, "NIP_API_KEYS": KEY, "PYTHONPATH": str(ROOT)}
+    packages = [str(path.parent) for path in sorted(tree.glob("packages/*/pyproject.toml"))]
+    paths = os.pathsep.join([str(tree), *packages])
+    given = {**os.environ, "NIP_API_KEYS": KEY, "PYTHONPATH": paths, **(settings or {})}
+    environment = {name: value for name, value in given.items() if value}
     url = f"http://127.0.0.1:{port}"
     served = Served(NIP, command, environment, place, url, "base", SDK, "/health")
     yield from _run(served)

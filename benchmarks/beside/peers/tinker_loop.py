@@ -10,18 +10,14 @@ here, so both servers get the same ones.
 
 import asyncio
 import json
-import random
 import sys
 import time
 from typing import Any
 
 import tinker
 from tinker import types
+from tinker_batches import RATE, Tokens, draw, draw_batch
 
-LOWEST, HIGHEST = 5, 400
-"""Tokens are drawn from these; those below have a meaning of their own."""
-RATE = 1e-4
-Tokens = list[int]
 Batch = list[Tokens]
 
 
@@ -44,25 +40,25 @@ class Loop:
 
     def score(self, count: int, length: int) -> dict[str, Any]:
         """Compute a batch without a gradient: log-probabilities of all its tokens."""
-        outputs = self._forward(_draw_batch(count, length))
+        outputs = self._forward(draw_batch(count, length))
         return {"logprobs": [value for output in outputs for value in output]}
 
     def train(self, count: int, length: int, loss: str, steps: int) -> dict[str, Any]:
         """Take steps on one batch; gradient and step are sent together, then both awaited."""
-        batch = _draw_batch(count, length)
+        batch = draw_batch(count, length)
         sampled = self._forward(batch) if loss != "cross_entropy" else None
         data = _make_data(batch, sampled, has_mask=loss == "gspo")
         config = {"beta": 0.05} if loss == "dro" else None
         means = []
-        began = time.monotonic()
+        began, began_cpu = time.monotonic(), time.process_time()
         for _ in range(steps):
             passed = self.trainer.forward_backward(data, loss, config)
             stepped = self.trainer.optim_step(types.AdamParams(learning_rate=RATE))
             outputs = passed.result().loss_fn_outputs
             stepped.result()
             means.append(_mean(outputs))
-        seconds = time.monotonic() - began
-        return {"seconds": seconds, "losses": means, "tokens": steps * sum(map(len, batch))}
+        seconds, processor_s = time.monotonic() - began, time.process_time() - began_cpu
+        return {"seconds": seconds, "processor_s": processor_s, "losses": means}
 
     def sample(
         self, prompt: int, n: int, max_tokens: int, clients: int, requests: int
@@ -84,7 +80,7 @@ class Loop:
 
         async def ask(client: int) -> None:
             for request in range(requests):
-                drawn = _draw(f"{self._plays} {client} {request}", prompt)
+                drawn = draw(f"{self._plays} {client} {request}", prompt)
                 asked = types.ModelInput.from_ints(drawn)
                 answer = await self.sampler.sample_async(asked, n, params)
                 lengths.extend(len(one.tokens) for one in answer.sequences)
@@ -101,7 +97,7 @@ class Loop:
         params = types.SamplingParams(max_tokens=max_tokens, temperature=0.0, stop=[])
         began = time.monotonic()
         self.sampler = _wait(self.trainer.save_weights_and_get_sampling_client())
-        asked = self.sampler.sample(types.ModelInput.from_ints(_draw(0, 40)), 1, params)
+        asked = self.sampler.sample(types.ModelInput.from_ints(draw(0, 40)), 1, params)
         answer = asked.result().sequences[0]
         seconds = time.monotonic() - began
         return {
@@ -112,7 +108,7 @@ class Loop:
 
     def score_prompt(self) -> dict[str, Any]:
         """Ask for the log-probabilities of a prompt."""
-        asked = self.sampler.compute_logprobs(types.ModelInput.from_ints(_draw(0, 40)))
+        asked = self.sampler.compute_logprobs(types.ModelInput.from_ints(draw(0, 40)))
         return {"logprobs": list(asked.result())}
 
     def _forward(self, batch: Batch) -> list[list[float]]:
@@ -123,17 +119,6 @@ class Loop:
 def _wait(made: Any) -> Any:
     """Newer SDKs give futures where older ones give clients."""
     return made.result() if hasattr(made, "result") else made
-
-
-def _draw(seed: int | str, length: int) -> Tokens:
-    drawn = random.Random(f"{seed} {length}")
-    return [drawn.randrange(LOWEST, HIGHEST) for _ in range(length)]
-
-
-def _draw_batch(count: int, length: int) -> Batch:
-    """Sequences of three quarters of the length up to all of it; each predicts its next token."""
-    drawn = random.Random(f"batch {count} {length}")
-    return [_draw(i, drawn.randint(3 * length // 4, length) + 1) for i in range(count)]
 
 
 def _make_data(

@@ -10,11 +10,15 @@ import pytest
 from nip_base.machine.processors import (
     FIRST_PAUSE_S,
     LOOK_S,
+    SMALL_BYTES,
     Threads,
     count_processors,
+    most_threads,
     read_waiting,
     usual_threads,
+    weights_bytes,
 )
+from nip_lm_server.bundled import TINY
 
 
 class Machine:
@@ -102,6 +106,15 @@ def test_the_environments_number_counts_where_it_is_one(
     value: str | None, expected: int | None
 ) -> None:
     assert usual_threads({} if value is None else {"OMP_NUM_THREADS": value}) == expected
+
+
+def test_a_small_model_is_computed_on_half_of_the_processors_at_most(tmp_path: Path) -> None:
+    count = count_processors()
+    assert most_threads(SMALL_BYTES) == count
+    assert most_threads(SMALL_BYTES - 1) == max(1, count // 2)
+    weights = weights_bytes(TINY)
+    assert weights is not None and 0 < weights < SMALL_BYTES
+    assert weights_bytes(tmp_path) is None and weights_bytes("a-hub/name") is None
 
 
 def test_a_containers_limit_of_processors_counts_and_of_those_around_it(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 count_processors   the processors that this process may use
 read_waiting       how long its threads have waited for one, and how long they have run
 Threads            the number for a thread that computes, looked at again between its passes
+most_threads       the processors for a model of so many bytes
+weights_bytes      the bytes of a model on disk
 usual_threads      the one of the environment, or None
 
 An engine and a training have all processors where nothing else computes, which is so while one of
@@ -24,9 +26,9 @@ from pathlib import Path
 from nip_base.machine.control_groups import PROC, find_groups, read_number
 
 SMALL_BYTES = 32 * 1024 * 1024
-"""An engine computes a model with fewer bytes of weights on half of the processors at most. A rule
-of thumb: below, the weights lie in a processor's own caches, and threads wait for each other in
-each of the operations of a step for about as long as these take."""
+"""A model with fewer bytes of weights is computed on half of the processors at most. A rule of
+thumb: below, the weights lie in a processor's own caches, and threads wait for each other in each
+of the operations of a step for about as long as these take."""
 LOOK_S = 0.5
 """How often it is looked: a look takes less than a millisecond, and some passes are to lie between
 two of them."""
@@ -61,6 +63,18 @@ def _read_processors(group: Path) -> int | None:
     quota_us = read_number(group / "cpu.cfs_quota_us")  # version 1; -1: no limit
     period_us = read_number(group / "cpu.cfs_period_us")
     return -(-quota_us // period_us) if quota_us and period_us and quota_us > 0 else None
+
+
+def most_threads(weights: int) -> int:
+    """Count the threads that compute a model with so many bytes of weights, at most."""
+    count = count_processors()
+    return count if weights >= SMALL_BYTES else max(1, count // 2)
+
+
+def weights_bytes(model: str | Path) -> int | None:
+    """Count the bytes of a model's weights on disk; None where `model` is no directory of them."""
+    files = list(Path(model).expanduser().glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files) if files else None
 
 
 def usual_threads(environment: Mapping[str, str]) -> int | None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from nip_base.machine.devices import only_on, training_memory
-from nip_base.machine.processors import count_processors, usual_threads
+from nip_base.machine.processors import SMALL_BYTES, most_threads, usual_threads, weights_bytes
 from nip_lm_server.auth import without_secrets
 from nip_lm_server.training.resident.resident_client import ResidentClient, ResidentDied
 from nip_lm_server.training.resident.types import AdamParams, Datum, LoraConfig, Output
@@ -32,7 +32,8 @@ class TrainerProcess:
         self._device = "cuda" if cuda else "cpu"
         self._dtype = "bfloat16" if cuda else DTYPE
         # A number that stays: with another one sums would round differently after a kill.
-        self._threads = usual_threads(environment) or count_processors()
+        weights = weights_bytes(base) or SMALL_BYTES
+        self._threads = usual_threads(environment) or most_threads(weights)
         children = {**without_secrets(environment), **training_memory(environment)}
         self._environment = only_on(children, device, "training_device")
         self._client: ResidentClient | None = None

@@ -9,9 +9,8 @@ unbound threads waits for one of them in every operation.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from nip_base.machine.processors import SMALL_BYTES
+from nip_base.machine.processors import SMALL_BYTES, weights_bytes
 
 FEW_PROCESSORS = 4
 """The most for this. Measured on two; with more, a bound worker leaves room for the poller."""
@@ -28,12 +27,7 @@ def share_processors(environment: Mapping[str, str], model: str, processors: int
     if processors > FEW_PROCESSORS or {_PROCESSES, _BINDING} & environment.keys():
         return {}
     variables = {_PROCESSES: "0", _BINDING: "nobind"}
-    if "OMP_NUM_THREADS" not in environment and _is_small(model):
+    weights = weights_bytes(model)  # without files on disk it is unknown
+    if "OMP_NUM_THREADS" not in environment and weights is not None and weights < SMALL_BYTES:
         variables["OMP_NUM_THREADS"] = "1"
     return variables
-
-
-def _is_small(model: str) -> bool:
-    """Say whether a model is known to be small. Without files on disk its size is unknown."""
-    files = list(Path(model).expanduser().glob("*.safetensors"))
-    return bool(files) and sum(file.stat().st_size for file in files) < SMALL_BYTES

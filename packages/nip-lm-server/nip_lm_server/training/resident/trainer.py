@@ -12,6 +12,7 @@ the same calls give the same numbers up to rounding.
 """
 
 import gc
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils import get_total_norm
 
 from nip_base.machine.allowed_memory import allowed_bytes, free_bytes
 from nip_lm_server.chats import chat_template
@@ -126,7 +128,7 @@ class ResidentTrainer:
                 total += self._pass(adapter, loss, checked, group, logprobs, gradients)
         # 3. Add the gradient, if all of it is finite.
         if gradients is not None:
-            if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+            if not bool(get_total_norm(gradients, math.inf).isfinite()):
                 raise refuse(
                     "gradient_not_finite",
                     "the gradient is not finite: the model's weights have broken, or a weight or "
@@ -192,7 +194,8 @@ class ResidentTrainer:
         with torch.set_grad_enabled(learns):
             ids = pad([datum.tokens for datum in members], self._device)
             # In training mode the model computes activations again; neither mode has dropout.
-            self._model.train(ids.numel() > self.facts.tokens_kept)
+            if self._model.training != (ids.numel() > self.facts.tokens_kept):
+                self._model.train(not self._model.training)
             hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             width = ids.shape[1]
             places = np.concatenate(

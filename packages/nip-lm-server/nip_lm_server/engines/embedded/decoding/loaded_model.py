@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from nip_base.machine.processors import SMALL_BYTES, Threads, count_processors, usual_threads
+from nip_base.machine.processors import Threads, most_threads, usual_threads
 from nip_lm_server.chats import chat_template
 from nip_lm_server.chats.tool_calls import ToolForm
 from nip_lm_server.engines.base import EngineError
@@ -176,9 +176,8 @@ def is_fatal(error: BaseException) -> bool:
 
 def _choose_threads(model: Any, options: EmbeddedOptions) -> Threads:
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    processors = count_processors()
     return Threads(
-        processors if weights >= SMALL_BYTES else max(1, processors // 2),
+        most_threads(weights),
         torch.set_num_threads,
         fixed=options.threads or usual_threads(os.environ),
     )
