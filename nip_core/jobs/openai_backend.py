@@ -234,7 +234,7 @@ class OpenAIBackend(Backend):
         raise NoAnswer(f"{self.address}{path}: its list does not end")
 
     async def _ask(self, verb: str, path: str, **request: Any) -> dict[str, Any]:
-        """Send a request, once, and return the object that answers it."""
+        """Send a request, once, and return the JSON object of its answer."""
         # Raised outside the handlers: their errors hold the server's answer as it came, and must
         # not be printed as the cause.
         import httpx
