@@ -96,18 +96,22 @@ class Sides:
             )
             for a, opponent in kinds.items()
         }
+        # Shard by shard, as an iteration may have many millions of generations.
         columns = ("episode", "branch_path", "agent", "invalid_reason", "model_asked")
-        valid = rollouts.generations(columns)
-        valid = for_each_episode(episodes, valid)
-        valid = valid.filter(pc.is_null(valid["invalid_reason"]))
-        self.spoke: dict[str, np.ndarray[Any, Any]] = {}
-        self.by_rule: dict[str, np.ndarray[Any, Any]] = {}
-        for agent in agents:
-            spoken = valid.filter(pc.equal(valid["agent"], agent))
-            ruled = spoken.filter(pc.equal(spoken["model_asked"], RULE_MODEL))
-            for found, rows in ((self.spoke, spoken), (self.by_rule, ruled)):
-                is_there = pc.is_in(episodes["key"], value_set=rows["episode"])
-                found[agent] = _make_array(is_there)
+        spoke: dict[str, list[pa.Array]] = {agent: [] for agent in agents}
+        by_rule: dict[str, list[pa.Array]] = {agent: [] for agent in agents}
+        for part, table in zip(self.parts, tables, strict=True):
+            valid = for_each_episode(table, part.generations(columns))
+            valid = valid.filter(pc.is_null(valid["invalid_reason"]))
+            for agent in agents:
+                spoken = valid.filter(pc.equal(valid["agent"], agent))
+                ruled = spoken.filter(pc.equal(spoken["model_asked"], RULE_MODEL))
+                for found, rows in ((spoke, spoken), (by_rule, ruled)):
+                    found[agent] += pc.is_in(table["key"], value_set=rows["episode"]).chunks
+        self.spoke, self.by_rule = (
+            {agent: _make_array(pa.chunked_array(found[agent], pa.bool_())) for agent in agents}
+            for found in (spoke, by_rule)
+        )
 
     @cached_property
     def places(self) -> list[str]:

@@ -171,15 +171,17 @@ def _group_sides(
     return groups
 
 
-def _find_acted(rollouts: Rollouts) -> list[set[tuple[str, str]]]:
+def _find_acted(rollouts: Rollouts) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
     """Find the (episode, agent) of every valid answer, and of those that a rule wrote."""
-    rows = rollouts.generations(["episode", "agent", "invalid_reason", "model_asked"])
-    rows = rows.filter(pc.is_null(rows["invalid_reason"]))
-    ruled = rows.filter(pc.equal(rows["model_asked"], RULE_MODEL))
-    return [
-        set(zip(table["episode"].to_pylist(), table["agent"].to_pylist(), strict=True))
-        for table in (rows, ruled)
-    ]
+    acted: set[tuple[str, str]] = set()
+    by_rule: set[tuple[str, str]] = set()
+    for part in rollouts.parts():
+        rows = part.generations(["episode", "agent", "invalid_reason", "model_asked"])
+        rows = rows.filter(pc.is_null(rows["invalid_reason"]))
+        ruled = rows.filter(pc.equal(rows["model_asked"], RULE_MODEL))
+        for found, table in ((acted, rows), (by_rule, ruled)):
+            found.update(zip(*(table[c].to_pylist() for c in ("episode", "agent")), strict=True))
+    return acted, by_rule
 
 
 def _name_group(parameters: HyperParameters, side: _Side) -> str:

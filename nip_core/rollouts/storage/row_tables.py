@@ -10,11 +10,13 @@ agent_order      a sort key for the agents of a round
 """
 
 import hashlib
+import heapq
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from nip_core.errors import StageError
@@ -128,7 +130,9 @@ class RowHashes:
     """A canonical digest, grown shard by shard; it holds 48 bytes per row."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, list[bytes]] = {"episodes": [], "generations": []}
+        # By table and number of bytes, which is that of the key and a SHA-256. Not as objects of
+        # Python, each of which would take twice as much again: a split may have millions.
+        self._rows: dict[str, dict[int, bytearray]] = {"episodes": {}, "generations": {}}
 
     def add(self, rollouts: RolloutTables) -> None:
         """Add the rows of a shard, or of all."""
@@ -137,18 +141,25 @@ class RowHashes:
             ("generations", rollouts.generations),
         ):
             for batch in table.to_batches(max_chunksize=10_000):
-                self._rows[name].extend(
-                    row["key"].encode() + hashlib.sha256(_encode_row(row)).digest()
-                    for row in batch.to_pylist()
-                )
+                for row in batch.to_pylist():
+                    data = row["key"].encode() + hashlib.sha256(_encode_row(row)).digest()
+                    self._rows[name].setdefault(len(data), bytearray()).extend(data)
 
     def digest(self) -> str:
         """Compute the digest of all rows that were added."""
         total = hashlib.sha256(f"nip rollouts {_DIGEST_VERSION}".encode())
         for name, rows in self._rows.items():
-            total.update(f"\n{name} {len(rows)}\n".encode())
-            total.update(b"".join(sorted(rows)))
+            count = sum(len(data) // size for size, data in rows.items())
+            total.update(f"\n{name} {count}\n".encode())
+            for row in heapq.merge(*(_sort_rows(data, size) for size, data in rows.items())):
+                total.update(row)
         return total.hexdigest()
+
+
+def _sort_rows(data: bytearray, size: int) -> Iterator[bytes]:
+    """Sort rows of `size` bytes in their place, and yield them."""
+    np.frombuffer(data, f"S{size}").sort()
+    return (bytes(data[k : k + size]) for k in range(0, len(data), size))
 
 
 def _encode_row(row: Mapping[str, Any]) -> bytes:
