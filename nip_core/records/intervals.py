@@ -31,7 +31,7 @@ from nip_core.scenarios import Scenario, find_scenario, make_scenario
 if TYPE_CHECKING:  # Arrow and NumPy: a run that has its documents is shown without them
     import pyarrow as pa
 
-    from nip_core.rollouts.storage.row_tables import RolloutTables
+    from nip_core.report.measured_rows import MeasuredRows
 
 
 def read_shown_metrics(
@@ -118,32 +118,27 @@ def find_claims_on_record(
 
 
 def measure_baselines(
-    rollouts: "RolloutTables",
-    metrics: SplitMetrics,
-    seed: int,
-    split_by: Sequence[str],
-    claims: Mapping[str, int],
-    provers: Collection[str],
+    rollouts: "MeasuredRows", metrics: SplitMetrics, seed: int, split_by: Sequence[str]
 ) -> Baselines:
     """Measure the baselines that these metrics have, as they are shown, without breakdowns."""
     from nip_core.evaluation.any_of import any_of
-    from nip_core.evaluation.baseline_verifiers import believe_the_prover
     from nip_core.evaluation.spread import find_questions
 
     baselines: dict[str, Any] = {}
     # Where the test has the counterpart alone: one measured without has nothing to be compared.
-    questions = find_questions(rollouts.episodes, split_by)
-    tables = rollouts.episodes, rollouts.generations
+    episodes = rollouts.episodes
+    questions = find_questions(episodes, split_by)
     if metrics.believe_the_prover is not None:
-        believed = believe_the_prover(*tables, claims, provers=provers, questions=questions)
+        believed = rollouts.believe(questions=questions)
         baselines["believe_the_prover"] = believed.without_breakdowns()
     if metrics.majority is not None:
-        baselines["any_of"] = any_of(*tables, seed=seed, questions=questions)
+        generations = rollouts.read_generations()
+        baselines["any_of"] = any_of(episodes, generations, seed=seed, questions=questions)
     return Baselines(**baselines)
 
 
 def measure_intervals(
-    rollouts: "RolloutTables", metrics: SplitMetrics, seed: int, split_by: Sequence[str]
+    rollouts: "MeasuredRows", metrics: SplitMetrics, seed: int, split_by: Sequence[str]
 ) -> SplitIntervals:
     """Measure, from a split's rollouts, the intervals that take its questions as independent."""
     from nip_core.evaluation.acceptance_figures import measure_acceptance
@@ -151,21 +146,24 @@ def measure_intervals(
     from nip_core.evaluation.metrics import evaluate
     from nip_core.evaluation.spread import find_questions
 
-    questions = find_questions(rollouts.episodes, split_by)
+    episodes = rollouts.episodes
+    questions = find_questions(episodes, split_by)
     count = len({*questions.values()})
     intervals: dict[str, JsonValue] = {}
-    if count < rollouts.episodes.num_rows:  # else no question was tried twice
-        tables = rollouts.episodes, rollouts.generations
-        by_question = evaluate(*tables, seed=seed, questions=questions)
+    if count < episodes.num_rows:  # else no question was tried twice
+        by_question = evaluate(
+            episodes, rollouts.read_generations(), seed=seed, questions=questions
+        )
         intervals = pick_intervals(by_question.as_json(), metrics.as_json())
-        voted = majority(rollouts.episodes, seed=seed, questions=questions)
+        voted = majority(episodes, seed=seed, questions=questions)
         if voted is not None and metrics.majority is not None:
             intervals["majority"] = pick_intervals(voted.as_json(), metrics.majority.as_json())
         if (acceptance := metrics.p_accept_figures) is not None:
-            likely = measure_acceptance(*tables, seed=seed, questions=questions)
+            verdicts = rollouts.read_verdicts()
+            likely = measure_acceptance(episodes, verdicts, seed=seed, questions=questions)
             picked = pick_intervals(likely.as_json() if likely else {}, acceptance.as_json())
             intervals |= {"p_accept_figures": picked} if picked else {}
-    bounds = _bounds(rollouts.episodes, metrics, questions)
+    bounds = _bounds(episodes, metrics, questions)
     return SplitIntervals(questions=count, intervals=intervals, bounds=bounds)
 
 

@@ -15,7 +15,7 @@ from nip_core.attack_figures.figures import (
 )
 from nip_core.attack_figures.metrics_document import Attacked, AttackMetrics
 from nip_core.evaluation.acceptance_figures import measure_acceptance
-from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
+from nip_core.evaluation.baseline_verifiers import majority
 from nip_core.evaluation.baseline_words import believed_line
 from nip_core.evaluation.episode_transcripts import transcripts_from_tables
 from nip_core.evaluation.figures_in_words import result_line
@@ -43,11 +43,11 @@ from nip_core.records.attack_measured import (
 )
 from nip_core.records.intervals import combine_metrics, measure_baselines, measure_intervals
 from nip_core.records.transcript_files import CHECKSUM_SUFFIX, name_transcripts_file
+from nip_core.report.measured_rows import MeasuredRows
 from nip_core.rollouts.plan import ATTACK, CANDIDATE, TEST, TRAIN, VALIDATION, name_played_problems
 from nip_core.rollouts.scripted_call import find_attack_script
-from nip_core.rollouts.storage.row_tables import RolloutTables
 from nip_core.rollouts.storage.shard_manifests import add_counts, shard_manifest, shards_of
-from nip_core.rollouts.storage.tables import read_rollouts
+from nip_core.rollouts.storage.tables import StoredRollouts, read_rollouts
 from nip_core.run_store.documents import validate_document
 from nip_core.run_store.facts import LabelCounts, ShardFacts, read_split_digest
 from nip_core.run_store.manifest import read_manifest
@@ -158,29 +158,24 @@ def _test_before(session: Session, iteration: int) -> float | None:
 
 def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
     run, directory = session.run, session.run.rollouts(iteration, split)
-    rollouts = read_rollouts(run.store, directory)
+    rollouts = _read_rows(session, directory)
     figures: dict[str, object] = {}
     provers, claims = session.game.protocol.provers, session.game.scenario.claims
     if provers and claims:
         # The figures shown are in the document beside; these metrics keep their old meaning.
-        believed = believe_the_prover(
-            rollouts.episodes,
-            rollouts.generations,
-            claims,
-            provers=provers,
-            counts_silence=True,
-        )
+        believed = rollouts.believe(counts_silence=True)
         # Where no prover has claimed anything there is nothing to believe.
         if believed.no_decision_rate is not None and believed.no_decision_rate < 1:
             figures["believe_the_prover"] = believed
-    if (voted := majority(rollouts.episodes, seed=session.parameters.seed)) and split == TEST:
-        figures["majority"] = voted
     seed = session.parameters.seed
-    if likely := measure_acceptance(rollouts.episodes, rollouts.generations, seed=seed):
+    if split == TEST and (voted := majority(rollouts.episodes, seed=seed)):
+        figures["majority"] = voted
+    if likely := measure_acceptance(rollouts.episodes, rollouts.read_verdicts(), seed=seed):
         figures["p_accept_figures"] = likely
     if split == TRAIN and (by_opponent := _by_opponent(session, iteration, rollouts.episodes)):
         figures["by_opponent"] = by_opponent
-    if invalid := invalid_answers(rollouts.generations):
+    generations = rollouts.read_generations()
+    if invalid := invalid_answers(generations):
         figures["invalid_answers"] = invalid
     problem_split = name_played_problems(session.parameters, split)
     problem_split = VALIDATION if problem_split == CANDIDATE else problem_split
@@ -191,13 +186,20 @@ def _measured(session: Session, iteration: int, split: str) -> SplitMetrics:
             **count_split_labels(run.store, directory),
             workers=session.game.scenario.label_workers(),
         )
-    plain_metrics = evaluate(rollouts.episodes, rollouts.generations, seed=session.parameters.seed)
+    plain_metrics = evaluate(rollouts.episodes, generations, seed=seed)
+    del generations  # which are large; the intervals read them anew
     metrics = SplitMetrics.model_validate({**dict(plain_metrics), **figures})
     intervals = write_intervals(session, iteration, split, metrics, rollouts)
     # After the intervals, so that metrics on record have theirs beside them.
     path = run.metrics(iteration, split)
     document = run.write_json_once(path, metrics.as_json(), lease=session.lease)
     return combine_metrics(validate_document(document, SplitMetrics, path), intervals)
+
+
+def _read_rows(session: Session, directory: str) -> MeasuredRows:
+    """Read what the figures of a committed split need."""
+    claims, provers = session.game.scenario.claims, session.game.protocol.provers
+    return MeasuredRows(StoredRollouts(session.run.store, [directory]), claims, provers)
 
 
 def _by_opponent(
@@ -254,7 +256,7 @@ def write_intervals(
     iteration: int,
     split: str,
     metrics: SplitMetrics,
-    rollouts: RolloutTables | None = None,
+    rollouts: MeasuredRows | None = None,
 ) -> SplitIntervals:
     """Read the document of a committed split with these metrics, or make it of its rollouts."""
     run, directory = session.run, session.run.rollouts(iteration, split)
@@ -262,11 +264,10 @@ def write_intervals(
     recorded_intervals = read_document(run, path, SplitIntervals)
     if recorded_intervals is not None:
         return recorded_intervals
-    rollouts = rollouts or read_rollouts(run.store, directory)
+    rollouts = rollouts or _read_rows(session, directory)
     scenario, seed = session.game.scenario, session.parameters.seed
     document = measure_intervals(rollouts, metrics, seed, scenario.split_by)
-    game = scenario.claims, session.game.protocol.provers
-    baselines = measure_baselines(rollouts, metrics, seed, scenario.split_by, *game)
+    baselines = measure_baselines(rollouts, metrics, seed, scenario.split_by)
     additions = {"baselines": baselines, "rollouts": read_split_digest(run.store, directory)}
     whole = document.model_copy(update=additions)
     content = run.write_json_once(path, whole.as_json(), lease=session.lease)

@@ -3,13 +3,18 @@
 import json
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from handmade import REJECT, Rollouts
+from handmade import ACCEPT, REJECT, Rollouts
+from in_memory import InMemory
 from stored_rows import typed_tables
 
 from nip_core.errors import CorruptionError
+from nip_core.evaluation.acceptance_figures import measure_acceptance
+from nip_core.evaluation.any_of import any_of
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, majority
 from nip_core.evaluation.confidence_intervals import wilson
+from nip_core.evaluation.invalid import invalid_answers
 from nip_core.evaluation.metrics import evaluate
 from nip_core.evaluation.split_metrics import SplitMetrics
 from nip_core.records.intervals import (
@@ -19,9 +24,10 @@ from nip_core.records.intervals import (
     measure_intervals,
     read_shown_metrics,
 )
+from nip_core.report.measured_rows import MeasuredRows
 from nip_core.rollouts.plan import TEST
 from nip_core.rollouts.storage.row_tables import RolloutTables
-from nip_core.rollouts.storage.schema import EPISODES
+from nip_core.rollouts.storage.schema import EPISODES, GENERATIONS
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.scenarios import find_scenario
@@ -39,7 +45,9 @@ def rollouts():
         }
         for question in range(10) for k in range(8)
     ]  # fmt: skip
-    return RolloutTables(pa.Table.from_pylist(rows, EPISODES), None)
+    episodes = pa.Table.from_pylist(rows, EPISODES)
+    tables = RolloutTables(episodes, GENERATIONS.empty_table())
+    return MeasuredRows(InMemory((tables,)), {}, ())
 
 
 def test_a_test_with_variants_is_shown_by_question(rollouts):
@@ -82,18 +90,68 @@ def test_baselines_of_the_metrics_give_way_to_those_of_the_document():
     for row in rows.episodes[-2:]:
         row |= {"problem": "p0", "question_id": "q0"}  # so one is played three times
     tables = typed_tables(rows.episodes, rows.generations)
-    both = RolloutTables(tables.episodes, tables.generations)
     claims = find_scenario("code_validation").claims
-    counted = believe_the_prover(both.episodes, both.generations, claims, counts_silence=True)
+    both = MeasuredRows(InMemory((tables,)), claims, ("prover",))
+    counted = both.believe(counts_silence=True)
     beside = {"believe_the_prover": counted, "majority": majority(tables.episodes)}
-    metrics = SplitMetrics(**dict(evaluate(both.episodes, both.generations)), **beside)
+    metrics = SplitMetrics(**dict(evaluate(both.episodes, both.read_generations())), **beside)
     assert counted.accuracy == 0.5
-    baselines = measure_baselines(both, metrics, 0, (), claims, ("prover",))
+    baselines = measure_baselines(both, metrics, 0, ())
     document = measure_intervals(both, metrics, 0, ()).model_copy(update={"baselines": baselines})
     shown = combine_metrics(metrics, document)
     believed = shown.believe_the_prover
     assert believed.accuracy == 0.75 and believed.without_prover == 2
     assert [row.k for row in shown.any_of] == [1] and shown.majority == metrics.majority
+
+
+def test_figures_of_rows_read_by_shard_are_those_of_whole_tables():
+    rows = Rollouts("a")
+    for i in range(40):
+        said = [f"They {('match', 'differ')[(i * k) % 2]}." if k else "Well." for k in (1, i % 3)]
+        texts = ["Question: a?", f"Answer: {said[0]}", "Question: b?", f"Answer: {said[1]}"]
+        verdict = ACCEPT if i % 3 else REJECT
+        rows.add(
+            i % 15,
+            i % 2,
+            [*texts, verdict],
+            (i % 2, 1 - i % 2),
+            invalid=(i % 5, i % 4),
+            iteration=i,
+        )
+    for row in rows.generations[::7]:
+        row["p_accept"] = 0.25
+    tables = typed_tables(rows.episodes, rows.generations)
+    _compare_figures(tables)
+    # 2. A tree, whose leaves share the first question and have an answer each.
+    tree = Rollouts("a").add(0, 1, ["Question: a?", "Answer: They match.", ACCEPT], (1, 1))
+    (leaf,), shared = tree.episodes, tree.generations
+    for row, path in zip(shared, ("0", "0.0", "0.0.0"), strict=True):
+        row["branch_path"] = path
+    other = [
+        row | {"key": f"{row['key']}-2", "episode": "b", "branch_path": path}
+        for row, path in zip(shared[1:], ("0.1", "0.1.0"), strict=True)
+    ]
+    other[0]["text"] = "Answer: They differ."
+    leaves = [leaf | {"branch_path": "0.0.0"}, leaf | {"key": "b", "branch_path": "0.1.0"}]
+    _compare_figures(typed_tables(leaves, [*shared, *other]))
+
+
+def _compare_figures(tables):
+    """Compare figures of all rows with those of the rows that are read from two shards."""
+    half = tables.episodes.num_rows // 2 if tables.episodes.num_rows > 2 else 0
+    shards = []
+    for episodes in (tables.episodes.slice(0, half), tables.episodes.slice(half)):
+        mine = pc.is_in(tables.generations["episode"], value_set=episodes["key"])
+        shards.append(RolloutTables(episodes, tables.generations.filter(mine)))
+    claims, whole = find_scenario("code_validation").claims, (tables.episodes, tables.generations)
+    rows = MeasuredRows(InMemory(tuple(shards)), claims, ("prover",))
+    assert evaluate(rows.episodes, rows.read_generations()) == evaluate(*whole)
+    assert measure_acceptance(rows.episodes, rows.read_verdicts()) == measure_acceptance(*whole)
+    assert invalid_answers(rows.read_generations()) == invalid_answers(whole[1])
+    assert any_of(rows.episodes, rows.read_generations()) == any_of(*whole)
+    for counts_silence in (False, True):
+        believed = rows.believe(counts_silence=counts_silence)
+        assert believed == believe_the_prover(*whole, claims, counts_silence=counts_silence)
 
 
 def test_a_scenario_that_is_not_here_splits_by_questions_alone():
