@@ -40,6 +40,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from measured_commit import describe_commit
 
+from nip_core.game.answer_rows import AnswerPlace
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.plan import EpisodeSpec, plan_episodes
@@ -99,16 +100,17 @@ def _make_shard(number: int) -> str:
     store, game, specs, words = _ready
     random = Random(number)
     mine = specs[number * SHARD : (number + 1) * SHARD]
-    played = [_play(game, spec, words, random) for spec in mine]
+    played = [play(game, spec, words, random) for spec in mine]
     generations = [row for _, rows in played for row in rows]
     tables = build_tables([episode for episode, _ in played], generations)
     commit_shard(store, DIRECTORY, f"{number:04d}", tables)
     return f"{number:04d}"
 
 
-def _play(
+def play(
     game: Game, spec: EpisodeSpec, words: list[str], random: Random
 ) -> tuple[Episode, list[Generation]]:
+    """Make up an episode with its calls."""
     decision = random.randrange(2)
     is_right = decision == spec.problem.y
     rows: list[Generation] = []
@@ -121,7 +123,7 @@ def _play(
             text = f"Decision: {'accept' if decision else 'reject'}"
         rows.append(
             Generation(
-                key=spec.generation_key(round_, agent, 0),
+                key=spec.generation_key(AnswerPlace(round_, agent)),
                 parent_key=rows[-1].key if rows else None,
                 episode=spec.key,
                 branch_path="",
