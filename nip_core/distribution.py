@@ -13,12 +13,8 @@ import shutil
 import sys
 import tomllib
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
-
-from nip_core.errors import SettingsError
 
 __version__ = "0.1.0"
 
@@ -49,16 +45,6 @@ def how_to_install(extra: str = "", name: str = DISTRIBUTION) -> str:
     if Path(source.place).is_dir():
         return how_to_install_packages(f"{Path(source.place) / part}{extras}")
     return how_to_install_packages("--find-links", str(Path(source.place).parent), name + extras)
-
-
-def import_extra(package: str) -> Any:
-    """Import the package of an extra, by the name of both.
-
-    Raises SettingsError with the command that installs it.
-    """
-    if importlib.util.find_spec(package) is None:
-        raise SettingsError(f"this needs the package {package}: {how_to_install(package)}")
-    return import_module(package)
 
 
 def how_to_install_packages(*packages: str) -> str:

@@ -2,7 +2,7 @@
 
 is_on_this_machine  whether an address is of this machine alone
 proxy_for           the proxy for an address, for clients that are told which
-make_http_client    a client of a class of httpx, or of OpenAI's client, that goes by it
+http_client         the same as the HTTP client of an OpenAI client
 plain_http_client   the same as a client for other servers
 spare_this_machine  for clients that read the environment by themselves, children among them
 prepare_proxies     the same before one such client is made
@@ -18,9 +18,9 @@ NO_PROXY of their own environment.
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from nip_core.errors import SettingsError
@@ -28,8 +28,8 @@ from nip_core.redaction import is_address, show_address
 
 if TYPE_CHECKING:
     import httpx
+    from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 
-_T = TypeVar("_T")
 _KINDS = ("http_proxy", "https_proxy", "all_proxy")
 _SPARED = ("localhost", "127.0.0.1", "127.0.0.0/8", "::1")
 """Names for NO_PROXY; not every client knows networks, and httpx fails at ``[::1]``."""
@@ -70,17 +70,29 @@ def proxy_for(
     return proxy
 
 
-def make_http_client(
-    client_class: Callable[..., _T],
-    url: str,
-    environment: Mapping[str, str] = os.environ,
-    **more: Any,
-) -> _T:
-    """Make a client for an address, of httpx's classes or those of OpenAI's client.
+def http_client(
+    url: str, environment: Mapping[str, str] = os.environ
+) -> "DefaultAsyncHttpxClient | None":
+    """Make the `http_client` of an `AsyncOpenAI` for an address; None where its own will do.
 
-    `more` is for the class. Raises SettingsError, see `proxy_for`.
+    Raises SettingsError, see `proxy_for`.
     """
-    return client_class(**more, **_choose_client_settings(url, environment))
+    from openai import DefaultAsyncHttpxClient
+
+    if (settings := _choose_client_settings(url, environment)) is None:
+        return None
+    return DefaultAsyncHttpxClient(**settings)
+
+
+def blocking_http_client(
+    url: str, environment: Mapping[str, str] = os.environ
+) -> "DefaultHttpxClient | None":
+    """Make the same for an `OpenAI`."""
+    from openai import DefaultHttpxClient
+
+    if (settings := _choose_client_settings(url, environment)) is None:
+        return None
+    return DefaultHttpxClient(**settings)
 
 
 def spare_this_machine(environment: MutableMapping[str, str]) -> None:
@@ -135,16 +147,16 @@ def plain_http_client(url: str, environment: Mapping[str, str] = os.environ) -> 
     """Make an HTTP client for an address where no model answers."""
     import httpx
 
-    return make_http_client(httpx.Client, url, environment)
+    return httpx.Client(**(_choose_client_settings(url, environment) or {}))
 
 
-def _choose_client_settings(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Choose the settings of an httpx client; none, for its defaults, where no proxy is named."""
+def _choose_client_settings(url: str, environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Choose the settings of an httpx client; None, for its defaults, where no proxy is named."""
     if (proxy := proxy_for(url, environment, socks=True)) is not None:
         return {"proxy": proxy}
     if any(_read_proxy(kind, environment) for kind in _KINDS):
         return {"trust_env": False}
-    return {}
+    return None
 
 
 def _read_proxy(kind: str, environment: Mapping[str, str]) -> tuple[str, str] | None:

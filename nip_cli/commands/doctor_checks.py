@@ -27,7 +27,7 @@ from nip_lm_server.client import VllmMissingError, describe_vllm, vllm_build_scr
 from nip_sandbox import sandbox
 
 _PREFECT_S = 2.0  # for a server that is there; one of this machine answers in milliseconds
-_CORE = ("prefect", "fastapi", "pydantic", "httpx", "aiohttp", "pyarrow", "numpy")
+_CORE = ("prefect", "fastapi", "pydantic", "openai", "aiohttp", "pyarrow", "numpy")
 _SMALL_TORCH = "--extra-index-url https://download.pytorch.org/whl/cpu"
 _LOCAL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors")
 

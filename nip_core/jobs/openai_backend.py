@@ -3,16 +3,14 @@
 Nothing here retries or waits: the ledger decides that, from the three kinds of errors into which
 every failure is sorted. Settings that the OpenAI API has no words for go into the body as
 ``nip``, and only to an lm_server. The key is never logged, and it is taken out of all words of the
-server that end in errors or records. Eight requests are made here, so OpenAI's own client, eleven
-megabytes and half a second at each start, is not used.
+server that end in errors or records. The client costs most of a second to import, and playing does
+not need it: it is imported when a back-end is made.
 """
 
 import io
 import math
-import os
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
@@ -28,24 +26,22 @@ from nip_core.jobs.job import (
     Refused,
 )
 from nip_core.jobs.server_calls import LmServer
-from nip_core.proxies import make_http_client
+from nip_core.proxies import http_client
 from nip_core.redaction import redact, redact_all
 from nip_core.rollouts.client.completions import Endpoint
 from nip_core.run_store.documents import first_fault
 
 if TYPE_CHECKING:
-    import httpx
+    from openai import APIStatusError, AsyncOpenAI
 
-_ACCOUNTS = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-"""Headers that say who pays, for a key of several, by the variables that OpenAI's clients read."""
-_JOBS = "/fine_tuning/jobs"
+_T = TypeVar("_T")
 _PAGE = 100
 _MOST_PAGES = 1000
 _MOST_EVENTS = 2000
 
 
 class _WireError(BaseModel):
-    """Why a job or a call failed, in the API's words."""
+    """Why a job failed, in the API's words."""
 
     code: object = None
     param: object = None
@@ -88,44 +84,54 @@ class _WireJob(BaseModel):
 class OpenAIBackend(Backend):
     """A fine-tuning API with OpenAI's protocol."""
 
-    def __init__(self, address: str, key: str, *, timeout_s: float = 120.0) -> None:
-        """Make the connections' pool. `timeout_s` is the longest wait for a piece of an answer.
+    def __init__(
+        self,
+        address: str,
+        key: str,
+        *,
+        timeout_s: float = 120.0,
+        client: "AsyncOpenAI | None" = None,
+    ) -> None:
+        """`client` replaces the one made from the other arguments; it must not retry."""
+        from openai import AsyncOpenAI
 
-        Raises SettingsError for a proxy that can't be used.
-        """
-        import httpx
-
-        super().__init__(address, key)
-        self._root = address.rstrip("/")
-        headers = {header: os.environ.get(name, "") for header, name in _ACCOUNTS.items()}
-        headers["Authorization"] = f"Bearer {key}" if key else ""
-        sent = {header: value for header, value in headers.items() if value}
-        self._client = make_http_client(
-            httpx.AsyncClient, address, timeout=timeout_s, headers=sent, follow_redirects=True
+        self._client = client or AsyncOpenAI(
+            base_url=address,
+            api_key=key,
+            # The ledger decides on repetition: a create that the client repeats may make
+            # a second job, and be paid twice.
+            max_retries=0,
+            timeout=timeout_s,
+            http_client=http_client(address),
         )
+        super().__init__(address, self._client.api_key)
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._client.close()
 
     async def find_file(self, filename: str, size_bytes: int) -> str | None:
-        async for file in self._list("/files", purpose="fine-tune", order="desc"):
-            # An upload that was cut short may stand under the name.
-            usable = file.get("status") != "error" and file.get("bytes") == size_bytes
-            if file.get("filename") == filename and usable:
-                return _text(file.get("id"), "file id")
-        return None
+        async def find() -> str | None:
+            count = 0
+            async for file in self._client.files.list(purpose="fine-tune", order="desc"):
+                count += 1
+                # An upload that was cut short may stand under the name.
+                usable = file.status != "error" and file.bytes == size_bytes
+                if file.filename == filename and usable:
+                    return _text(file.id, "file id")
+            return None
+
+        return await self._call(find())
 
     async def upload(self, filename: str, data: Payload) -> str:
-        # An open file is sent as it is read.
+        # An open file is sent as it is read; of a path the client would read the whole first.
         with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as opened:
-            file = await self._ask(
-                "POST",
-                "/files",
-                files={"file": (filename, opened, "application/jsonl")},
-                data={"purpose": "fine-tune"},
+            file = await self._call(
+                self._client.files.create(
+                    file=(filename, opened, "application/jsonl"), purpose="fine-tune"
+                )
             )
-        return _text(file.get("id"), "file id")
+        return _text(getattr(file, "id", None), "file id")
 
     async def create_job(
         self, spec: JobSpec, file_id: str, validation_file_id: str | None = None
@@ -136,13 +142,7 @@ class OpenAIBackend(Backend):
             "type": spec.method,
             spec.method: {"hyperparameters": dict(spec.hyper_parameters)},
         }
-        body: dict[str, Any] = {
-            "model": spec.parent_model,
-            "training_file": file_id,
-            "method": method,
-            "metadata": spec.metadata,
-            "seed": spec.seed,
-        }
+        body: dict[str, Any] = {"method": method, "metadata": spec.metadata, "seed": spec.seed}
         if spec.suffix:
             body["suffix"] = spec.suffix
         if validation_file_id is not None:
@@ -151,8 +151,16 @@ class OpenAIBackend(Backend):
             body["integrations"] = [dict(integration) for integration in spec.integrations]
         if nip:
             body["nip"] = nip
-        headers = {"Idempotency-Key": spec.key}
-        return self._view(await self._ask("POST", _JOBS, json=body, headers=headers))
+        # The whole body goes as `extra_body`, so that no version of the client drops a word of it.
+        job = await self._call(
+            self._client.fine_tuning.jobs.create(
+                model=spec.parent_model,
+                training_file=file_id,
+                extra_body=body,
+                extra_headers={"Idempotency-Key": spec.key},
+            )
+        )
+        return self._view(job)
 
     def _check_words(self, nip: Mapping[str, Any]) -> None:
         """Raise Refused for settings that the API has no words for."""
@@ -165,37 +173,57 @@ class OpenAIBackend(Backend):
 
     async def find_jobs(self, key: str) -> list[JobView]:
         # A server that ignores the filter sends all jobs; the comparison here decides.
-        jobs = self._list(_JOBS, **{f"metadata[{KEY_METADATA}]": key, "limit": _PAGE})
-        return [
-            self._view(job)
-            async for job in jobs
-            if isinstance(metadata := job.get("metadata"), dict)
-            and metadata.get(KEY_METADATA) == key
-        ]
+        async def find() -> list[JobView]:
+            views: list[JobView] = []
+            cursor: str | None = None
+            for _ in range(_MOST_PAGES):
+                query = {f"metadata[{KEY_METADATA}]": key, "limit": _PAGE}
+                page = await self._client.fine_tuning.jobs.list(
+                    extra_query=query | ({"after": cursor} if cursor else {})
+                )
+                jobs = getattr(page, "data", None)
+                if not isinstance(jobs, list):
+                    raise NoAnswer(f"{self.address}: its list of jobs has no data")
+                views += [
+                    self._view(job) for job in jobs if (job.metadata or {}).get(KEY_METADATA) == key
+                ]
+                if not jobs or not page.has_more:
+                    return views
+                if jobs[-1].id == cursor:
+                    break
+                cursor = jobs[-1].id
+            raise NoAnswer(f"{self.address}: its list of jobs does not end")
+
+        return await self._call(find())
 
     async def check_jobs(self) -> None:
         """Ask for one job of any key, to learn whether this key may list jobs at all."""
-        await self._ask("GET", _JOBS, params={"limit": 1})
+        await self._call(self._client.fine_tuning.jobs.list(limit=1))
 
     async def retrieve_job(self, job_id: str) -> JobView:
-        return self._view(await self._ask("GET", _address_job(job_id)))
+        return self._view(await self._call(self._client.fine_tuning.jobs.retrieve(job_id)))
 
     async def cancel_job(self, job_id: str) -> JobView:
-        return self._view(await self._ask("POST", f"{_address_job(job_id)}/cancel"))
+        return self._view(await self._call(self._client.fine_tuning.jobs.cancel(job_id)))
 
     async def job_events(self, job_id: str) -> list[dict[str, JsonValue]]:
-        events: list[dict[str, JsonValue]] = []
-        async for event in self._list(f"{_address_job(job_id)}/events", limit=_PAGE):
-            told = {name: value for name, value in event.items() if value is not None}
-            events.append(redact_all(_finite(told), self.key))
-            if len(events) >= _MOST_EVENTS:
-                break
-        return events[::-1]  # the API gives the newest first
+        async def read() -> list[dict[str, JsonValue]]:
+            events: list[dict[str, JsonValue]] = []
+            pages = self._client.fine_tuning.jobs.list_events(job_id, limit=_PAGE)
+            async for event in pages:
+                dumped = event.model_dump(mode="json", exclude_none=True)
+                events.append(redact_all(_finite(dumped), self.key))
+                if len(events) >= _MOST_EVENTS:
+                    break
+            return events[::-1]  # the API gives the newest first
+
+        return await self._call(read())
 
     async def describe_model(self, name: str) -> ModelView:
-        model = await self._ask("GET", f"/models/{quote(name, safe=':')}")
+        model = await self._call(self._client.models.retrieve(name))
+        described: dict[str, Any] = redact_all(model.model_dump(mode="json"), self.key)
         # The fields that servers of nip add to a model's description.
-        extension = redact_all(model, self.key).get("nip")
+        extension = described.get("nip")
         if not isinstance(extension, dict):
             return ModelView()
         return ModelView(
@@ -214,49 +242,28 @@ class OpenAIBackend(Backend):
             facts = await self.describe_model(name)
         return facts
 
-    async def _list(self, path: str, **query: Any) -> AsyncIterator[dict[str, Any]]:
-        """List what stands at a path, page by page."""
-        cursor: object = None
-        for _ in range(_MOST_PAGES):
-            page = await self._ask(
-                "GET", path, params=query | ({"after": cursor} if cursor else {})
-            )
-            items = page.get("data")
-            if not (isinstance(items, list) and all(isinstance(item, dict) for item in items)):
-                raise NoAnswer(f"{self.address}{path}: its list has no data")
-            for item in items:
-                yield item
-            if not items or not page.get("has_more"):
-                return
-            if (last := items[-1].get("id")) == cursor:
-                break
-            cursor = last
-        raise NoAnswer(f"{self.address}{path}: its list does not end")
-
-    async def _ask(self, verb: str, path: str, **request: Any) -> dict[str, Any]:
-        """Send a request, once, and return the JSON object of its answer."""
-        # Raised outside the handlers: their errors hold the server's answer as it came, and must
-        # not be printed as the cause.
-        import httpx
+    async def _call(self, call: Awaitable[_T]) -> _T:
+        # Raised outside the handlers: the client's errors hold the server's answer as it came, and
+        # must not be printed as the cause.
+        from openai import APIConnectionError, APIStatusError, OpenAIError
 
         failure: Refused | Busy | NoAnswer
         try:
-            response = await self._client.request(verb, self._root + path, **request)
-            if not response.is_success:
-                failure = self._sorted(response)
-            elif isinstance(answer := response.json(), dict):
-                return answer
-            else:
-                failure = NoAnswer(f"{self.address}: no usable answer (no JSON object)")
-        # Timeouts included, an answer that is cut off, and one that is no JSON.
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            failure = NoAnswer(redact(f"{self.address}: no usable answer ({error!r})", self.key))
+            return await call
+        except APIStatusError as error:
+            failure = self._sorted(error)
+        except APIConnectionError as error:  # timeouts included
+            cause = f" ({error.__cause__!r})" if error.__cause__ else ""
+            failure = NoAnswer(redact(f"{self.address}: {error}{cause}", self.key))
+        except (OpenAIError, ValueError, TypeError, AttributeError) as error:
+            # Any error of the client for an answer that is cut off or breaks the API's promise.
+            failure = NoAnswer(redact(f"{self.address}: unusable answer ({error!r})", self.key))
         raise failure
 
-    def _sorted(self, response: "httpx.Response") -> Refused | Busy | NoAnswer:
-        status, error = response.status_code, _read_error(response)
-        message = f"{self.address}: HTTP {status}: {self._message(error, response.text)}"
-        retry_after_s = _retry_after_s(response.headers)
+    def _sorted(self, error: "APIStatusError") -> Refused | Busy | NoAnswer:
+        status = error.status_code
+        message = f"{self.address}: HTTP {status}: {self._message(error)}"
+        retry_after_s = _retry_after_s(error.response.headers)
         # A quota that is used up is a 429, too, but no waiting mends it.
         if status == 429 and error.code != "insufficient_quota":
             return Busy(message, retry_after_s)
@@ -265,16 +272,19 @@ class OpenAIBackend(Backend):
             return NoAnswer(message, retry_after_s)
         return Refused(message, status)
 
-    def _message(self, error: _WireError, text: str) -> str:
-        message = error.message if isinstance(error.message, str) else text.strip()
-        if isinstance(error.param, str) and error.param not in message:
+    def _message(self, error: "APIStatusError") -> str:
+        body = error.body
+        message = body.get("message") if isinstance(body, Mapping) else None
+        if not isinstance(message, str):
+            message = str(error)
+        elif isinstance(error.param, str) and error.param not in message:
             message = f"{error.param}: {message}"
-        return redact(message or "no reason given", self.key)[:1000]
+        return redact(message, self.key)[:1000]
 
-    def _view(self, job: Mapping[str, Any]) -> JobView:
-        """Read a job, and check it."""
+    def _view(self, job: Any) -> JobView:
+        """Read a job from the client's object, and check it: the client has checked nothing."""
         try:
-            wire = _WireJob.model_validate(_finite(job))
+            wire = _WireJob.model_validate(_finite(job.model_dump(mode="json")))
             return JobView(
                 id=_text(wire.id, "job id"),
                 status=_text(wire.status, "job status"),
@@ -312,19 +322,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     return value
-
-
-def _address_job(job_id: str) -> str:
-    return f"{_JOBS}/{quote(job_id, safe=':')}"
-
-
-def _read_error(response: "httpx.Response") -> _WireError:
-    """Read the error of an answer; an empty one where it has none in the API's form."""
-    try:
-        body = response.json()
-        return _WireError.model_validate(body.get("error", body))
-    except (AttributeError, ValueError):
-        return _WireError()
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

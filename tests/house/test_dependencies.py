@@ -32,18 +32,19 @@ FOREIGN = {
 # Bounds for a package that another one of the list needs; and parts that bring commands.
 NOT_IMPORTED = {
     "nip-loop": {"fastapi", "sqlalchemy"} | {*DISTRIBUTIONS},
-    "nip-bridges": {"sqlalchemy", "alembic", "openai"},
+    "nip-bridges": {"sqlalchemy", "alembic"},
 }
 FOR_DEVELOPERS = {"dev", "cluster"}
 # What `pip install nip-loop` brings, beside Prefect.
 BASE = {
     # Declared here.
-    *("aiohttp", "httptools", "httpx", "jinja2", "numpy", "orjson", "prometheus-client"),
+    *("aiohttp", "httptools", "httpx", "jinja2", "numpy", "openai", "orjson", "prometheus-client"),
     *("protobuf", "psutil", "pyarrow", "pydantic", "pyyaml", "rich", "starlette", "typer"),
     *("typing-extensions", "uvicorn"),
     # Needed by these. FastAPI and SQLAlchemy are Prefect's, with a bound here.
     *("aiohappyeyeballs", "aiosignal", "attrs", "frozenlist", "multidict", "propcache", "yarl"),
     *("annotated-doc", "annotated-types", "pydantic-core", "typing-inspection"),
+    *("distro", "jiter", "tqdm", "httpx2", "httpcore2", "truststore"),
     *("anyio", "certifi", "click", "h11", "httpcore", "idna", "sniffio"),
     *("fastapi", "opentelemetry-api", "greenlet", "sqlalchemy"),
     *("markdown-it-py", "markupsafe", "mdurl", "pygments", "shellingham"),

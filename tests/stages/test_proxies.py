@@ -13,9 +13,9 @@ from nip_core.errors import ServerError, SettingsError, StoreError
 from nip_core.jobs.job import NoAnswer
 from nip_core.jobs.openai_backend import OpenAIBackend
 from nip_core.proxies import (
+    blocking_http_client,
     hide_unusable,
     is_on_this_machine,
-    plain_http_client,
     prepare_proxies,
     proxy_for,
     restore_proxies,
@@ -125,7 +125,7 @@ async def test_a_proxy_that_no_client_can_use_ends_only_what_would_go_through_it
 )
 def test_every_spelling_of_this_machine_is_spared(url, proxy):
     assert is_on_this_machine(url) and proxy_for(url) is None
-    assert plain_http_client(url)._mounts == {}
+    assert blocking_http_client(url)._mounts == {}
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,9 @@ from nip_by_hand.agents.openai_whole_agent import OpenAiWholeAgent, check_by_han
 from nip_by_hand.agents.protocol_handler import CodeValidationProtocolHandler, ProtocolHandler
 from nip_by_hand.agents.shared_model_group import PureTextSharedModelGroup
 from nip_by_hand.agents.states import OpenAiSharedModelGroupState, PlainState
-from nip_core.distribution import import_extra
 from nip_core.errors import JobError, ServerError, SettingsError
 from nip_core.parameters import HyperParameters
-from nip_core.proxies import make_http_client
+from nip_core.proxies import http_client
 from nip_core.redaction import redact
 from nip_core.rollouts.client.completions import Endpoint
 from nip_core.trainers.group_job import Parent
@@ -100,20 +99,21 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
     def openai_client(self) -> "AsyncOpenAI":
         """Give the OpenAI SDK's client for the group's jobs, one for each event loop.
 
-        Don't create jobs with it: that is the ledger's, which does it once. Raises SettingsError
-        without the extra `openai`.
+        Don't create jobs with it: that is the ledger's, which does it once.
         """
+        from openai import AsyncOpenAI
+
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
         # Its connections belong to the loop that opened them.
         if self._client is None or self._client[0] is not loop:
-            control, openai = self._control, import_extra("openai")
-            client = openai.AsyncOpenAI(
+            control = self._control
+            client = AsyncOpenAI(
                 base_url=control.base_url,
                 api_key=control.api_key,
-                http_client=make_http_client(openai.DefaultAsyncHttpxClient, control.base_url),
+                http_client=http_client(control.base_url),
             )
             self._client = (loop, client)
         return self._client[1]
@@ -331,15 +331,16 @@ class OpenAiSharedModelGroup(PureTextSharedModelGroup):
 
     async def _get_openai_fine_tune_job(self) -> "FineTuningJob":
         """The group's job as the OpenAI SDK has it. Raises as the method for an lm_server does."""
-        openai = import_extra("openai")
+        from openai import NotFoundError, OpenAIError
+
         job_id, key = self._job_id, self._control.api_key
         try:
             return await self.openai_client.fine_tuning.jobs.retrieve(job_id)
-        except openai.NotFoundError as error:
+        except NotFoundError as error:
             problem: Exception = TrainingJobNotFoundClientError(
                 redact(f"job {job_id}: {error}", key)
             )
-        except openai.OpenAIError as error:
+        except OpenAIError as error:
             problem = ServerError(redact(f"job {job_id}: {error}", key))
         raise problem  # apart from the SDK's error, which holds the server's answer as it came
 

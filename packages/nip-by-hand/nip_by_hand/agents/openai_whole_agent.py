@@ -31,7 +31,6 @@ from nip_by_hand.agents.protocol_handler import (
 from nip_by_hand.agents.states import AgentState, OpenAiWholeAgentState, PlainState
 from nip_by_hand.agents.synchronous import synchronous
 from nip_by_hand.agents.whole_agent import Seeds, _ParsedChatCompletion
-from nip_core.distribution import import_extra
 from nip_core.errors import SettingsError
 from nip_core.game.answers.decisions import InvalidDecision, InvalidResponse, MissingPart
 from nip_core.game.answers.parsing import AnswerForm
@@ -40,7 +39,7 @@ from nip_core.game.render import ChatMessage, Situation, Turn
 from nip_core.hashing import derive_seed
 from nip_core.parameters import HyperParameters, PureTextAgentParameters
 from nip_core.parameters.derived.model_names import base_name
-from nip_core.proxies import make_http_client
+from nip_core.proxies import blocking_http_client
 from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.client.completions import ChatAnswer, Endpoint
 from nip_core.rollouts.model_call import judge_answer, random_answer, request_body
@@ -113,16 +112,16 @@ class OpenAiWholeAgent(PromptedWholeAgent):
         """The OpenAI SDK's client for the agent's provider, made when first asked for.
 
         For your own calls: the agent's own go through `nip_core.rollouts.client.chat_client`.
-        Raises SettingsError without the extra `openai`.
         """
         if self._client is None:
-            openai, endpoint = import_extra("openai"), self._endpoint()
-            client: OpenAI = openai.OpenAI(
+            from openai import OpenAI
+
+            endpoint = self._endpoint()
+            self._client = OpenAI(
                 base_url=endpoint.base_url,
                 api_key=endpoint.api_key,
-                http_client=make_http_client(openai.DefaultHttpxClient, endpoint.base_url),
+                http_client=blocking_http_client(endpoint.base_url),
             )
-            self._client = client
         return self._client
 
     def get_state_dict(self) -> PlainState:

@@ -9,7 +9,6 @@ import copy
 import json
 import logging
 import pickle
-import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -552,16 +551,6 @@ async def test_a_call_needs_the_key_of_its_own_group_and_names_its_agent(tmp_pat
     assert str(agents["verifier"].client.base_url).startswith(NOWHERE)
     with pytest.raises(SettingsError, match=r"agents\.prover: .* OPENAI_API_KEY"):
         agents["prover"].client
-
-
-async def test_without_the_extra_openai_its_clients_name_the_command(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "openai", None)  # as where it is not installed
-    group = make_group(parameters_for(tmp_path, NOWHERE))
-    with pytest.raises(SettingsError, match=r"needs the package openai: .*openai"):
-        group.openai_client
-    with pytest.raises(SettingsError, match=r"needs the package openai: .*openai"):
-        group.agent_wholes["prover"].client
-    assert await group.get_fine_tune_job_status() == "not_found"  # which needs none
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from nip_core.hashing import digest
 from nip_core.parameters import PureTextAgentParameters
 from nip_core.parameters.basis.addresses import check_plain_address
 from nip_core.parameters.services.dialects import find_dialect
-from nip_core.proxies import make_http_client
 from nip_core.redaction import read_key, redact
 from nip_core.rollouts.acceptance import LIKELIEST
 from nip_core.rollouts.client.completions import (
@@ -194,17 +193,16 @@ class ModelSeat:
 
 async def list_served_models(endpoint: Endpoint) -> list[str]:
     """List the models that a server says it has; none where it says nothing."""
-    import httpx
+    import openai
 
-    address, headers = endpoint.base_url, {"Authorization": f"Bearer {endpoint.api_key}"}
-    async with make_http_client(
-        httpx.AsyncClient, address, timeout=_LOOK_S, headers=headers, follow_redirects=True
+    address, key = endpoint.base_url, endpoint.api_key
+    async with openai.AsyncOpenAI(
+        base_url=address, api_key=key, timeout=_LOOK_S, max_retries=0
     ) as client:
         try:
-            answer = await client.get(f"{address.rstrip('/')}/models")
-            return [model["id"] for model in answer.raise_for_status().json()["data"]]
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError):
-            return []  # or an answer of another form
+            return [model.id for model in (await client.models.list()).data]
+        except (openai.OpenAIError, AttributeError, TypeError):  # or an answer of another form
+            return []
 
 
 def make_seat(

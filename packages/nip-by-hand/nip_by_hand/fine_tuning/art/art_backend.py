@@ -35,7 +35,7 @@ from art.metrics_taxonomy import (
     build_training_summary_metrics,
     summarize_trajectory_groups,
 )
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI
 
 from nip_by_hand.fine_tuning.art.art_adapter_config import DEFAULT_STATE_DIR, KEY_VARIABLE
 from nip_by_hand.fine_tuning.art.art_client import (
@@ -68,7 +68,7 @@ from nip_core.errors import SettingsError
 from nip_core.hashing import derive_seed
 from nip_core.jobs.job import BackendTrouble, JobRecord, JobSpec, JobView
 from nip_core.jobs.openai_backend import NipBackend
-from nip_core.proxies import make_http_client
+from nip_core.proxies import http_client
 from nip_core.redaction import read_key, redact
 
 _GROUP = "art"
@@ -118,9 +118,9 @@ class LmServerBackend:
             # Trying again is the ledger's, which looks first whether the job was created.
             max_retries=0,
             timeout=120.0,
-            http_client=make_http_client(DefaultAsyncHttpxClient, self._address),
+            http_client=http_client(self._address),
         )
-        self._server = NipBackend(self._address, key)
+        self._server = NipBackend(self._address, key, client=self._client)
         # An lm_server lists a job as soon as it has created it, so there is nothing to wait for.
         self._submissions = Submissions(self._state_dir, _GROUP, settle_s=0.0)
         self._records = StepRecords(self._state_dir)
@@ -137,7 +137,7 @@ class LmServerBackend:
     async def close(self) -> None:
         """Close the connections. Jobs go on, and the server too."""
         await self._server.aclose()
-        for client in (self._client, *self._clients):
+        for client in self._clients:
             await client.close()
 
     async def register(self, model: "art.Model[Any, Any]") -> None:

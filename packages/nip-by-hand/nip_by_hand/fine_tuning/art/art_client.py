@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
-from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError, Timeout
+from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 from pydantic import BaseModel
 
 from nip_core.errors import SettingsError
 from nip_core.jobs.job import Backend, Refused
-from nip_core.proxies import make_http_client, proxy_for
+from nip_core.proxies import http_client, proxy_for
 from nip_core.redaction import redact
 
 _TIMEOUT_S = 1200.0
@@ -35,10 +35,7 @@ class TokenIdsClient(AsyncOpenAI):
     def __init__(self, base_url: str, api_key: str) -> None:
         timeout = Timeout(_TIMEOUT_S, connect=_CONNECT_S)
         super().__init__(
-            base_url=base_url,
-            api_key=api_key,
-            timeout=timeout,
-            http_client=make_http_client(DefaultAsyncHttpxClient, base_url),
+            base_url=base_url, api_key=api_key, timeout=timeout, http_client=http_client(base_url)
         )
 
     async def _prepare_options(self, options: Any) -> Any:
@@ -114,7 +111,7 @@ async def explain_unlisted(base_url: str, api_key: str, names: Sequence[str]) ->
         api_key=api_key,
         max_retries=0,
         timeout=_HEALTH_S,
-        http_client=make_http_client(DefaultAsyncHttpxClient, base_url),
+        http_client=http_client(base_url),
     )
     async with client:
         try:
