@@ -4,7 +4,14 @@ Each also inherits the standard exception it refines, each is picklable (argumen
 strings), and each message names the place, the value and the remedy.
 """
 
-from nip_base.errors import CorruptionError, NipError, ServerError, SettingsError, StoreError
+from nip_base.errors import (
+    CorruptionError,
+    NipError,
+    ServerError,
+    SettingsError,
+    StageError,
+    StoreError,
+)
 
 __all__ = [
     "BudgetError",
@@ -38,10 +45,6 @@ class LeaseError(NipError, RuntimeError):
 
 class RunConflictError(NipError, ValueError):
     """The run name exists with other settings, for other data."""
-
-
-class StageError(NipError, RuntimeError):
-    """A stage stopped cleanly; finished work is kept and running again continues."""
 
 
 class BudgetError(StageError):

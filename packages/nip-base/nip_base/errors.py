@@ -23,3 +23,7 @@ class CorruptionError(StoreError):
 
 class ServerError(NipError, RuntimeError):
     """A server can't be started or reached, or refused a request."""
+
+
+class StageError(NipError, RuntimeError):
+    """A stage stopped cleanly; finished work is kept and running again continues."""

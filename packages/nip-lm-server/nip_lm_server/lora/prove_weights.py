@@ -7,9 +7,10 @@ prove           compares the served figures of an adapter with those of its save
 prove_base      compares a served base model with the files of a model
 
 The served log-probabilities come from the engine's own batched path, in one batch with the base and
-the other adapters. The expected ones come from the file: for each adapted layer W + scale B A in
-float32, with the engine's adapters switched off. Where a training left ``probe.json`` (tokens and
-the log-probabilities that it computed from its saved weights), these must be met too.
+the newest other adapter; those of further adapters are from their own proofs. The expected ones
+come from the file: W + scale B A in each adapted layer, in float32, with the engine's adapters
+switched off. Where a training left ``probe.json`` (tokens and the log-probabilities that it
+computed from its saved weights), these must be met too, in the same batch.
 
 `probes.LIMITS` has the largest distance, in nats and as a mean over the tokens; where rounding
 makes more, three times the rounding is allowed. The served adapter must also be nearer to its saved
@@ -23,6 +24,7 @@ decides alone.
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +39,7 @@ from nip_lm_server.lora.probes import (
     OVER_NOISE,
     PROBE,
     Limits,
+    Probe,
     ProbeError,
     Scores,
     choose_limits,
@@ -62,6 +65,8 @@ short."""
 LONGEST = 256
 """Most tokens of a probe: a new adapter waits for its pass. A rule of thumb: with far fewer tokens,
 a few that rounding moved far would decide the mean."""
+_WIDE, _OF_WIDE = ("float32", "float64"), 48
+"""In these precisions, which have hardly any noise, so many tokens are enough, as with vLLM."""
 
 
 class Scorer(Protocol):
@@ -97,6 +102,10 @@ class ProvedModel(Protocol):
     def dtype(self) -> str:
         """The precision of the weights, a key of `SAME_CHANGE`."""
 
+    @property
+    def base_logprobs(self) -> list[float]:
+        """The base's log-probabilities by the library; the first proof fills it."""
+
 
 def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
     """Make a probe for models trained on unknown data: a conversation, then tokens by a hash.
@@ -116,30 +125,28 @@ def probe_tokens(tokenizer: Any, max_model_len: int) -> list[int]:
 
 
 @contextmanager
-def apply_adapter(model: Any, files: LoraFiles, *, merged: bool = True) -> Iterator[None]:
+def apply_adapter(model: Any, files: LoraFiles, *, exact: bool = True) -> Iterator[None]:
     """Within, `model` computes each adapted layer with W + scale B A, in float32.
 
-    Not `merged`, it adds the low-rank product in its own precision, as an engine does: the distance
-    between the two comes from rounding alone.
+    Not `exact`, it does so in its own precision, as an engine does: the distance between the two
+    comes from rounding alone.
     """
     modules = dict(model.named_modules())
 
     def hook(name: str) -> Any:
-        def replace(
+        def add(
             module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
         ) -> torch.Tensor:
-            rows, scale = inputs[0], files.scale(name)
-            down, up = (half.to(output.device).float() for half in files.pairs[name])
-            weight = module.weight.T if is_transposed(module) else module.weight
-            if merged:
-                bias = None if module.bias is None else module.bias.float()
-                weight = weight.float() + scale * (up @ down)
-                return torch.nn.functional.linear(rows.float(), weight, bias).to(output.dtype)
-            down, up = down.to(rows.dtype), (up * scale).to(rows.dtype)
-            plain = torch.nn.functional.linear(rows, weight, module.bias)
-            return (plain + (rows @ down.T) @ up.T).to(output.dtype)
+            dtype = torch.promote_types(output.dtype, torch.float32) if exact else output.dtype
+            rows, plain = inputs[0].to(dtype), output
+            down, up = (half.to(output.device, dtype) for half in files.pairs[name])
+            if dtype != output.dtype:
+                weight = module.weight.T if is_transposed(module) else module.weight
+                bias = None if module.bias is None else module.bias.to(dtype)
+                plain = torch.nn.functional.linear(rows, weight.to(dtype), bias)
+            return (plain + files.scale(name) * (rows @ down.T) @ up.T).to(output.dtype)
 
-        return modules[name].register_forward_hook(replace)
+        return modules[name].register_forward_hook(add)
 
     # Hooks instead of a copy of the weights: no second model has to fit into memory.
     handles = [hook(name) for name in files.pairs]
@@ -169,26 +176,36 @@ def prove(
 ) -> Proof:
     """Compare `adapter` as served with `files` as saved; `rivals` are the other adapters."""
     tokens = probe_tokens(loaded.tokenizer, loaded.max_model_len)
-    # 1. Score the served adapter, in one batch with the base and the other adapters.
-    batch = [adapter, None, *rivals]
-    served_logprobs, base_logprobs, *rivals_logprobs = scorer.score([tokens] * len(batch), batch)
-    # 2. Score the saved adapter and the base, each by itself.
-    (base,) = scorer.score_by_library([tokens], [None])
+    tokens = tokens[-_OF_WIDE if loaded.dtype in _WIDE else 0 :]
+    probe = _read_probe_file(files.path, loaded)
+    # 1. Score the served adapter, also on the training's tokens, in one batch with the base and the
+    #    newest of the others. An adapter gives what it gave when it was proved itself.
+    fresh = [rival for rival in rivals if rival is rivals[-1] or not rival.logprobs]
+    batch, texts = [adapter, None, *fresh], [tokens] * (2 + len(fresh))
+    if probe is not None:
+        batch, texts = [*batch, adapter], [*texts, [*probe.tokens]]
+    served_logprobs, base_logprobs, *others = scorer.score(texts, batch)
+    for scored, logprobs in zip([adapter, *fresh], [served_logprobs, *others], strict=False):
+        scored.logprobs[:] = logprobs
+    # 2. Score the saved adapter and, once, the base, each by itself.
+    if not loaded.base_logprobs:
+        loaded.base_logprobs[:] = scorer.score_by_library([tokens], [None])[0]
+    base = loaded.base_logprobs
     with apply_adapter(loaded.model, files):
         (saved,) = scorer.score_by_library([tokens], [None])
-    with apply_adapter(loaded.model, files, merged=False):
-        (unmerged,) = scorer.score_by_library([tokens], [None])
-    # 3. Compare. The base in the batch and by itself, the adapter merged and not: they differ by
-    #    rounding alone. In float32 they may agree to the bit, and another batch may not: so the
-    #    rounding is never zero.
-    rounding = max(
-        measure_differences(base_logprobs, base)[1], measure_differences(unmerged, saved)[1], 1e-7
-    )
+    # 3. Compare. The base in the batch and by itself differs by rounding alone, and so does the
+    #    adapter in float32 and in a lower precision. In float32 they may agree to the bit, and
+    #    another batch may not: so the rounding is never zero.
+    rounding = max(measure_differences(base_logprobs, base)[1], 1e-7)
+    if loaded.dtype not in _WIDE:
+        with apply_adapter(loaded.model, files, exact=False):
+            (rounded,) = scorer.score_by_library([tokens], [None])
+        rounding = max(rounding, measure_differences(rounded, saved)[1])
     rivals_scores = {"base": Scores(base_logprobs, base, same_weights=files.unchanged)}
-    for rival, scores in zip(rivals, rivals_logprobs, strict=True):
+    for rival in rivals:
         change = _measure_change(adapter, rival)
-        is_near = change <= SAME_CHANGE[loaded.dtype]
-        rivals_scores[rival.name] = Scores(scores, scores, change <= _EXACT, is_near)
+        is_near, figures_of = change <= SAME_CHANGE[loaded.dtype], [*rival.logprobs]
+        rivals_scores[rival.name] = Scores(figures_of, figures_of, change <= _EXACT, is_near)
     allowed = LIMITS[loaded.dtype]
     tolerance = _find_tolerance(allowed, rounding)
     matches, figures = judge(
@@ -197,7 +214,7 @@ def prove(
     base_distance = None if files.unchanged else measure_differences(base_logprobs, saved)[1]
     # 4. The bits of the weights and the training's own figures must be right too.
     equal = weights_equal(adapter, files)
-    probe_detail = _compare_probe_file(scorer, loaded, adapter, files.path)
+    probe_detail = {} if probe is None else _judge_probe(scorer, loaded, probe, others[-1], True)
     return Proof(
         matches=matches and equal and probe_detail.get("probe_file_matches", True),
         detail={
@@ -229,7 +246,10 @@ def prove_base(scorer: Scorer, loaded: ProvedModel, path: Path) -> Proof:
             _view_bits(on_disk), _view_bits(in_memory)
         ):
             different.append(name)
-    probe_detail = _compare_probe_file(scorer, loaded, None, path)
+    probe_detail = {}
+    if (probe := _read_probe_file(path, loaded)) is not None:
+        (logprobs,) = scorer.score([probe.tokens], [None])
+        probe_detail = _judge_probe(scorer, loaded, probe, logprobs, False)
     equal = not different and count > 0
     return Proof(
         matches=equal and probe_detail.get("probe_file_matches", True),
@@ -280,30 +300,35 @@ def _read_saved_tensors(
         yield key, loaded_state.get(key, torch.empty(0))
 
 
-def _compare_probe_file(
-    scorer: Scorer, loaded: ProvedModel, adapter: LoraAdapter | None, path: Path
-) -> dict[str, Any]:
-    """Compare with the log-probabilities computed by the training from its saved weights."""
+def _read_probe_file(path: Path, loaded: ProvedModel) -> Probe | None:
+    """Read the beginning of what the training computed from its saved weights, if it is there."""
     # A model trained elsewhere has no probe, and is judged by its files alone.
     if not (path / PROBE).is_file():
-        return {}
+        return None
     # A probe that can't be read is an error: the training's figures are unknown.
     try:
         probe = read_probe(path)
     except ProbeError as error:
         raise EngineError(str(error)) from error
-    tokens = probe.tokens[: loaded.max_model_len]
-    probe = probe.at(range(len(tokens) - 1))
-    logprobs, base_logprobs = scorer.score([tokens, tokens], [adapter, None])
+    most = _OF_WIDE if {probe.dtype, loaded.dtype} <= {*_WIDE} else LONGEST
+    tokens = probe.tokens[: min(most, loaded.max_model_len)]
+    return replace(probe.at(range(len(tokens) - 1)), tokens=tokens)
+
+
+def _judge_probe(
+    scorer: Scorer, loaded: ProvedModel, probe: Probe, logprobs: Sequence[float], has_base: bool
+) -> dict[str, Any]:
+    """Compare served log-probabilities with the training's, of an adapter that `has_base` or not.
+
+    A base model that was made here was trained from another one, which is not served.
+    """
     allowed = choose_limits(probe, loaded.dtype)
-    # A base model that was made here was trained from another one, which is not served.
-    noise = (
-        0.0 if adapter is None else mean_difference(base_logprobs, probe.base_logprobs, allowed.cap)
-    )
-    distance, tolerance = (
-        mean_difference(logprobs, probe.logprobs, allowed.cap),
-        _find_tolerance(allowed, noise),
-    )
+    distance, noise = mean_difference(logprobs, probe.logprobs, allowed.cap), 0.0
+    # The base shows how much two computations differ, which only matters where they do.
+    if has_base and not distance <= allowed.mean:
+        (base_logprobs,) = scorer.score([probe.tokens], [None])
+        noise = mean_difference(base_logprobs, probe.base_logprobs, allowed.cap)
+    tolerance = _find_tolerance(allowed, noise)
     return {
         "probe_file_matches": distance <= tolerance,  # False if it is NaN
         "probe_file_distance": distance,

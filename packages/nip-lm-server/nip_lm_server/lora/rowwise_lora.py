@@ -19,7 +19,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +140,16 @@ def _check_config(path: Path, config: Any) -> None:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """A loaded adapter. `matrices`: module name -> (A^T [in, rank], scale B^T [rank, out])."""
+    """A loaded adapter. `matrices`: module name -> (A^T [in, rank], scale B^T [rank, out]).
+
+    `logprobs` is what it last gave on the tokens of proofs.
+    """
 
     name: str
     digest: str
     unchanged: bool
     matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    logprobs: list[float] = field(default_factory=list, init=False, compare=False)
 
     def move(self, device: str) -> None:
         """Bring the matrices to another device, in place."""

@@ -298,7 +298,7 @@ async def test_swapped_cut_and_absent_adapters_are_caught(base, tmp_path, dtype)
     paths["cut"] = cut(paths["a1"], tmp_path / "cut")
     given = {"base": token_logprobs(model, tokens)}
     for name, path in paths.items():
-        with probe.apply_adapter(model, read_lora(path), merged=False):
+        with probe.apply_adapter(model, read_lora(path), exact=False):
             given[name] = token_logprobs(model, tokens)
     with probe.apply_adapter(model, read_lora(paths["a1"])):
         saved = token_logprobs(model, tokens)

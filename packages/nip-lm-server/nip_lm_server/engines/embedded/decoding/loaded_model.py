@@ -72,6 +72,7 @@ class LoadedModel:
     template_shapes: dict[str, bool]
     tool_form: ToolForm | None = None  # how the chat template writes calls of tools
     template_facts: Mapping[str, Any] = field(default_factory=dict)
+    base_logprobs: list[float] = field(default_factory=list)  # for proofs, see `prove_weights`
 
 
 def load_engine_model(path: str, options: EmbeddedOptions) -> LoadedModel:
