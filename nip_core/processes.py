@@ -1,5 +1,8 @@
-"""The end of a process with its caller, by the name under which processes of runs ask for it."""
+"""Work in processes of its own, and the end of these with their caller; see `mapping` there."""
 
-from nip_base.machine.mapping import end_with
+from nip_base.machine import mapping
 
-__all__ = ["end_with"]
+collect_seldom = mapping.collect_seldom
+count_processes = mapping.count_processes
+end_with = mapping.end_with
+map_in_processes = mapping.map_in_processes

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from nip_base.machine.mapping import collect_seldom
 from nip_core.bridges import find_trackers
 from nip_core.costs.caps import Budget
 from nip_core.costs.spent_and_estimated import record_estimate
 from nip_core.parameters import HyperParameters
+from nip_core.processes import collect_seldom
 from nip_core.progress.board import Progress
 from nip_core.records.left_out import (
     describe_left_out,

@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nip_base.machine.mapping import count_processes, map_in_processes
 from nip_core.errors import CorruptionError
 from nip_core.hashing import derive_seed
 from nip_core.parameters import Method
+from nip_core.processes import count_processes, map_in_processes
 from nip_core.rollouts.storage.parquet import choose_by_version, open_parquet
 from nip_core.run_store.facts import DatasetFacts
 from nip_core.run_store.manifest import read_committed_file, read_manifest, verify

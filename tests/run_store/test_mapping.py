@@ -12,14 +12,14 @@ from functools import partial
 import psutil
 import pytest
 
-from nip_base.machine.mapping import collect_seldom, count_processes, map_in_processes
 from nip_core.errors import CorruptionError, StageError
+from nip_core.processes import collect_seldom, count_processes, map_in_processes
 from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import read_manifest
 
 PARENT = """
 import time
-from nip_base.machine.mapping import map_in_processes
+from nip_core.processes import map_in_processes
 results = map_in_processes(time.sleep, [0, 0] + [1000] * 9, 2)
 next(results)
 print("going", flush=True)
