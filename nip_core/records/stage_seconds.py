@@ -37,7 +37,7 @@ class StageSeconds(RootModel[dict[str, float]]):
 def divide_stages(
     run: RunStore, iteration: int, seconds: Mapping[str, float], groups: Iterable[str]
 ) -> dict[str, float]:
-    """Divide the stages of an iteration that is over, as far as its records say how.
+    """Divide the stages of a finished iteration by its records.
 
     The slow part of playing is its end, from when answers came at less than half of their usual
     pace. A training is divided where its server has told the seconds of its job; jobs of several
@@ -60,7 +60,7 @@ def divide_stages(
 
 
 def _find_slow_end(run: RunStore, iteration: int, split: str) -> float:
-    """Measure the end of playing in which answers came slowly; 0 of few answers."""
+    """Measure the slow end of playing a split, in seconds; 0 of few answers."""
     import numpy as np
 
     from nip_core.rollouts.storage.tables import StoredRollouts
@@ -71,7 +71,7 @@ def _find_slow_end(run: RunStore, iteration: int, split: str) -> float:
 
 
 def measure_slow_end(ended: "np.ndarray[Any, np.dtype[np.float64]]") -> float:
-    """Measure the last seconds in which answers came at less than half of their usual pace.
+    """Measure the last seconds with less than half of the usual pace of answers.
 
     `ended`: when each answer came, in seconds; in any order.
     """
@@ -136,7 +136,7 @@ def _read_job_seconds(run: RunStore, iteration: int, group: str) -> JobSeconds |
 
 
 def divide_jobs(jobs: Sequence[JobSeconds]) -> dict[str, float]:
-    """Add up the phases of jobs that may overlap; no second counts twice."""
+    """Add up the phases of overlapping jobs; no second counts twice."""
     spans = [span for job in jobs for span in job.list_phases()]
     moments = sorted({moment for _, begin, end in spans for moment in (begin, end)})
     seconds = dict.fromkeys(_BY_PROGRESS, 0.0)

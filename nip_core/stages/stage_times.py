@@ -33,7 +33,7 @@ class StageTimes:
     """
 
     def __init__(self, session: Session, iteration: int) -> None:
-        """Reads the seconds that earlier processes have put on record."""
+        """Reads the seconds of earlier processes."""
         self._session, self._iteration = session, iteration
         self.seconds = read_seconds_so_far(session.run, iteration)
         """By phase."""
@@ -98,7 +98,7 @@ class StageTimes:
             self._is_on_record, self._recorded_s = True, sum(self.seconds.values())
 
     def _count(self) -> float:
-        """Bring the sums up to date; returns the seconds that are on no record."""
+        """Bring the sums up to date; returns the seconds on no record."""
         for phase, spent_s in self._session.progress.phases.take().items():
             if spent_s or phase not in (START, IDLE):
                 self.seconds[phase] = self.seconds.get(phase, 0.0) + spent_s
