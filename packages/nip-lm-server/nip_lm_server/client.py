@@ -168,9 +168,9 @@ def public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
     from nip_lm_server.errors import ModelError
 
     try:
-        from nip_lm_server.lora.public_probe import compute_public_probe
+        from nip_lm_server.lora.public_probe import PublicProbes
 
-        return compute_public_probe(base_model, adapter)
+        return PublicProbes(base_model).compute(adapter)
     except ModuleNotFoundError:
         raise
     except Exception as error:  # safetensors and tokenizers have exception classes of their own

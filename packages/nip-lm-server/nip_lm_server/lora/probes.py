@@ -29,8 +29,7 @@ from nip_base.formats.bounds import parse_json
 PROBE = "probe.json"
 MAX_RIVALS = 14
 """The embedded engine compares with so many other adapters, the ones that were loaded last. A rule
-of thumb: with the model and its base they are the 16 rows of one pass, for which all requests
-wait."""
+of thumb: with model and base at most 16 rows of a pass, for which all requests wait."""
 CLEARLY = 4.0
 """Two models can be told apart if they differ by this many times the noise. With a smaller factor,
 noise would decide which is nearer; with a larger one, more models pass as indistinguishable.

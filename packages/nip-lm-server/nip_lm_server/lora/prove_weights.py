@@ -7,10 +7,9 @@ prove           compares the served figures of an adapter with those of its save
 prove_base      compares a served base model with the files of a model
 
 The served log-probabilities come from the engine's own batched path, in one batch with the base and
-the newest other adapter; those of further adapters are from their own proofs. The expected ones
-come from the file: W + scale B A in each adapted layer, in float32, with the engine's adapters
-switched off. Where a training left ``probe.json`` (tokens and the log-probabilities that it
-computed from its saved weights), these must be met too, in the same batch.
+the newest other adapter; further ones have them from their own proofs. The expected ones come from
+the file: W + scale B A in each adapted layer, in float32, with the engine's adapters switched off.
+Those that a training computed from its saved weights, in ``probe.json``, must be met too.
 
 `probes.LIMITS` has the largest distance, in nats and as a mean over the tokens; where rounding
 makes more, three times the rounding is allowed. The served adapter must also be nearer to its saved
@@ -60,13 +59,12 @@ MESSAGES = (
     {"role": "assistant", "content": "It leaves out the last element, so I would reject it."},
 )
 _EXTRA_TOKENS = 32
-"""A rule of thumb: enough for a mean where the conversation tells nothing, and the pass stays
-short."""
+"""A rule of thumb: enough for a mean where the conversation tells nothing; the pass stays short."""
 LONGEST = 256
 """Most tokens of a probe: a new adapter waits for its pass. A rule of thumb: with far fewer tokens,
 a few that rounding moved far would decide the mean."""
 _WIDE, _OF_WIDE = ("float32", "float64"), 48
-"""In these precisions, which have hardly any noise, so many tokens are enough, as with vLLM."""
+"""Precisions with little noise: so many tokens of a training, and the extra ones, are enough."""
 
 
 class Scorer(Protocol):
@@ -134,9 +132,7 @@ def apply_adapter(model: Any, files: LoraFiles, *, exact: bool = True) -> Iterat
     modules = dict(model.named_modules())
 
     def hook(name: str) -> Any:
-        def add(
-            module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
-        ) -> torch.Tensor:
+        def add(module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> Any:
             dtype = torch.promote_types(output.dtype, torch.float32) if exact else output.dtype
             rows, plain = inputs[0].to(dtype), output
             down, up = (half.to(output.device, dtype) for half in files.pairs[name])
@@ -176,13 +172,13 @@ def prove(
 ) -> Proof:
     """Compare `adapter` as served with `files` as saved; `rivals` are the other adapters."""
     tokens = probe_tokens(loaded.tokenizer, loaded.max_model_len)
-    tokens = tokens[-_OF_WIDE if loaded.dtype in _WIDE else 0 :]
+    tokens = tokens[-_EXTRA_TOKENS if loaded.dtype in _WIDE else 0 :]
     probe = _read_probe_file(files.path, loaded)
     # 1. Score the served adapter, also on the training's tokens, in one batch with the base and the
     #    newest of the others. An adapter gives what it gave when it was proved itself.
     fresh = [rival for rival in rivals if rival is rivals[-1] or not rival.logprobs]
     batch, texts = [adapter, None, *fresh], [tokens] * (2 + len(fresh))
-    if probe is not None:
+    if probe:
         batch, texts = [*batch, adapter], [*texts, [*probe.tokens]]
     served_logprobs, base_logprobs, *others = scorer.score(texts, batch)
     for scored, logprobs in zip([adapter, *fresh], [served_logprobs, *others], strict=False):
@@ -190,22 +186,21 @@ def prove(
     # 2. Score the saved adapter and, once, the base, each by itself.
     if not loaded.base_logprobs:
         loaded.base_logprobs[:] = scorer.score_by_library([tokens], [None])[0]
-    base = loaded.base_logprobs
     with apply_adapter(loaded.model, files):
         (saved,) = scorer.score_by_library([tokens], [None])
     # 3. Compare. The base in the batch and by itself differs by rounding alone, and so does the
     #    adapter in float32 and in a lower precision. In float32 they may agree to the bit, and
     #    another batch may not: so the rounding is never zero.
-    rounding = max(measure_differences(base_logprobs, base)[1], 1e-7)
+    rounding = max(measure_differences(base_logprobs, loaded.base_logprobs)[1], 1e-7)
     if loaded.dtype not in _WIDE:
         with apply_adapter(loaded.model, files, exact=False):
             (rounded,) = scorer.score_by_library([tokens], [None])
         rounding = max(rounding, measure_differences(rounded, saved)[1])
-    rivals_scores = {"base": Scores(base_logprobs, base, same_weights=files.unchanged)}
+    rivals_scores = {"base": Scores(base_logprobs, loaded.base_logprobs, files.unchanged)}
     for rival in rivals:
-        change = _measure_change(adapter, rival)
-        is_near, figures_of = change <= SAME_CHANGE[loaded.dtype], [*rival.logprobs]
-        rivals_scores[rival.name] = Scores(figures_of, figures_of, change <= _EXACT, is_near)
+        change, given = _measure_change(adapter, rival), rival.logprobs
+        is_near = change <= SAME_CHANGE[loaded.dtype]
+        rivals_scores[rival.name] = Scores(given, given, change <= _EXACT, is_near)
     allowed = LIMITS[loaded.dtype]
     tolerance = _find_tolerance(allowed, rounding)
     matches, figures = judge(
@@ -214,7 +209,7 @@ def prove(
     base_distance = None if files.unchanged else measure_differences(base_logprobs, saved)[1]
     # 4. The bits of the weights and the training's own figures must be right too.
     equal = weights_equal(adapter, files)
-    probe_detail = {} if probe is None else _judge_probe(scorer, loaded, probe, others[-1], True)
+    probe_detail = _judge_probe(scorer, loaded, probe, others[-1], has_base=True) if probe else {}
     return Proof(
         matches=matches and equal and probe_detail.get("probe_file_matches", True),
         detail={
@@ -240,16 +235,15 @@ def prove_base(scorer: Scorer, loaded: ProvedModel, path: Path) -> Proof:
     for name, tensor in _read_saved_tensors(path, loaded, state):
         count += 1
         # By bits: a NaN does not equal itself.
-        on_disk = tensor.to(state[name].dtype)
-        in_memory = state[name].cpu()
+        on_disk, in_memory = tensor.to(state[name].dtype), state[name].cpu()
         if on_disk.shape != in_memory.shape or not torch.equal(
             _view_bits(on_disk), _view_bits(in_memory)
         ):
             different.append(name)
     probe_detail = {}
-    if (probe := _read_probe_file(path, loaded)) is not None:
-        (logprobs,) = scorer.score([probe.tokens], [None])
-        probe_detail = _judge_probe(scorer, loaded, probe, logprobs, False)
+    if probe := _read_probe_file(path, loaded):
+        logprobs = scorer.score([probe.tokens], [None])[0]
+        probe_detail = _judge_probe(scorer, loaded, probe, logprobs, has_base=False)
     equal = not different and count > 0
     return Proof(
         matches=equal and probe_detail.get("probe_file_matches", True),
@@ -316,15 +310,13 @@ def _read_probe_file(path: Path, loaded: ProvedModel) -> Probe | None:
 
 
 def _judge_probe(
-    scorer: Scorer, loaded: ProvedModel, probe: Probe, logprobs: Sequence[float], has_base: bool
+    scorer: Scorer, loaded: ProvedModel, probe: Probe, logprobs: Sequence[float], *, has_base: bool
 ) -> dict[str, Any]:
-    """Compare served log-probabilities with the training's, of an adapter that `has_base` or not.
-
-    A base model that was made here was trained from another one, which is not served.
-    """
+    """Compare the served log-probabilities with the training's."""
     allowed = choose_limits(probe, loaded.dtype)
     distance, noise = mean_difference(logprobs, probe.logprobs, allowed.cap), 0.0
-    # The base shows how much two computations differ, which only matters where they do.
+    # The base shows how much two computations differ, which only matters where they do. What a base
+    # model was trained from is not served.
     if has_base and not distance <= allowed.mean:
         (base_logprobs,) = scorer.score([probe.tokens], [None])
         noise = mean_difference(base_logprobs, probe.base_logprobs, allowed.cap)

@@ -1,7 +1,6 @@
 """A probe without training data, for an adapter whose own probe may not be shown or is missing.
 
-compute_public_probe   log-probabilities of an adapter and of its base on a fixed text
-PublicProbes           the same for many adapters over one base, which is loaded once
+PublicProbes   log-probabilities of adapters and of their base, loaded once, on a fixed text
 
 `probes.parse_probe` reads it. A training writes a better one, with text that its model has
 learned; but that text belongs to the data's owner.
@@ -44,8 +43,3 @@ class PublicProbes:
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "quantization": "none",
         }
-
-
-def compute_public_probe(base_model: str, adapter: Path) -> dict[str, Any]:
-    """Compute the probe of one adapter, see `PublicProbes`."""
-    return PublicProbes(base_model).compute(adapter)

@@ -140,16 +140,13 @@ def _check_config(path: Path, config: Any) -> None:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """A loaded adapter. `matrices`: module name -> (A^T [in, rank], scale B^T [rank, out]).
-
-    `logprobs` is what it last gave on the tokens of proofs.
-    """
+    """A loaded adapter. `matrices`: module name -> (A^T [in, rank], scale B^T [rank, out])."""
 
     name: str
     digest: str
     unchanged: bool
     matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    logprobs: list[float] = field(default_factory=list, init=False, compare=False)
+    logprobs: list[float] = field(default_factory=list, init=False)  # at the last proof
 
     def move(self, device: str) -> None:
         """Bring the matrices to another device, in place."""

@@ -3,7 +3,7 @@
 EnginePool.using                 the engine that answers for a model, held for a request
 EnginePool.engine_for            the same for a moment, and only if the model is loaded
 EnginePool.publish, withdraw     make a committed model answer, with proof; and the reverse
-EnginePool.publish_guest         the same for an adapter that `guests` keeps, and not the table
+EnginePool.publish_adapter         the same for an adapter that `guests` keeps, and not the table
 EnginePool.training_place        the trainer and the device of a base model
 EnginePool.training_on_device    within, an engine that shares the device leaves it
 
@@ -157,19 +157,12 @@ class EnginePool:
         # Every file is read again: the model may be older than this server, committed before a
         # kill. In a thread, since requests are answered meanwhile.
         manifest = await self._models.verify_aside(digest)
-        base = self.base(manifest.base_model)
-        # One at a time in a slot: a new base model takes away the engine that loads an adapter.
-        async with base.slot.publishing:
+        if manifest.kind == "adapter":
+            return await self.publish_adapter(name, manifest.base_model, self._models.path(digest))
+        slot = self.base(manifest.base_model).slot
+        async with slot.publishing:
             try:
-                if manifest.kind == "base":
-                    return await self._publish_base(name, digest, base.slot)
-                # A job succeeds with a proof, and only a running engine gives one. So an engine is
-                # started that made room meanwhile, or that a person has stopped or put to sleep:
-                # hours of training are worth more than its rest.
-                if base.wanted != "running":
-                    await self._activate(base)
-                await base.wait_until_ready(READY_TIMEOUT_S)
-                return await base.load(name, digest)
+                return await self._publish_base(name, digest, slot)
             except EngineError as error:
                 # A trouble of this model alone: the job that made it fails, and the server goes on.
                 raise AdapterError(f"the engine can't load {name}: {error}") from error
@@ -191,15 +184,19 @@ class EnginePool:
                     await self._activate(base)
             raise
 
-    async def publish_guest(self, name: str, base_model: str, path: Path) -> Proof:
+    async def publish_adapter(self, name: str, base_model: str, path: Path) -> Proof:
         """`publish` an adapter that lies in `path`, whose files its caller has verified."""
         base = self.base(base_model)
+        # One at a time in a slot: a new base model takes away the engine that loads an adapter.
         async with base.slot.publishing:
             try:
+                # A job succeeds with a proof, and only a running engine gives one. So an engine is
+                # started that made room meanwhile, or that a person has stopped or put to sleep:
+                # hours of training are worth more than its rest.
                 if base.wanted != "running":
                     await self._activate(base)
                 await base.wait_until_ready(READY_TIMEOUT_S)
-                return await base.load_from(name, path)
+                return await base.load(name, path)
             except EngineError as error:
                 raise AdapterError(f"the engine can't load {name}: {error}") from error
 
@@ -342,7 +339,7 @@ class EnginePool:
         """Compare the files of a guest's adapter, then load and prove it."""
         assert self.guests is not None
         try:
-            await base.load_from(name, await self.guests.verify(name))
+            await base.load(name, await self.guests.verify(name))
         except (AdapterError, EngineError) as error:
             if base.engine.state != "running":
                 raise EngineError(str(error)) from error

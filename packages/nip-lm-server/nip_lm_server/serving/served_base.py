@@ -223,18 +223,12 @@ class ServedBase(EngineLifecycle):
 
     # Adapters
 
-    async def load(self, name: str, digest: str, *, verify: bool = False) -> Proof:
+    async def load(self, name: str, path: Path) -> Proof:
         """Make an adapter answer to `name`, with proof, while the engine goes on.
 
-        With `verify` its files are compared with their digests first; a caller that has just done
-        so does without. Raises NotProvedError if it does not answer with its weights, EngineError
-        if it can't be loaded; then it does not answer at all."""
-        if verify:
-            await self._models.verify_aside(digest)
-        return await self.load_from(name, self._models.path(digest))
-
-    async def load_from(self, name: str, path: Path) -> Proof:
-        """`load` the adapter that lies in `path`, whose files its caller has verified."""
+        Its caller has verified the files in `path`. Raises NotProvedError if it does not answer
+        with its weights, EngineError if it can't be loaded; then it does not answer at all.
+        """
         self._unproved.pop(name, None)
         # At work, so that the engine does not go to sleep over it.
         with self.keep_at_work():
@@ -311,7 +305,8 @@ class ServedBase(EngineLifecycle):
         Raises EngineError if the engine is gone, which is no fault of the adapter.
         """
         try:
-            proof = await self.load(name, digest, verify=True)
+            await self._models.verify_aside(digest)
+            proof = await self.load(name, self._models.path(digest))
         except (AdapterError, EngineError) as error:
             if self.engine.state != "running":
                 raise EngineError(str(error)) from error

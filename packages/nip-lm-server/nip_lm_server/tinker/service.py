@@ -387,7 +387,7 @@ class TinkerService:
             trainer,
             self.store,
             self.folders,
-            self.pool.publish_guest,
+            self.pool.publish_adapter,
             place.capabilities.max_lora_rank,
         )
         executor = Executor(self.store, steps, self._tell)

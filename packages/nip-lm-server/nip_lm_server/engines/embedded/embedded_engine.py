@@ -259,7 +259,7 @@ class EmbeddedEngine(Engine):
             loaded_adapter = worker.adapters.get(name)
             if loaded_adapter is None:  # it was unloaded while the files were read
                 raise EngineError(f"no adapter answers to {name!r}")
-            # Every rival is one more row of the proof's pass, so there is a limit.
+            # Every rival may be one more row of the proof's pass, so there is a limit.
             rivals = [rival for key, rival in worker.adapters.items() if key != name]
             return prove(worker.decoder, worker.loaded, loaded_adapter, files, rivals[-MAX_RIVALS:])
 
