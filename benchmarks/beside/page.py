@@ -230,6 +230,8 @@ def swap(part: dict[str, Any]) -> str:
     for name, seconds in part["seconds"].items():
         each = ", ".join(f"{s:.2f}" for s in seconds)
         lines.append(f"| {name} | {median(seconds):.2f} | {each} |")
+    if turns := part.get("by_turns"):
+        lines += ["", *_by_turns(turns)]
     missing = _reasons(part["absent"])
     return "\n".join(
         [
@@ -240,6 +242,25 @@ def swap(part: dict[str, Any]) -> str:
             _versions({"all": {"versions": part["versions"]}}),
         ]
     )
+
+
+def _by_turns(turns: dict[str, Any]) -> list[str]:
+    """What `swap_by_turns.py` has measured since of two commits."""
+    text = (
+        f"nip, embedded, of two commits by turns since: `{turns['command']}` at "
+        f"{turns['commit']}, load {turns['load_before']} before and {turns['load_after']} after, "
+        "trainings of one epoch. Processor seconds are the server's, from the commit of the "
+        "adapter to the answer."
+    )
+    lines = [_filled(text), "", "| | median, s | each, s | median processor s | each |"]
+    lines.append("|---|---|---|---|---|")
+    for name, swaps in turns["swaps"].items():
+        figures = [
+            f"{median(swaps[key]):.2f} | {', '.join(f'{s:.2f}' for s in swaps[key])}"
+            for key in ("seconds", "processor_s")
+        ]
+        lines.append(f"| {name} | {' | '.join(figures)} |")
+    return lines
 
 
 def _span(r: dict[str, Any]) -> str:

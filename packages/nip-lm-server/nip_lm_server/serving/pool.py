@@ -3,7 +3,7 @@
 EnginePool.using                 the engine that answers for a model, held for a request
 EnginePool.engine_for            the same for a moment, and only if the model is loaded
 EnginePool.publish, withdraw     make a committed model answer, with proof; and the reverse
-EnginePool.publish_adapter         the same for an adapter that `guests` keeps, and not the table
+EnginePool.publish_adapter       the same for an adapter that `guests` keeps, and not the table
 EnginePool.training_place        the trainer and the device of a base model
 EnginePool.training_on_device    within, an engine that shares the device leaves it
 
