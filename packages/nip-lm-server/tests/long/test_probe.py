@@ -65,6 +65,43 @@ async def test_the_expected_figures_are_those_of_peft(engine, base):
     assert plain == pytest.approx(peft_logprobs(base, None, tokens), abs=1e-4)
 
 
+async def test_figures_of_an_earlier_proof_are_those_of_a_new_one(base):
+    """Of the base alone and of all other adapters but the newest, which are not scored again."""
+    engine = EmbeddedEngine(str(base), threads=1)
+    await engine.start()
+    for number in (1, 2, 3):
+        await engine.load_adapter(f"a{number}", base.parent / f"a{number}")
+    figures = [await engine.prove("a1", base.parent / "a1") for _ in range(2)]
+    given = {name: [*adapter.logprobs] for name, adapter in engine._worker.adapters.items()}
+    for name, logprobs in given.items():
+        figures.append(await engine.prove(name, base.parent / name))
+        assert engine._worker.adapters[name].logprobs == pytest.approx(logprobs, abs=1e-5)
+    await engine.stop()
+    assert all(proof.matches for proof in figures)
+    for name in ("nearest_other_distance_mean", "base_distance_mean"):
+        assert figures[1].detail[name] == pytest.approx(figures[0].detail[name], abs=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "own", "learned"), [("float32", 32, 48), ("bfloat16", 93, 60)])
+async def test_a_precision_with_little_noise_takes_fewer_tokens(
+    base, tmp_path, dtype, own, learned
+):
+    """Of the probe, those before the limit decide."""
+    engine = EmbeddedEngine(str(base), dtype=dtype, threads=1)
+    await engine.start()
+    path, tokens = shutil.copytree(base.parent / "a1", tmp_path / "a1"), list(range(5, 65))
+    await engine.load_adapter("a1", path)
+    right = peft_logprobs(base, path, tokens)
+    matches = []
+    for wrong in (learned - 2, learned - 1):
+        write_probe(path, tokens, [v - (99 if i >= wrong else 0) for i, v in enumerate(right)])
+        proved = await engine.prove("a1", path)
+        matches.append(proved.detail["probe_file_distance_max"] > 9)
+    await engine.stop()
+    assert matches == [True, False]
+    assert proved.detail["probe_tokens"] >= own
+
+
 async def test_an_adapter_that_serves_other_weights_is_caught(engine, base):
     wrong = await engine.prove("a1", base.parent / "a2")
     assert not wrong.matches
