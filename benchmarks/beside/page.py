@@ -245,7 +245,7 @@ def swap(part: dict[str, Any]) -> str:
 
 
 def _by_turns(turns: dict[str, Any]) -> list[str]:
-    """What `swap_by_turns.py` has measured since of two commits."""
+    """Show the seconds of two commits by turns, from `swap_by_turns.py`."""
     text = (
         f"nip, embedded, of two commits by turns since: `{turns['command']}` at "
         f"{turns['commit']}, load {turns['load_before']} before and {turns['load_after']} after, "

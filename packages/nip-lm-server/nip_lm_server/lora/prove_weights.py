@@ -181,8 +181,8 @@ def prove(
     batch, texts = [adapter, None, *fresh], [tokens] * (2 + len(fresh))
     if probe:
         batch, texts = [*batch, adapter], [*texts, [*probe.tokens]]
-    served_logprobs, base_logprobs, *others = scorer.score(texts, batch)
-    for scored, logprobs in zip([adapter, *fresh], [served_logprobs, *others], strict=False):
+    served_logprobs, base_logprobs, *further = scorer.score(texts, batch)
+    for scored, logprobs in zip([adapter, *fresh], [served_logprobs, *further], strict=False):
         scored.logprobs[:] = logprobs
     # 2. Score the saved adapter and, once, the base, each by itself.
     if not loaded.base_logprobs:
@@ -212,7 +212,7 @@ def prove(
     base_distance = None if files.unchanged else measure_differences(base_logprobs, saved)[1]
     # 4. The bits of the weights and the training's own figures must be right too.
     equal = weights_equal(adapter, files)
-    probe_detail = _judge_probe(scorer, loaded, probe, others[-1], has_base=True) if probe else {}
+    probe_detail = _judge_probe(scorer, loaded, probe, further[-1], has_base=True) if probe else {}
     return Proof(
         matches=matches and equal and probe_detail.get("probe_file_matches", True),
         detail={
