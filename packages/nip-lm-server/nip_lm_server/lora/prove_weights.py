@@ -64,8 +64,8 @@ _EXTRA_TOKENS = 32
 LONGEST = 256
 """Most tokens of a probe: a new adapter waits for its pass. A rule of thumb: with far fewer tokens,
 a few that rounding moved far would decide the mean."""
-_WIDE, _OF_WIDE = ("float32", "float64"), 48
-"""Precisions with little noise: so many tokens of a training, and the extra ones, are enough."""
+_WIDE = ("float32", "float64")
+"""Precisions with little noise: the extra tokens, and so many of a training, are enough."""
 
 
 class Scorer(Protocol):
@@ -305,7 +305,7 @@ def _read_probe_file(path: Path, loaded: ProvedModel) -> Probe | None:
         probe = read_probe(path)
     except ProbeError as error:
         raise EngineError(str(error)) from error
-    most = _OF_WIDE if {probe.dtype, loaded.dtype} <= {*_WIDE} else LONGEST
+    most = _EXTRA_TOKENS if {probe.dtype, loaded.dtype} <= {*_WIDE} else LONGEST
     tokens = probe.tokens[: min(most, loaded.max_model_len)]
     return replace(probe.at(range(len(tokens) - 1)), tokens=tokens)
 

@@ -82,7 +82,7 @@ async def test_figures_of_an_earlier_proof_are_those_of_a_new_one(base):
         assert figures[1].detail[name] == pytest.approx(figures[0].detail[name], abs=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "own", "learned"), [("float32", 32, 48), ("bfloat16", 93, 60)])
+@pytest.mark.parametrize(("dtype", "own", "learned"), [("float32", 32, 32), ("bfloat16", 64, 60)])
 async def test_a_precision_with_little_noise_takes_fewer_tokens(
     base, tmp_path, dtype, own, learned
 ):
