@@ -51,7 +51,11 @@ def run(options: argparse.Namespace, store: Path) -> dict[str, Any]:
     return {
         "settings": settings,
         "whole_s": round(time.monotonic() - started_s, 1),
-        "stage_s": json.loads((iteration / "times.json").read_text()),
+        "phase_s": {
+            phase: seconds
+            for phase, seconds in json.loads((iteration / "times.json").read_text()).items()
+            if phase != "sha256"
+        },
         "episodes": metrics["episodes"],
         "generations": metrics["generations"],
         "completion_tokens": metrics["completion_tokens"],
@@ -85,9 +89,9 @@ def main() -> None:
         results = {"device": name, **run(options, Path(directory))}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1) + "\n")
-    for stage, seconds in results["stage_s"].items():
-        print(f"{stage:10} {seconds:8.1f} s")
-    print(f"{'whole run':10} {results['whole_s']:8.1f} s")
+    for phase, seconds in results["phase_s"].items():
+        print(f"{phase:12} {seconds:8.1f} s")
+    print(f"{'whole run':12} {results['whole_s']:8.1f} s")
 
 
 if __name__ == "__main__":

@@ -91,15 +91,15 @@ async def _all_iterations(session: Session, call: Call) -> str | None:
     # 2. The last test, of the final models, and the report of the whole run.
     if only_tests:
         newest = await do(retest, After(newest), call)
-    times = StageTimes(session, last)
+    times = StageTimes(session, last, is_last=True)
     if first == last and not only_tests:
         newest = await times.count("prove", do(proving.prove_serving, After(newest)))
     if is_last_tested := is_tested(parameters, last) and not only_tests:
         async with times.during("test"):
             newest = await play_and_measure(session, last, TEST, call, After(newest))
     # 3. The end of an attack on another run's verifier: the tests, or a game of choices.
-    last_step = await attacking.finish(session, last, play, call, After(newest))
-    times.finish()
+    last_step = await attacking.finish(session, last, times, play, call, After(newest))
+    await times.finish()
     await do(publish, "test", True, is_last_tested, last_step)
     return None
 
@@ -123,9 +123,9 @@ async def iterate(
     if run.store.exists(run.models(iteration)):
         # Only its test was missing. A fork could not go through the rest, which has other keys.
         models = await call(proving.prove_serving, session, iteration + 1, After(newest))
-        times.finish()
+        await times.finish()
         return IterationEnd(iteration, models)
-    if await attacking.begin_step(session, iteration, play, call, After(newest)):
+    if await attacking.begin_step(session, iteration, times, play, call, After(newest)):
         return IterationEnd(iteration, is_last=True)
     # 2. Play the training episodes.
     if has_played := not parameters.imitates(iteration):
@@ -154,7 +154,7 @@ async def iterate(
     async with times.during("swap"):
         candidates = await times.count("swap/prove", do(proving.prove_candidates, newest))
         models = await do(swap_models, candidates, After(candidates))
-    times.finish()
+    await times.finish()
     is_last = iteration + 1 == parameters.rl.num_iterations
     if not is_last or is_tested(parameters, iteration + 1):  # else the run's last follows at once
         await times.count("publish", do(publish, "train", True, False, After(models, metrics)))
@@ -163,13 +163,13 @@ async def iterate(
 
 async def retest(session: Session, iteration: int, call: Call = directly) -> IterationEnd:
     """Test the iteration's models of the base run once more; nothing is trained."""
-    do, times = within(session, iteration, call), StageTimes(session, iteration)
+    do, times = within(session, iteration, call), StageTimes(session, iteration, is_last=True)
     newest: Any = await times.count("prove", do(proving.prove_serving))
     if is_tested(session.parameters, iteration):
         async with times.during("test"):
             newest = await play_and_measure(session, iteration, TEST, call, After(newest))
     models = pass_on(session, iteration)
-    times.finish()
+    await times.finish()
     await do(publish, "test", True, True, After(newest))
     return IterationEnd(iteration, models)
 

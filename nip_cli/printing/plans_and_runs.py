@@ -430,7 +430,7 @@ def show_run(result: dict[str, Any]) -> None:
     _show_costs(result["costs"], console)
     if result.get("expected_by"):
         console.print(f"expected: {result['expected_by']}", highlight=False, markup=False)
-    if phases := describe_phases([entry["seconds"] for entry in result["iterations"]]):
+    if phases := describe_phases([entry.get("seconds", {}) for entry in result["iterations"]]):
         all_s = format_clock(sum(spent_s for _, spent_s, _ in phases))
         shares = "; ".join(f"{words} {plain_percent(share)}" for words, _, share in phases)
         say(f"time of the iterations on record, {all_s}: {shares}")

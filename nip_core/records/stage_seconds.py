@@ -13,13 +13,15 @@ from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 
 from nip_core.errors import CorruptionError
 from nip_core.jobs.document import read_job
-from nip_core.progress.phases import sort_phases
+from nip_core.progress.phases import sort_phases, sum_stage
 from nip_core.rollouts.plan import TEST, TRAIN
 from nip_core.run_store.manifest import is_committed
 from nip_core.run_store.run import RunStore, read_document
 
-if TYPE_CHECKING:  # a command that looks at seconds does not wait for them
+if TYPE_CHECKING:  # a command that looks at seconds does not wait for it
     import numpy as np
+
+    Moments = np.ndarray[Any, np.dtype[np.float64]]
 
 _SPLIT_PLAYED = {"test": TEST, "play": TRAIN}
 _BY_PROGRESS = ("train/queue", "train/save", "train/load", "train")
@@ -46,11 +48,15 @@ def divide_stages(
     parts = dict(seconds)
     for stage, split in _SPLIT_PLAYED.items():
         if stage in parts and is_committed(run.store, run.rollouts(iteration, split)):
-            slow_s = min(_find_slow_end(run, iteration, split), parts[stage])
-            parts |= {stage: parts[stage] - slow_s, f"{stage}/slow": slow_s}
+            whole_s = sum_stage(parts, stage)
+            slow_s = min(_find_slow_end(run, iteration, split), whole_s)
+            parts |= {stage: whole_s - slow_s, f"{stage}/slow": slow_s}
     jobs = [job for g in groups if (job := _read_job_seconds(run, iteration, g)) is not None]
     if "train" in parts and jobs:
         trained = divide_jobs(jobs)
+        # The queue begins by the clock of the run, and ends by the server's.
+        at_work_s = sum(trained.values()) - trained["train/queue"]
+        trained["train/queue"] = min(trained["train/queue"], max(parts["train"] - at_work_s, 0.0))
         # A training that went on while no process of the run did takes more than the run has seen.
         told_s = sum(trained.values())
         seen = min(1.0, parts["train"] / told_s) if told_s else 0.0
@@ -65,19 +71,26 @@ def _find_slow_end(run: RunStore, iteration: int, split: str) -> float:
 
     from nip_core.rollouts.storage.tables import StoredRollouts
 
-    table = StoredRollouts(run.store, [run.rollouts(iteration, split)]).timings()
-    started = table["started_at"].to_numpy().astype("datetime64[us]").astype(np.float64) / 1e6
-    return measure_slow_end(started + table["latency_s"].to_numpy())
+    rollouts = StoredRollouts(run.store, [run.rollouts(iteration, split)])
+    table = rollouts.timings(("started_at", "latency_s"))
+    asked = table["started_at"].to_numpy().astype("datetime64[us]").astype(np.float64) / 1e6
+    return measure_slow_end(asked, asked + table["latency_s"].to_numpy())
 
 
-def measure_slow_end(ended: "np.ndarray[Any, np.dtype[np.float64]]") -> float:
+def measure_slow_end(asked: "Moments", ended: "Moments") -> float:
     """Measure the last seconds with less than half of the usual pace of answers.
 
-    `ended`: when each answer came, in seconds; in any order.
+    `asked`, `ended`: when each call was made, and when it was answered, in seconds; in any order.
+    Pauses without a call in flight, as of a run that was stopped, do not count.
     """
     import numpy as np
 
-    ends = np.sort(ended)
+    if not len(asked):
+        return 0.0
+    order = np.argsort(asked)
+    asked, ended = asked[order], ended[order]
+    pauses = np.maximum(asked[1:] - np.maximum.accumulate(ended)[:-1], 0.0)
+    ends = np.sort(ended - np.concatenate([[0.0], np.cumsum(pauses)]))
     window = len(ends) // _WINDOWS
     if not window:
         return 0.0

@@ -24,10 +24,11 @@ from nip_core.rollouts.storage.tables import StoredRollouts
 from nip_core.run_store.documents import validate_document
 from nip_core.session.session import Session
 from nip_core.stages import measuring, proving
+from nip_core.stages.stage_times import StageTimes
 
 
 async def begin_step(
-    session: Session, iteration: int, play: Call, call: Call, last_step: After
+    session: Session, iteration: int, times: StageTimes, play: Call, call: Call, last_step: After
 ) -> bool:
     """Prepare a step of an attack by training; tell whether its course ends there.
 
@@ -36,7 +37,7 @@ async def begin_step(
     """
     parameters = session.parameters
     if parameters.tests_apart and iteration == 0:
-        with session.progress.during(0, "attack"):
+        async with times.during("attack"):
             await play(session, 0, ATTACK, call, last_step)
     if not parameters.may_end_early:
         return False
@@ -44,7 +45,9 @@ async def begin_step(
     return is_over
 
 
-async def finish(session: Session, last: int, play: Call, call: Call, last_step: After) -> After:
+async def finish(
+    session: Session, last: int, times: StageTimes, play: Call, call: Call, last_step: After
+) -> After:
     """Play the rest of an attack after its last step.
 
     An attack that chooses messages plays its game. One that trains tests the provers that were the
@@ -60,7 +63,7 @@ async def finish(session: Session, last: int, play: Call, call: Call, last_step:
         # Without any training the test before it is this one.
         iteration = last if worst else 0
     if worst is not None or parameters.choice is not None:
-        with session.progress.during(last, "attack"):
+        async with times.during("attack"):
             if worst:
                 last_step = After(await call(proving.prove_serving, session, worst, last_step))
             last_step = After(await play(session, iteration, ATTACK, call, last_step))

@@ -16,6 +16,7 @@ from nip_core.errors import LeaseError, StoreError
 from nip_core.progress.board import STAGES
 from nip_core.progress.phases import IDLE, START, sum_stage
 from nip_core.records.stage_seconds import divide_stages, name_times_file, read_seconds_so_far
+from nip_core.rollouts.plan import TEST
 from nip_core.run_store.documents import encode
 from nip_core.session.session import Session
 
@@ -32,9 +33,11 @@ class StageTimes:
     or since the process began.
     """
 
-    def __init__(self, session: Session, iteration: int) -> None:
-        """Reads the seconds of earlier processes."""
-        self._session, self._iteration = session, iteration
+    def __init__(self, session: Session, iteration: int, *, is_last: bool = False) -> None:
+        """Reads the seconds of earlier processes. The `is_last` has a test, and may go on later."""
+        self._session, self._iteration, self._is_last = session, iteration, is_last
+        test = session.records.of(iteration).stored_metrics(TEST) if is_last else None
+        self._is_over = test is not None  # and none of this process's seconds are its
         self.seconds = read_seconds_so_far(session.run, iteration)
         """By phase."""
         self._is_on_record = bool(self.seconds)
@@ -54,14 +57,12 @@ class StageTimes:
         self._count()
         before_s = sum_stage(self.seconds, stage)
         recording = asyncio.create_task(record_now_and_then())
-        least_s = _WORTH_IT_S
         try:
             with self._session.progress.during(self._iteration, stage, before_s):
                 yield
-            least_s = EVERY_S  # the next stage follows at once
         finally:
             recording.cancel()
-            if self._count() >= least_s:
+            if self._count() >= _WORTH_IT_S:
                 self._record()
 
     async def count(self, phase: str, step: Awaitable[T]) -> T:
@@ -69,15 +70,23 @@ class StageTimes:
         with self._session.progress.phases.during(phase):
             return await step
 
-    def finish(self) -> None:
+    async def finish(self) -> None:
         """Put the times of the whole iteration on record, each stage divided; of no stage none."""
         session, run = self._session, self._session.run
         self._count()
-        if not any(phase in STAGES for phase in self.seconds):
-            return
-        divided = divide_stages(run, self._iteration, self.seconds, session.parameters.groups)
-        seconds = {phase: round(spent_s, 3) for phase, spent_s in divided.items()}
         path = f"{run.iteration(self._iteration)}/times.json"
+        has_stage = any(phase in STAGES for phase in self.seconds)
+        if not has_stage or run.store.exists(path):
+            return
+        groups = session.parameters.groups
+        with contextlib.suppress(StoreError):  # a file that is damaged is another stage's to tell
+            self.seconds = await asyncio.to_thread(
+                divide_stages, run, self._iteration, self.seconds, groups
+            )
+        if self._is_last:
+            self._record()
+            return
+        seconds = {phase: round(spent_s, 3) for phase, spent_s in self.seconds.items()}
         session.lease.check()
         # Those of the process that has done the work stay, where another looks whether it is done.
         run.store.put_if_absent(path, encode(seconds), fence=session.lease.fence)
@@ -88,6 +97,8 @@ class StageTimes:
 
     def _record(self) -> None:
         """Put the times so far on record."""
+        if self._is_over:
+            return
         session, run = self._session, self._session.run
         seconds = {phase: round(spent_s, 3) for phase, spent_s in self.seconds.items()}
         # For people alone, so the run does not stop for it.

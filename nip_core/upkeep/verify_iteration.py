@@ -33,9 +33,7 @@ class IterationCheck:
         check, run, number = self.check_, self.run, self.number
         later = bool(check.under(run.iteration(number + 1))) if number < 9999 else False
         has_times = f"{self.directory}/times.json" in check.present
-        # The times of the last test alone, after which nothing is swapped, have no such stage.
-        times = (check.document(f"{self.directory}/times.json") if has_times else None) or {}
-        demanded = "the next iteration" if later else "times.json" if "swap" in times else None
+        demanded = "the next iteration" if later else "times.json" if has_times else None
         self.models = check.document(run.models(number), demanded_by=demanded)
         self.is_swapped = run.models(number) in check.present
         self.jobs = self._read_jobs()
@@ -49,7 +47,9 @@ class IterationCheck:
         self._swap()
         if (so_far := f"{self.directory}/times-so-far.json") in check.present:
             check.document(so_far)
-        if not has_times and self.jobs and self.is_swapped:
+        if has_times:
+            check.document(f"{self.directory}/times.json")
+        elif self.jobs and self.is_swapped:
             check.notes.append(
                 f"{self.directory}/times.json: not there; nothing needs it but a table of the "
                 "report, and a kill may have kept it from being written"

@@ -40,14 +40,21 @@ def test_stages_are_whole_and_in_their_order():
 
 
 def test_an_end_is_slow_from_where_answers_came_at_less_than_half_of_their_usual_pace():
+    def measure(ended):
+        # Each answer takes a second and a half, so a call is in flight all the time but in a pause.
+        return measure_slow_end(ended - 1.5, ended)
+
     even = np.arange(0.0, 100.0)
-    assert measure_slow_end(even) == 0.0
+    assert measure(even) == measure_slow_end(even[:0], even[:0]) == 0.0
     # Ten answers more, one every 6 seconds: the last window of usual pace ends before them.
-    slow = np.concatenate([even, even[-1] + 6.0 * np.arange(1, 11)])
-    assert measure_slow_end(np.random.default_rng(0).permutation(slow)) == pytest.approx(60, abs=6)
-    # A pause in the middle, as a run that was stopped has, is no end.
-    assert measure_slow_end(np.concatenate([even, 5000 + even])) == 0.0
-    assert measure_slow_end(np.arange(0.0, 19.0) ** 3) == 0.0  # too few to tell
+    slow = np.random.default_rng(0).permutation(
+        np.concatenate([even, even[-1] + 6.0 * np.arange(1, 11)])
+    )
+    assert measure_slow_end(slow - 7.0, slow) == pytest.approx(60, abs=6)
+    # A run that was stopped asks for nothing meanwhile, and the end of it is as even as the rest.
+    for last in (100, 3):
+        assert measure(np.concatenate([even, 5000 + even[:last]])) == 0.0
+    assert measure(np.arange(0.0, 19.0) ** 3) == 0.0  # too few to tell
 
 
 def test_jobs_one_after_the_other_wait_for_no_longer_than_none_of_them_works():

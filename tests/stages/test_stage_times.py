@@ -78,3 +78,39 @@ async def test_a_kill_loses_no_more_than_what_is_not_yet_on_record(tmp_path, mon
             async with again.during("play"):
                 await asyncio.sleep(0.1)
             assert 0.2 + 0.1 <= before + 0.1 <= again.seconds["play"]
+
+
+async def test_the_last_test_goes_on_as_an_iteration_and_a_run_that_is_over_keeps_its_times(
+    tmp_path,
+):
+    config = str(write_config(tmp_path, rl=FEW))
+    name = "small/iterations/0001/times{}.json"
+
+    async def go_on(iterations, seconds):
+        time = Ticking()
+
+        async def call(stage, *arguments):
+            time.passes(seconds if stage is playing.commit_split else 0)
+            return await loop.directly(stage, *arguments)
+
+        parameters = load_parameters(config, [f"rl.num_iterations={iterations}"])
+        async with open_session(parameters, progress=time.progress()) as session:
+            await loop.go_on(session, call)
+        return session.run
+
+    with servers_here():
+        run = await go_on(1, 30)
+        # 1. The last iteration is nothing but a test, and may be more later.
+        assert run.read_json_or_none(name.format("")) is None
+        so_far = run.read_json(name.format("-so-far"))
+        assert so_far["test"] + so_far["test/slow"] == 30.0
+        # 2. Looked at again, the run has nothing to do, and takes none of the time.
+        await go_on(1, 500)
+        assert run.read_json(name.format("-so-far")) == so_far
+        # 3. What follows adds to it.
+        run = await go_on(2, 7)
+    times = run.read_json(name.format(""))
+    assert times["test"] + times["test/slow"] == 37.0  # it was looked at once more
+    assert times["play"] + times["play/slow"] == 7.0
+    assert run.read_json_or_none(name.format("-so-far")) is None
+    assert verify_run(run).problems == {}

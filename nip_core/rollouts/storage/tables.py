@@ -151,9 +151,9 @@ class StoredRollouts:
         """Read these columns of all generations."""
         return self._columns("generations", columns)
 
-    def timings(self) -> pa.Table:
+    def timings(self, columns: Sequence[str] = TIMINGS.names) -> pa.Table:
         """Read when each call was made, and how long it took."""
-        return self._columns("timings", TIMINGS.names)
+        return self._columns("timings", columns)
 
     @property
     def has_choices(self) -> bool:

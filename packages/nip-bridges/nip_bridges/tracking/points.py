@@ -60,7 +60,8 @@ def list_parts(record: IterationRecord) -> list[Part]:
     for group, job in record.jobs.items():
         if job.is_due and (job.outcome == "succeeded" or record.swap is not None):
             parts.append(f"{_JOB}{group}")
-    return [*parts, *([_TIMES] if record.stage_s else [])]
+    # The times of an iteration that is not over grow.
+    return [*parts, *([_TIMES] if record.swap is not None and record.stage_s else [])]
 
 
 def read_rows(
