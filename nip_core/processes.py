@@ -1,6 +1,6 @@
 """Work in processes of its own, and the end of these with their caller; see `mapping` there."""
 
-from nip_base.machine import mapping
+from nip_base import mapping
 
 collect_seldom = mapping.collect_seldom
 count_processes = mapping.count_processes

@@ -29,7 +29,7 @@ _COLLECTED_AFTER = 50_000  # new objects; most are an item's or an episode's, an
 _FEW = 5_000  # examples that are made before processes have started
 _START = (
     "import sys; sys.path[:] = {path!r}; "
-    "from nip_base.machine import mapping; mapping.serve_items({caller})"
+    "from nip_base import mapping; mapping.serve_items({caller})"
 )
 _LOOK_S = 1.0  # how often a process looks whether its caller is there
 
