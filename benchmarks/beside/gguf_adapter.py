@@ -1,10 +1,15 @@
-"""An adapter of SmolLM2 in the form that llama.cpp reads."""
+"""SmolLM2 and adapters of it in the form that llama.cpp reads.
+
+python benchmarks/beside/gguf_adapter.py GGUF WHOLE   writes a four-bit file in float32
+"""
 
 import json
+import sys
 from pathlib import Path
 
 NAMES = dict(q="attn_q", k="attn_k", v="attn_v", o="attn_output", gate="ffn_gate", up="ffn_up")
 HEADS = {"q": 9, "k": 3}
+FILE_TYPE = "general.file_type"
 
 
 def write_adapter(adapter: Path, place: Path) -> None:
@@ -29,3 +34,28 @@ def write_adapter(adapter: Path, place: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_whole(model: str, place: str) -> None:
+    """Write a four-bit file's numbers in float32, rounded as `nip models add` rounds them."""
+    import gguf
+    import torch
+
+    reader, writer = gguf.GGUFReader(model), gguf.GGUFWriter(place, "llama")
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name in ("general.architecture", FILE_TYPE):
+            continue
+        is_list = field.types[0] == gguf.GGUFValueType.ARRAY
+        inner = field.types[-1] if is_list else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        numbers = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+        writer.add_tensor(tensor.name, numbers.bfloat16().float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    write_whole(*sys.argv[1:])
