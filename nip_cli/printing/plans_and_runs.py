@@ -433,7 +433,8 @@ def show_run(result: dict[str, Any]) -> None:
     if phases := describe_phases([entry.get("seconds", {}) for entry in result["iterations"]]):
         all_s = format_clock(sum(spent_s for _, spent_s, _ in phases))
         shares = "; ".join(f"{words} {plain_percent(share)}" for words, _, share in phases)
-        say(f"time of the iterations on record, {all_s}: {shares}")
+        line = f"time of the iterations on record, {all_s}: {shares}"
+        console.print(line, highlight=False, markup=False)
     if "attack" in result:
         show_attack(result["attack"], console)
     for entry in result["iterations"]:
