@@ -81,8 +81,9 @@ def sum_stage(seconds: Mapping[str, float], stage: str) -> float:
 
 def by_stage(seconds: Mapping[str, float]) -> dict[str, float]:
     """Add up the phases of each stage, in the order of phases."""
-    stages = dict.fromkeys(phase.partition("/")[0] for phase in sort_phases(seconds))
-    return {stage: sum_stage(seconds, stage) for stage in stages}
+    return {
+        p.partition("/")[0]: sum_stage(seconds, p.partition("/")[0]) for p in sort_phases(seconds)
+    }
 
 
 def sort_phases(seconds: Mapping[str, float]) -> list[str]:
@@ -92,10 +93,7 @@ def sort_phases(seconds: Mapping[str, float]) -> list[str]:
 
 
 def describe_phases(iterations: Sequence[Mapping[str, float]]) -> list[tuple[str, float, float]]:
-    """Add up the phases of iterations: words, seconds, and the share of all seconds.
-
-    Those of less than a thousandth are left out.
-    """
+    """Add up phases: words, seconds, share of all seconds; none below a thousandth of these."""
     seconds: dict[str, float] = {}
     for phase, spent_s in (item for iteration in iterations for item in iteration.items()):
         seconds[phase] = seconds.get(phase, 0.0) + spent_s
