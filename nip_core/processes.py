@@ -1,4 +1,4 @@
-"""Work in processes of its own, and the end of these with their caller; see `mapping` there."""
+"""Work in processes of its own, and the end of these with their caller; see `nip_base.mapping`."""
 
 from nip_base import mapping
 
