@@ -328,8 +328,8 @@ bench: install
 # Other projects in environments of their own, and nip, take turns; PEERS=DIR says where they are.
 # Processor seconds of each kind of work, beside those of the commit before; ends with 1 where one is slower.
 bench-check: install
-	$(BIN)/python benchmarks/mark_old.py --check
 	$(BIN)/python benchmarks/speed_bar.py --check $(SPEED) $(if $(OUT),--out $(OUT))
+	$(BIN)/python benchmarks/mark_old.py --check
 
 side-by-side: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" PEERS=$(abspath $(PEERS)) scripts/build_peers.sh

@@ -1,7 +1,7 @@
 """nip's embedded engine and llama.cpp on SmolLM2's four-bit file: work, memory, adapters.
 
-    python -m venv /tmp/lcpp && /tmp/lcpp/bin/pip install xllamacpp
-    OMP_NUM_THREADS=1 python benchmarks/llama_cpp.py /tmp/lcpp/bin/python GGUF ADAPTER [OTHER ...]
+    python -m venv .venv-lcpp && .venv-lcpp/bin/pip install xllamacpp
+    OMP_NUM_THREADS=1 python benchmarks/llama_cpp.py .venv-lcpp/bin/python GGUF ADAPTER [OTHER ...]
 
 GGUF is the file that `nip models add smollm2` reads; the others are directories that trainings of
 nip published. First each adapter is written as GGUF, and llama.cpp says the log-probabilities of
