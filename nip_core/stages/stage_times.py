@@ -16,7 +16,7 @@ from nip_core.errors import LeaseError, StoreError
 from nip_core.progress.board import STAGES
 from nip_core.progress.phases import IDLE, START, sum_stage
 from nip_core.records.stage_seconds import divide_stages, name_times_file, read_seconds_so_far
-from nip_core.rollouts.plan import ATTACK, TEST
+from nip_core.rollouts.plan import TEST
 from nip_core.run_store.documents import encode
 from nip_core.session.session import Session
 
@@ -36,8 +36,9 @@ class StageTimes:
     def __init__(self, session: Session, iteration: int, *, is_last: bool = False) -> None:
         """Reads the seconds of earlier processes. The `is_last` has a test, and may go on later."""
         self._session, self._iteration, self._is_last = session, iteration, is_last
-        ending = session.run.metrics(iteration, ATTACK if session.parameters.target_run else TEST)
-        self._is_over = is_last and session.run.store.exists(ending)  # by another process
+        run, last_splits = session.run, session.records.shown.measured_last or (TEST,)
+        ends = (run.store.exists(run.metrics(iteration, split)) for split in last_splits)
+        self._is_over = is_last and all(ends)  # by another process
         self.seconds = read_seconds_so_far(session.run, iteration)
         """By phase."""
         self._is_on_record = bool(self.seconds)
