@@ -34,7 +34,6 @@ PANELS: dict[str, tuple[Line, ...]] = {
             "nip_cli.commands.init",
             "Write a short configuration of your own, with comments.",
         ),
-        ("doctor", "nip_cli.commands.doctor", "Tell what can run here, and what is missing."),
     ),
     "Run": (
         ("train", "nip_cli.commands.train", "Train as CONFIG says, or go on where it stopped."),

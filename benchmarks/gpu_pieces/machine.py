@@ -102,7 +102,7 @@ def gpu() -> list[dict[str, str]]:
 def doctor() -> Row:
     """Every line of `nip doctor`. Raises Failed where it can't be imported."""
     try:
-        from nip_cli.commands.doctor_checks import examine, summary
+        from nip_up.doctor_checks import examine, summary
     except ImportError as error:
         raise Failed(f"nip's command is not installed here: {error}") from None
     findings = examine()

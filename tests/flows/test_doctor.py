@@ -7,11 +7,11 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from nip_bridges.hub import client as hub
-from nip_cli.commands import doctor as screen
-from nip_cli.commands import doctor_checks as doctor
 from nip_cli.launching import launch
 from nip_core.errors import ServerError, SettingsError
 from nip_study import remote_runs
+from nip_up import doctor as screen
+from nip_up import doctor_checks as doctor
 
 NO_ADDRESSES = (
     "http://user:s3cret/pw@localhost:9/api",

@@ -24,9 +24,10 @@ BROUGHT = {
     "tensorboardX": "tensorboardx",
     "yaml": "pyyaml",
 }
-# These programs import us, in the environments of scripts/build_art.sh and build_nat.sh.
+# The first two import us, in the environments of scripts/build_art.sh and build_nat.sh.
 FOREIGN = {
     "nip-by-hand": {"openpipe-art", "nvidia-nat-core"},
+    "nip-up": {"torch"},  # `nip doctor` tells whether there is one, and for which device
     "nip-lm-server": {"pytest"},  # its fixture, for the tests of other people
 }
 # Bounds for a package that another one of the list needs; and parts that bring commands.

@@ -9,13 +9,13 @@ from small_game import write_config
 
 from nip_base.published.added_models import AddedModel, ModelSource, describe_files, digest_model
 from nip_cli import cli
-from nip_cli.commands import doctor_checks as doctor
 from nip_cli.printing.plans_and_runs import show_plan
 from nip_core.errors import ServerError, SettingsError
 from nip_core.models import BUNDLED, KNOWN
 from nip_core.parameters import load_parameters
 from nip_core.servers.own_server import make_server_spec
 from nip_core.session.prepare import plan_run, prepare
+from nip_up import doctor_checks as doctor
 
 KNOWN_HERE = replace(KNOWN["smollm2"], name="tiny-published")
 

@@ -1,6 +1,7 @@
-"""PostgreSQL, Prefect's server and workers as processes of one command, `nip up`.
+"""A look at the machine, and PostgreSQL, Prefect's server and workers by one command.
 
-up          the command: what it starts, in order
+doctor      the command `nip doctor`; doctor_checks: its findings
+up          the command, with its parts in order
 parts       its processes, started again when they end
 postgres    a database of the system's packages
 """

@@ -82,10 +82,10 @@ def examine() -> list[Finding]:
 
 def _prefect(api: str | None) -> Finding:
     """Ask the named Prefect server once whether it answers."""
-    what = "prefect server"
+    name = "prefect server"
     if not api:
         return Finding(
-            what,
+            name,
             True,
             "PREFECT_API_URL is not set: each command starts a temporary server (adds seconds); "
             "run `prefect server start` and set it to keep one",
@@ -94,11 +94,11 @@ def _prefect(api: str | None) -> Finding:
         check_address("PREFECT_API_URL", api)
         is_one, answer = asyncio.run(_asked(f"{api.rstrip('/')}/health", proxy_for(api)))
     except SettingsError as error:
-        return Finding(what, False, str(error))
+        return Finding(name, False, str(error))
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
         reason = type(error).__name__
         is_one, answer = False, f"no Prefect server answers ({reason}); start it, or unset it"
-    return Finding(what, is_one, f"PREFECT_API_URL={show_address(api)}: {answer}")
+    return Finding(name, is_one, f"PREFECT_API_URL={show_address(api)}: {answer}")
 
 
 async def _asked(url: str, proxy: str | None) -> tuple[bool, str]:
@@ -233,11 +233,11 @@ def _sandbox() -> Finding:
 
 
 def _embedded(is_installed: bool) -> Finding:
-    what = "engine embedded"
+    name = "engine embedded"
     if not is_installed:
         small = "" if has_cuda(os.environ) else f"; for a torch without CUDA add {_SMALL_TORCH}"
         detail = f"needs the extra `local`{small}"
-        return Finding(what, False, detail, remedy=how_to_install("local"))
+        return Finding(name, False, detail, remedy=how_to_install("local"))
     try:
         import torch
 
@@ -245,8 +245,8 @@ def _embedded(is_installed: bool) -> Finding:
         place = torch.cuda.get_device_name(0) if on_gpu else "the CPU"
     except Exception as error:  # a broken build or driver raises what it likes
         reason = " ".join(str(error).split())[:200]
-        return Finding(what, False, f"torch can't be imported ({reason}); install it anew")
-    return Finding(what, True, f"on {place}, {torch.get_num_threads()} threads")
+        return Finding(name, False, f"torch can't be imported ({reason}); install it anew")
+    return Finding(name, True, f"on {place}, {torch.get_num_threads()} threads")
 
 
 def summary(findings: list[Finding]) -> str:

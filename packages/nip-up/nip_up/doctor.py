@@ -12,7 +12,7 @@ from nip_cli.printing.options import AsJson
 from nip_cli.printing.terminal import say
 
 if TYPE_CHECKING:
-    from nip_cli.commands.doctor_checks import Finding
+    from nip_up.doctor_checks import Finding
 
 
 ForVllm = Annotated[
@@ -23,8 +23,8 @@ ForVllm = Annotated[
 
 def doctor(for_vllm: ForVllm = False, as_json: AsJson = False) -> None:
     """Tell what is installed, which engines can run, and what is missing."""
-    from nip_cli.commands.doctor_checks import examine, summary
     from nip_cli.printing.plans_and_runs import print_json
+    from nip_up.doctor_checks import examine, summary
 
     if for_vllm:
         _show_vllm_commands(as_json)
@@ -46,8 +46,8 @@ def doctor(for_vllm: ForVllm = False, as_json: AsJson = False) -> None:
 def _show_vllm_commands(as_json: bool) -> None:
     """Print what builds an environment with vLLM: for CUDA where there is a device."""
     from nip_base.machine.devices import has_cuda
-    from nip_cli.commands.doctor_checks import vllm_commands
     from nip_cli.printing.plans_and_runs import print_json
+    from nip_up.doctor_checks import vllm_commands
 
     is_for_cuda = has_cuda(os.environ)
     commands = vllm_commands(is_for_cuda)
