@@ -72,6 +72,7 @@ class Message:
     channels: tuple[str, ...] = ()  # that it was sent to; none for a decision
     remark: str = ""  # the scenario's, on the others' texts; only with a `Game`
     exchange: int = 0  # valid answers before this one in its turn
+    tool_result: str | None = None  # the answer to its call of a tool; None: it called none
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,11 @@ def _messages(
         movers = protocol.movers(row.round, episode.seed, earlier)
         return tuple(movers.get(row.agent, ()))
 
+    # What an agent reads before its next exchange.
+    results = {
+        place_of(row)._replace(attempt=0, exchange=row.exchange + 1): row.tool_result
+        for row in valid
+    }
     hints = {} if game is None else game.find_mistakes(rows)
     situation, spoken = (None, turns) if game is None else _said(episode, valid, turns, game)
 
@@ -313,6 +319,8 @@ def _messages(
         if (row.attempt, row.exchange) == (0, 0):
             return game.asking(agent, episode).told(agent, situation, earlier, round_)[1]
         wrong = hints.get(place_of(row))
+        if wrong is None and row.attempt == 0:
+            return results.get(place_of(row))
         return wrong and game.hint(agent, round_, episode.seed, earlier, wrong)
 
     remarks = _remarks(episode, valid, game)
@@ -330,6 +338,7 @@ def _messages(
             told=told(row),
             remark=remarks.get((row.round, row.agent, row.text), ""),
             exchange=row.exchange,
+            tool_result=row.tool_result,
         )
         for row in rows
     )

@@ -52,7 +52,11 @@ def _markdown(transcript: Transcript) -> str:
             notes.append(message.remark)
         if message.invalid_reason is not None:
             notes.append(f"invalid answer: {_inline(message.invalid_reason)}")
+        if message.tool_result is not None:
+            notes.append("calls a tool")
         lines += [f"**{message.agent}** ({', '.join(notes)})", "", _fence(message.text), ""]
+        if message.tool_result is not None:
+            lines += ["It is told:", "", _fence(message.tool_result), ""]
     return "\n".join(lines)
 
 

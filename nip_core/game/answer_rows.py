@@ -133,6 +133,8 @@ class Spoken(Protocol):
     def invalid_reason(self) -> str | None: ...
     @property
     def token_logprobs(self) -> Sequence[RecordedToken] | None: ...
+    @property
+    def tool_result(self) -> str | None: ...
 
 
 # Not frozen, which takes twice as long to make: there are millions where rollouts become datasets.
@@ -147,11 +149,12 @@ class SpokenRow:
     text: str
     invalid_reason: str | None = None
     token_logprobs: Sequence[RecordedToken] | None = None
+    tool_result: str | None = None
 
 
 def make_exchange(row: Spoken) -> Exchange:
     """Make of a valid answer what agents and protocols see."""
-    return Exchange(row.text, read_tokens(row.token_logprobs))
+    return Exchange(row.text, read_tokens(row.token_logprobs), row.tool_result)
 
 
 def read_tokens(entries: Sequence[RecordedToken] | None) -> tuple[TokenChoice, ...] | None:

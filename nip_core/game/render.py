@@ -6,7 +6,7 @@ Prompting and dataset building both call `render`, so training examples have the
 import json
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
@@ -40,8 +40,10 @@ from nip_core.scenarios.checked import (
     draw_columns,
     draw_columns_again,
     list_seen_columns,
+    use_tool,
 )
 from nip_core.scenarios.prompts import SystemPrompts
+from nip_core.tools import ToolUse
 
 ChatMessage = dict[str, str]
 
@@ -85,9 +87,6 @@ class Met(typing.Protocol):
 class Game:
     """A protocol on a scenario, with its prompts: everything needed to render and to judge."""
 
-    exchanges: typing.ClassVar[int] = 1
-    """Of a turn: how often an agent answers before the round goes on."""
-
     def __init__(self, parameters: HyperParameters):
         """Raises SettingsError for a scenario's words or templates that make no prompts."""
         self.parameters = parameters
@@ -97,8 +96,10 @@ class Game:
             check_own_words(self.scenario, parameters.scenario)
         except ValueError as error:
             raise SettingsError(str(error)) from None
-        self.prompts = SystemPrompts(parameters, self.protocol, self.scenario)
-        self._rules = Rules(parameters, self.protocol, self.prompts)
+        self.tools = list_tools(parameters, self.protocol, self.scenario)
+        """By agent, the tool that it may use."""
+        self.prompts = SystemPrompts(parameters, self.protocol, self.scenario, self.tools)
+        self._rules = Rules(parameters, self.protocol, self.prompts, self.tools)
         self.reward_function = load_reward_function(parameters.protocol_common)
         self.announces = type(self.scenario).announce is not Scenario.announce
         """Whether agents may be told something before a turn that depends on what was said."""
@@ -167,7 +168,7 @@ class Game:
             from_others = []
             for turn in now:
                 if turn.agent == agent:
-                    chat += _show_exchanges(turn.exchanges)
+                    chat += self._show_exchanges(agent, turn.exchanges)
                 else:
                     from_others.append(turn)
             for channel in view.channels if from_others else ():
@@ -181,7 +182,7 @@ class Game:
                         if name is not None:
                             message["name"] = name
                         chat.append(message)
-        chat += _show_exchanges(exchanges)
+        chat += self._show_exchanges(agent, exchanges)
         if wrong is not None:
             chat.append(self._make_hint(agent, round_, seed, turns, wrong))
         # 3. In the form that its model takes.
@@ -196,7 +197,7 @@ class Game:
         turns: Sequence[Turn],
         wrong: Kind | None = None,
     ) -> list[ChatMessage]:
-        """Render the chat to which the answer at `place` was given.
+        """Render the chat before the answer at `place`.
 
         `turns` are all of its episode. With `wrong` it ends with a hint, see `render`.
         """
@@ -306,6 +307,39 @@ class Game:
             message["name"] = self.parameters.prompted_agents[agent].supervisor_name
         return message
 
+    def _show_exchanges(self, agent: str, exchanges: Iterable[Exchange]) -> list[ChatMessage]:
+        """Show an agent its own answers, and the results of its calls."""
+        chat: list[ChatMessage] = []
+        name = self.parameters.prompted_agents[agent].supervisor_name
+        for exchange in exchanges:
+            chat.append({"role": "assistant", "content": exchange.text})
+            if exchange.result is not None:
+                chat.append({"role": "user", "content": exchange.result, "name": name})
+        return chat
+
+    async def use_tool(
+        self, agent: str, argument: str, situation: Situation, turns: Sequence[Turn], number: int
+    ) -> str:
+        """Return the agent's text after call `number` of its turn, after `turns`.
+
+        A call beyond the limit is answered in words. Raises SettingsError, and StageError for a
+        fault that keeps every call from a result.
+        """
+        tool = self.tools[agent]
+        if number >= tool.count_left(agent, turns):
+            return tool.refuse()
+        return tool.show_result(
+            await use_tool(self.scenario, argument, self._fill_texts(situation))
+        )
+
+    def charge(
+        self, rewards: Mapping[str, float], turns: Sequence[Turn], round_: int
+    ) -> Mapping[str, float]:
+        """Take the price of the calls in a round from its rewards."""
+        for tool in {*self.tools.values()}:
+            rewards = tool.charge(rewards, turns, round_)
+        return rewards
+
     def _fill_texts(self, situation: Situation) -> Mapping[str, str]:
         """Give the texts of the problem by column, with the columns drawn for the episode."""
         return {**_list_texts(situation), **self.drawn(situation)}
@@ -346,9 +380,18 @@ class Game:
         )
         return self.reward_function.pay(episode, problem)
 
-    def form(self, agent: str, round_: int, seed: int, turns: Sequence[Turn]) -> AnswerForm:
-        """Return the form of an answer of `agent` in `round_`, after `turns`."""
-        return self._rules.form(agent, round_, seed, turns)
+    def form(
+        self, agent: str, round_: int, seed: int, turns: Sequence[Turn], exchange: int = 0
+    ) -> AnswerForm:
+        """Return the form of an answer of `agent` in `round_`, after `turns`.
+
+        In a turn, so many exchanges came before it.
+        """
+        form = self._rules.form(agent, round_, seed, turns)
+        # The first call beyond the limit is answered, so that the agent knows; others are invalid.
+        if exchange and form.tool and exchange > self.tools[agent].count_left(agent, turns):
+            form = replace(form, is_used_up=True)
+        return form
 
     def top_logprobs(self, agent: str) -> int:
         """Say for how many of the likeliest tokens the agent's calls ask; 0: none."""
@@ -378,13 +421,22 @@ class Game:
                 history = turns.copy()
             *earlier, last = map(make_exchange, rows)
             move = rules.parse(agent, round_, seed, last.text, history)
+            if move.call is not None:  # the episode failed before the agent's move
+                continue
             turns.append(Turn(round_, agent, last.text, move, last.tokens, tuple(earlier)))
         return turns
 
 
-def _show_exchanges(exchanges: Iterable[Exchange]) -> list[ChatMessage]:
-    """Show an agent what it answered itself."""
-    return [{"role": "assistant", "content": exchange.text} for exchange in exchanges]
+def list_tools(
+    parameters: HyperParameters, protocol: Protocol, scenario: Scenario
+) -> Mapping[str, ToolUse]:
+    """List by agent its tool; agents that decide have one."""
+    settings = parameters.tool
+    if not settings.per_turn or scenario.tool is None:
+        return {}
+    use = ToolUse(scenario.tool, settings.per_turn, settings.per_episode, settings.price)
+    users = filter(protocol.may_decide, protocol.agent_names)
+    return {agent: use for agent in users if agent in parameters.prompted_agents}
 
 
 def _list_texts(situation: Situation) -> Mapping[str, str]:

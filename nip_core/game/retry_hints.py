@@ -20,6 +20,7 @@ _WRONG: dict[Kind, str] = {
     "cut_off": "it was cut off at {tokens} tokens, so be much shorter",
     "empty": "it was empty",
     "missing_part": "a part for one of those you write to was missing, empty or there twice",
+    "used_up": "it used a tool of which no use is left",
     "other": "it was not what was asked for",
 }
 

@@ -13,6 +13,7 @@ from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, Turn
 from nip_core.scenarios.prompt_versions import reasons_first
 from nip_core.scenarios.prompts import FilledPrompt, SystemPrompts
+from nip_core.tools import ToolUse
 
 _MOST_KEPT = 4096  # short texts with their moves
 _MOST_SEEDS = 128
@@ -45,8 +46,16 @@ class Rules:
     Callers don't change its results.
     """
 
-    def __init__(self, parameters: HyperParameters, protocol: Protocol, prompts: SystemPrompts):
+    def __init__(
+        self,
+        parameters: HyperParameters,
+        protocol: Protocol,
+        prompts: SystemPrompts,
+        tools: Mapping[str, ToolUse],
+    ):
+        """Take the settings, and the tools by agent."""
         self._parameters, self._protocol, self._prompts = parameters, protocol, prompts
+        self._tools = {agent: use.tool for agent, use in tools.items()}
         self.order = {name: i for i, name in enumerate(protocol.agent_names)}
         self._by_seed = protocol.uses_seed
         self.moves_by_turns = type(protocol).movers is not Protocol.movers
@@ -164,6 +173,7 @@ class Rules:
             has_reasoning=reasons_first(self._parameters.system_prompt_version),
             must_decide=protocol.must_decide(agent, round_, seed),
             is_early=not protocol.counts(round_),
+            tool=self._tools.get(agent),
         )
 
     def parse(self, agent: str, round_: int, seed: int, text: str, earlier: Sequence[Turn]) -> Move:

@@ -5,6 +5,7 @@ check_agents         the settings of one agent fit together and to the rest
 check_schedules      agents that alternate do so in step
 check_log_probs      who is compared by log-probabilities has some
 check_attack         an attack attacks another run, with provers that have a model
+check_tool           the scenario has the tool that the settings allow
 check_budget_prices  a cap in dollars has all prices that it needs
 find_attackers       the provers that attack
 check_scripted       an agent with a script is a prover that is not trained
@@ -20,7 +21,7 @@ from nip_core.parameters.derived.prices import find_missing_prices, write_price_
 from nip_core.parameters.services.dialects import check_dialect, find_dialect
 from nip_core.protocols import ACCEPT, make_protocol
 from nip_core.protocols.zero_knowledge import EXTRA_AGENTS
-from nip_core.scenarios import make_scenario
+from nip_core.scenarios import Scenario, make_scenario
 from nip_core.scenarios.scripts import check_script_named
 
 if TYPE_CHECKING:
@@ -58,6 +59,27 @@ GROUP_SETTINGS = (
 they are sampled, their prompts and when they are trained may differ."""
 
 _SUFFIX_LENGTH = 64  # of a job, as fine-tuning APIs take it
+
+
+def check_tool(parameters: "HyperParameters", scenario: Scenario) -> None:
+    """Refuse a tool without one in the scenario, and in zero-knowledge games."""
+    if not parameters.tool.per_turn:
+        return
+    if scenario.tool is None:
+        raise ValueError(
+            f"tool.per_turn: scenario {parameters.scenario} has no tool; leave the block tool out"
+        )
+    if parameters.protocol_common.zero_knowledge:
+        raise ValueError(
+            "tool.per_turn: not in zero-knowledge games, whose simulator can use no tool; leave "
+            "the block tool out"
+        )
+    verifier = parameters.agents.get("verifier")
+    if isinstance(verifier, PureTextAgentParameters) and verifier.guided_decoding:
+        raise ValueError(
+            "tool.per_turn: a guided verifier can call no tool; set "
+            "agents.verifier.guided_decoding to false"
+        )
 
 
 def check_groups(parameters: "HyperParameters") -> None:

@@ -25,6 +25,7 @@ from nip_core.parameters.blocks.game import (
     MnipProtocolParameters,
     NipProtocolParameters,
     RefereedProtocolParameters,
+    ToolParameters,
     ZkProtocolParameters,
 )
 from nip_core.parameters.blocks.loop_settings import (
@@ -55,6 +56,7 @@ from nip_core.parameters.checks import (
     check_log_probs,
     check_schedules,
     check_scripted,
+    check_tool,
     find_attackers,
     list_scripted,
 )
@@ -151,6 +153,7 @@ class HyperParameters(AttackQuestions, Parameters):
     refereed_protocol: RefereedProtocolParameters = RefereedProtocolParameters()
     merlin_arthur_protocol: MerlinArthurProtocolParameters = MerlinArthurProtocolParameters()
     zk_protocol: ZkProtocolParameters = ZkProtocolParameters()
+    tool: ToolParameters = ToolParameters()
     base_run: BaseRunParameters = BaseRunParameters()
     attack: AttackParameters = AttackParameters()
     imitation: ImitationParameters = ImitationParameters()
@@ -284,6 +287,7 @@ class HyperParameters(AttackQuestions, Parameters):
             raise ValueError(f"scenario: {describe_raised(scenario, 'check', error)}") from error
         if scenario.labels_in_play:
             self._check_labels_in_play()
+        check_tool(self, scenario)
 
     def _check_labels_in_play(self) -> None:
         options = self.dataset_options
@@ -370,9 +374,11 @@ class HyperParameters(AttackQuestions, Parameters):
         return is_based or any(agent.load_checkpoint_and_parameters for agent in agents)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings; `imitation` is among them where there is any."""
-        # Settings of before there was any have the same digest.
+        """Return the settings; `imitation` and `tool` are among them where there are any."""
+        # Settings of before there were any have the same digest.
         values = super().to_dict()
+        if not self.tool.per_turn:
+            del values["tool"]
         if self.imitation.chats is None:
             del values["imitation"]
         return values

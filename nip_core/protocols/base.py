@@ -49,6 +49,7 @@ class Move(NamedTuple):
     messages: Mapping[str, str] = _NO_MESSAGES
     decision: int = NO_DECISION
     value: float | None = None  # of a decision, in [-1, 1]; see `nip_core.protocols.scales`
+    call: str | None = None  # the argument of a tool; the turn goes on, so no move of a turn has it
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,14 @@ class Exchange(NamedTuple):
 
     text: str
     tokens: Sequence[TokenChoice] | None = None  # the generated tokens, if they were asked for
+    result: str | None = None  # of the tool that it called, as the agent read it
 
 
 class Turn(NamedTuple):
     """The answers of one agent in one round, as its model gave them and as the game took them.
 
-    A turn is a list of exchanges. The game takes the last one for the agent's move; `text` and
-    `tokens` belong to it.
+    A turn is a list of exchanges: calls of a tool, and the agent's move, to which `text` and
+    `tokens` belong.
     """
 
     round: int

@@ -13,6 +13,9 @@ refused, and if an invalid answer is asked for again. Each answer is a record of
 A prover without a valid answer ends its episode, unless the settings have a penalty for that:
 then it is paid the penalty and is silent in that round, which leaves no turn behind.
 
+Where an agent calls a tool, the result is put on record before the agent is asked again, as its
+call is before the tool is used.
+
 Where a rule of the scenario's game rejects, the verifier's turn is the rule's: no model is asked,
 and no episode branches there.
 
@@ -23,7 +26,7 @@ problem with the written solution and its label, and so have all later states (s
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -44,6 +47,7 @@ from nip_core.rollouts.shard_context import ShardContext
 from nip_core.rollouts.storage.table_rows import (
     CallRecord,
     Episode,
+    ResultRow,
     RoundReward,
 )
 from nip_core.rollouts.turns import Played, PlayedExchange, PlayedTurn, assign_episode
@@ -64,6 +68,10 @@ PrefetchedAnswer = tuple[CallRecord, Move] | ContextLengthError | None
 it has to be asked for alone."""
 
 
+_ChatKey = tuple[str, tuple[tuple[str, str | None], ...], Kind | None]
+"""An agent, its answers in this turn with their results, and the mistake that a hint tells it."""
+
+
 @dataclass
 class EpisodeState:
     """An episode between two rounds, while it is played."""
@@ -79,10 +87,7 @@ class EpisodeState:
     decision: int = NO_DECISION
     value: float | None = None
     error: str | None = None
-    chats: dict[tuple[str, tuple[str, ...], Kind | None], list[ChatMessage]] = field(
-        default_factory=dict
-    )
-    """By agent, its answers in this turn, and the mistake that a hint tells it of."""
+    chats: dict[_ChatKey, list[ChatMessage]] = field(default_factory=dict)
 
     @cached_property
     def movers(self) -> list[str]:
@@ -223,11 +228,10 @@ class EpisodeState:
         result = self.context.game.judge(
             self.round - 1, spec.seed, spec.problem.y, spec.stance, self.turns, silent
         )
+        rewards = self.context.game.charge(result.rewards, self.turns, self.round - 1)
         # A reward of 0 says nothing that its absence does not.
         self.round_rewards += [
-            RoundReward(self.round - 1, agent, paid)
-            for agent, paid in result.rewards.items()
-            if paid
+            RoundReward(self.round - 1, agent, paid) for agent, paid in rewards.items() if paid
         ]
         # An end without a verdict is paid for as well, and is no failure.
         if result.done or result.terminated:
@@ -329,16 +333,15 @@ class EpisodeState:
         agent: str,
         prefetched: asyncio.Future[PrefetchedAnswer] | None = None,
     ) -> PlayedTurn:
-        """Let an agent have the exchanges of its turn; one without an answer is the last."""
-        exchanges: list[PlayedExchange] = []
-        for number in range(self.context.game.exchanges):
+        """Let an agent have its turn: calls of a tool, and its move or the reason of none."""
+        place, exchanges = AnswerPlace(self.round, agent), list[PlayedExchange]()
+        while True:
             earlier = [exchange.answer for exchange in exchanges]
-            place = AnswerPlace(self.round, agent, exchange=number)
-            first = None if number else prefetched
-            exchanges.append(await self._play_exchange(spec, place, earlier, first))
-            if exchanges[-1].move is None:
-                break
-        return PlayedTurn(self.round, agent, exchanges)
+            exchange = await self._play_exchange(spec, place, earlier, prefetched)
+            exchanges.append(exchange)
+            if exchange.move is None or exchange.move.call is None:
+                return PlayedTurn(self.round, agent, exchanges)
+            place, prefetched = place._replace(exchange=place.exchange + 1), None
 
     async def _play_exchange(
         self,
@@ -384,7 +387,10 @@ class EpisodeState:
             records.append(record)
             generation = record.generation
             if generation.invalid_reason is None:
-                return PlayedExchange(records, move or read_again(generation, self._form(agent)))
+                move = move or read_again(generation, self._form(place))
+                if move.call is not None:
+                    records[-1] = await self._use_tool(spec, place, record, move.call)
+                return PlayedExchange(records, move)
             wrong = context.game.asking(agent, spec).find_mistake(
                 agent, generation.text, generation.finish_reason, generation.invalid_reason
             )
@@ -393,11 +399,24 @@ class EpisodeState:
         problem = f"{len(records)} invalid answers, the last because of {reason}"
         return PlayedExchange(records, problem=problem, is_invalid=True)
 
+    async def _use_tool(
+        self, spec: EpisodeSpec, place: AnswerPlace, record: CallRecord, argument: str
+    ) -> CallRecord:
+        """Put the result of a call on record, unless it is there; return the record with it."""
+        if record.generation.tool_result is not None:
+            return record
+        situation = make_situation(spec.problem, spec.stance, spec.seed)
+        result = await self.context.game.use_tool(
+            place.agent, argument, situation, self.turns, place.exchange
+        )
+        await self.context.log.append(ResultRow(record.generation.key, result).to_json())
+        return replace(record, generation=replace(record.generation, tool_result=result))
+
     def _chat(
         self, place: AnswerPlace, earlier: Sequence[Exchange], wrong: Kind | None
     ) -> list[ChatMessage]:
         """Render the agent's chat. An answer in the journal needs none."""
-        agent, key = place.agent, (place.agent, tuple(e.text for e in earlier), wrong)
+        agent, key = place.agent, (place.agent, tuple((e.text, e.result) for e in earlier), wrong)
         if isinstance(self.context.players[agent].parameters, RandomAgentParameters):
             return []  # it reads nothing
         # All children of a node have one chat, and a hint makes it another one.
@@ -409,8 +428,9 @@ class EpisodeState:
             self.chats[key] = chat
         return self.chats[key]
 
-    def _form(self, agent: str) -> AnswerForm:
-        return self.context.game.form(agent, self.round, self.spec.seed, self.turns)
+    def _form(self, place: AnswerPlace) -> AnswerForm:
+        game, agent = self.context.game, place.agent
+        return game.form(agent, self.round, self.spec.seed, self.turns, place.exchange)
 
     @asynccontextmanager
     async def _call(
@@ -427,7 +447,7 @@ class EpisodeState:
         flight. Raises as ChatClient.answers does.
         """
         context, agent = self.context, place.agent
-        player, form = context.player(spec, agent), self._form(agent)
+        player, form = context.player(spec, agent), self._form(place)
         if agent == "verifier" and self.is_ruled:
             yield decide_by_rule(player, form)
             return

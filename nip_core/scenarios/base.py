@@ -22,6 +22,7 @@ from nip_core.protocols import Protocol, Turn
 from nip_core.scenarios.message_kinds import describe_message
 from nip_core.scenarios.prompt_versions import FIRST, PromptVersion
 from nip_core.scenarios.scripts import Script
+from nip_core.tools import Tool
 
 PROVER: Literal["prover"] = "prover"
 VERIFIER: Literal["verifier"] = "verifier"
@@ -185,6 +186,9 @@ class Scenario:
     facets: ClassVar[tuple[str, str]] = ("Difficulty", "Mutation")
     """Headings of the columns `difficulty` and `mutation`, by which episodes are filtered and
     metrics are broken down."""
+    tool: Tool | None = None
+    """That a verifier may use by itself within its turn, where the settings allow it, see
+    `use_tool`. The object's own counts."""
     template_directory: ClassVar[Path | None] = None
     """Where templates of its own lie, as ``<version>/<protocol>/<agent>.txt``; a template that is
     missing there is nip's."""
@@ -322,6 +326,16 @@ class Scenario:
     def sentences(self, role: Role, stance: int | None) -> Mapping[str, str]:
         """Return sentences for placeholders of templates, in the place of nip's own."""
         return {}
+
+    # Its tool.
+
+    async def use_tool(self, argument: str, texts: Mapping[str, str]) -> str:
+        """Return the result of a call of `tool`; `texts` are all texts of the episode.
+
+        Raises ValueError with the reason where there is none, such as an unknown number: the
+        caller is shown the reason. StageError is for a fault that keeps every call from a result.
+        """
+        raise NotImplementedError
 
     # Where a prover writes the solution.
 

@@ -7,6 +7,7 @@ draw_columns        the columns that are drawn for an episode
 draw_columns_again  those that provers do not see, drawn anew
 list_seen_columns   the columns that an agent of a role is shown
 read_own_sentences  its sentences for placeholders of templates
+use_tool            the result of its tool, or the reason why there is none
 find_solution       the solution in a prover's message; label_of: its label
 
 Any user may write a class of a scenario, so its functions may raise and return anything.
@@ -85,6 +86,18 @@ def _text(scenario: Scenario, function: str, text: Any, clause: str = "") -> str
     if half := half_pair(text):
         raise SettingsError(f"scenario {scenario.name}: {function} returned {half}{clause}")
     return text
+
+
+async def use_tool(scenario: Scenario, argument: str, texts: Mapping[str, str]) -> str:
+    """Use the scenario's tool; a ValueError of it is the result. Raises SettingsError."""
+    try:
+        return _text(scenario, "use_tool", await scenario.use_tool(argument, texts))
+    except NipError:
+        raise
+    except ValueError as error:
+        return str(error)
+    except Exception as error:  # whatever a user's class raises
+        raise describe_raised(scenario, "use_tool", error) from error
 
 
 def draw_columns(scenario: Scenario, texts: Mapping[str, str], seed: int) -> Mapping[str, str]:

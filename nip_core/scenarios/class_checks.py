@@ -18,6 +18,7 @@ from nip_core.scenarios.base import (
     Words,
 )
 from nip_core.scenarios.prompt_versions import PromptVersion
+from nip_core.tools import Tool
 
 
 def check_scenario(scenario: Scenario | type[Scenario]) -> None:
@@ -63,6 +64,10 @@ def check_scenario(scenario: Scenario | type[Scenario]) -> None:
         raise ValueError(
             f"{kind.__name__}.columns: the verifier sees neither question nor solution, so it has "
             "nothing to decide on; show it one"
+        )
+    if scenario.tool is not None and kind.use_tool is Scenario.use_tool:
+        raise ValueError(
+            f"{kind.__name__} has a tool, and no method use_tool that does what it says; write one"
         )
     if kind.labels_in_play and not scenario.columns[1].drawn:
         raise ValueError(
@@ -118,6 +123,8 @@ def _check_types(scenario: Scenario | type[Scenario], kind: type[Scenario]) -> N
     if not isinstance(scenario.name, str):
         raise ValueError(f"{kind.__name__}.name must be a text (got {scenario.name!r:.80})")
     _check_claims(scenario.claims, kind)
+    if not isinstance(scenario.tool, Tool | None):
+        raise ValueError(f"{kind.__name__}.tool must be a Tool or None (got {scenario.tool!r:.80})")
     if not isinstance(kind.bundled, Mapping):
         raise ValueError(
             f"{kind.__name__}.bundled must be paths by name (got {kind.bundled!r:.80})"

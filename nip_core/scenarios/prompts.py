@@ -30,7 +30,8 @@ from nip_core.protocols.zero_knowledge import EXTRA_AGENTS, ZeroKnowledgeProtoco
 from nip_core.scenarios import prompt_phrases as phrases
 from nip_core.scenarios.base import PROVER, VERIFIER, Role, Scenario
 from nip_core.scenarios.checked import call_for_text, list_seen_columns, read_own_sentences
-from nip_core.scenarios.prompt_versions import form_of
+from nip_core.scenarios.prompt_versions import SHORT, form_of
+from nip_core.tools import ToolUse
 
 PLACEHOLDERS = (
     "problem",
@@ -113,8 +114,17 @@ class FilledPrompt:
 class SystemPrompts:
     """The system prompts of one run, and the messages to agents before their turns."""
 
-    def __init__(self, parameters: GameSettings, protocol: Protocol, scenario: Scenario):
-        """Raise SettingsError, naming the file, for a missing or wrong template."""
+    def __init__(
+        self,
+        parameters: GameSettings,
+        protocol: Protocol,
+        scenario: Scenario,
+        tools: Mapping[str, ToolUse],
+    ):
+        """Take the tools by the agents that use them.
+
+        Raise SettingsError, naming the file, for a missing or wrong template.
+        """
         self._protocol, self._scenario, self._words = protocol, scenario, scenario.words
         self._base = protocol.base if isinstance(protocol, ZeroKnowledgeProtocol) else protocol
         self._zero_knowledge = parameters.zk_protocol
@@ -139,6 +149,8 @@ class SystemPrompts:
             text = self.texts[name].strip()
             if agent.system_prompt_template_path is None:
                 text += self._addition(name, text) + self._scenario_addition(name)
+            if name in tools:  # also after a template of a user's own, which can't know it
+                text += self._tell_tool(tools[name])
             self._templates[name] = string.Template(text)
 
     def template(self, agent: str) -> string.Template:
@@ -299,6 +311,11 @@ class SystemPrompts:
         addition = addition.replace("$", "$$")
         gap = "\n" if self._version == "short" else "\n\n"
         return addition and gap + addition
+
+    def _tell_tool(self, tool: ToolUse) -> str:
+        is_short = self._version == SHORT
+        told_text = tool.describe(is_short=is_short).replace("$", "$$")
+        return ("\n" if is_short else "\n\n") + told_text
 
     # Texts for the placeholders.
 

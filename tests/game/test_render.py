@@ -93,6 +93,7 @@ class Row(NamedTuple):
     invalid_reason: str | None
     token_logprobs: None = None
     exchange: int = 0
+    tool_result: str | None = None
 
 
 def test_rows_give_the_same_turns_as_play_and_leave_out_invalid_answers():

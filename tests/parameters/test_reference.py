@@ -1,6 +1,7 @@
 """The page of settings says what the settings are; what each means, it says itself."""
 
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -11,13 +12,17 @@ from nip_core.parameters import HyperParameters
 from nip_core.parameters.basis.base import Parameters, groups_in
 from nip_core.parameters.basis.not_for_text import NOT_FOR_TEXT, OTHERWISE, is_for_ancestor
 from nip_core.parameters.basis.update_schedule import SCHEDULES
-from nip_core.parameters.reference import (
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from settings_page import (  # noqa: E402
     describe_setting,
     page_of_original_settings,
     page_of_settings,
 )
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 
 def all_groups(kind: type[Parameters]) -> list[type[Parameters]]:

@@ -181,6 +181,7 @@ async def test_nip_with_three_rounds_asks_answers_and_decides():
             "completion_token_ids": None,
             "completion_logprobs": None,
             "token_logprobs": None,
+            "tool_result": None,
         }
         for r, agent in enumerate(["verifier", "prover", "verifier"])
     ]

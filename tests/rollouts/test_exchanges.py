@@ -1,4 +1,5 @@
-"""A turn is a list of exchanges: each is in its place wherever an episode is played or read."""
+"""A turn is a list of exchanges, calls of a tool and a move: each is in its place wherever an
+episode is played or read."""
 
 from functools import partial
 
@@ -9,6 +10,7 @@ from playing import agent_of, play, problems
 
 from nip_core.evaluation.episode_transcripts import transcript_of
 from nip_core.game.answer_rows import AnswerPlace, place_of
+from nip_core.game.answers.reasons import USED_UP
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
 from nip_core.rollouts.branching import Branching
@@ -22,17 +24,23 @@ from nip_core.trainers.grpo import _find_valid_rows
 from nip_core.trainers.malt import choose_pairs
 from nip_view.episode_page import _render_chats
 
-VERIFIER = ["Question: a?", "Question: b?", "Decision: accept", "Decision: reject"]
-PROVER = ["Answer: c", "", "Answer: d"]
+VERIFIER = ["Look: 1", "Question: b?", "I am not sure.\n**Look:** step 2.", "Decision: reject"]
+PROVER = ["", "Answer: d"]
+RESULTS = ["Result: 1: 47 + 8 = 55", None, None, None, "Result: 2: 55 - 10 = 45", None]
 PLACES = [
     *(AnswerPlace(0, "verifier"), AnswerPlace(0, "verifier", exchange=1)),
-    *(AnswerPlace(1, "prover"), AnswerPlace(1, "prover", exchange=1)),
-    AnswerPlace(1, "prover", attempt=1, exchange=1),
+    *(AnswerPlace(1, "prover"), AnswerPlace(1, "prover", attempt=1)),
     *(AnswerPlace(2, "verifier"), AnswerPlace(2, "verifier", exchange=1)),
 ]
+REJECTS = ("Decision: accept", "Decision: reject")
+CHAIN = {
+    "question": "Start with 47. Add 8. Subtract 10.",
+    "solution": "1: 47 + 8 = 55\n2: 55 - 10 = 44",
+    "y": 0,
+}
 
 
-def settings(**more):
+def settings(per_turn=2, **more):
     agent = {
         "model_provider": "SelfHosted",
         "model_name": "m",
@@ -40,15 +48,18 @@ def settings(**more):
         "num_invalid_generation_retries": 3,
         "retry_hint": True,
     }
+    tool = {"tool": {"per_turn": per_turn}} if per_turn else {}
     return load_parameters(
         {
             "run_name": "a",
-            "dataset": "x",
+            "dataset": "chains",
+            "scenario": "arithmetic",
             "interaction_protocol": "nip",
             "nip_protocol": {"max_message_rounds": 3},
             "rl": {"rollouts_per_iteration": None},
             "rollouts": {"failure_threshold": 1.0},
             "agents": {"_default": agent},
+            **tool,
             **more,
         }
     )
@@ -60,16 +71,9 @@ def in_turn(**texts):
     return lambda body: left[agent_of(body)].pop(0)
 
 
-class TwoExchanges(Game):
-    """The same game, in which each turn has two exchanges."""
-
-    exchanges = 2
-
-
 async def play_two(**more):
-    parameters = settings()
     script = in_turn(verifier=VERIFIER, prover=PROVER)
-    return await play(parameters, script, game=TwoExchanges(parameters), **more)
+    return await play(settings(), script, on=problems(1, **CHAIN), **more)
 
 
 @pytest.fixture
@@ -89,34 +93,47 @@ async def test_a_turn_has_its_exchanges_one_after_another_and_the_last_one_is_it
     rows, [episode] = rows_of(played), played.episodes
     assert [place_of(row) for row in rows] == PLACES
     assert [row.text for row in rows] == [*VERIFIER[:2], *PROVER, *VERIFIER[2:]]
+    assert [row.tool_result for row in rows] == RESULTS
     assert episode["decision"] == 0 and episode["outcome"] == "finished"
     seed = partial(played.specs[0].generation_seed, played.parameters.seed)
     assert [body["seed"] for body in played.server.bodies] == [seed(place) for place in PLACES]
     assert len({row.key for row in rows}) == len(PLACES)
-    # What an agent has said in its turn stands in its chat, and the last of it in that of others.
+    # Calls and their results stand in the chat of the agent that made them, and in no other one.
     bodies = [body["messages"] for body in played.server.bodies]
-    assert [said(chat) for chat in bodies] == [
-        [], VERIFIER[:1], [], PROVER[:1], PROVER[:1], VERIFIER[:2], VERIFIER[:3],
-    ]  # fmt: skip
-    assert "b?" in bodies[2][-1]["content"] and "a?" not in str(bodies[2][1:])
-    assert "Your answer to this" in bodies[4][-1]["content"]
+    assert [said(chat) for chat in bodies] == [[], VERIFIER[:1], [], [], VERIFIER[:2], VERIFIER[:3]]
+    told = [[m["content"] for m in chat if m["content"].startswith("Result")] for chat in bodies]
+    assert told == [[], RESULTS[:1], [], [], RESULTS[:1], [RESULTS[0], RESULTS[4]]]
+    assert "b?" in bodies[2][-1]["content"] and "Look" not in str(bodies[2])
+    assert "Your answer to this" in bodies[3][-1]["content"]
+    system = bodies[0][0]["content"]
+    assert "at most 2 times" in system and '"Look: 2"' in system
 
 
-async def test_a_kill_between_two_exchanges_costs_none_of_those_before(played):
-    keys = [row.key for row in rows_of(played)]
-    recorded = played.log.by_key()
-    for done in range(len(keys) + 1):
+async def test_a_kill_at_any_record_repeats_no_answer_and_no_tool(played, monkeypatch):
+    records = played.log.records
+    assert len(records) == len(PLACES) + 2  # a call is on record before its result is
+    used = []
+    use = type(played.game.scenario).use_tool
+
+    async def count(self, argument, texts):
+        used.append(argument)
+        return await use(self, argument, texts)
+
+    monkeypatch.setattr(type(played.game.scenario), "use_tool", count)
+    for done in range(len(records) + 1):
+        recorded = dict(enumerate(records[:done]))
+        results = sum("tool_result" in record for record in recorded.values())
+        answers = done - results
         texts = {"verifier": [*VERIFIER], "prover": [*PROVER]}
-        for place in PLACES[:done]:
+        for place in PLACES[:answers]:
             texts[place.agent].pop(0)
+        used.clear()
         resumed = await play(
-            played.parameters,
-            in_turn(**texts),
-            game=played.game,
-            recorded={key: recorded[key] for key in keys[:done]},
+            played.parameters, in_turn(**texts), recorded=recorded, on=problems(1, **CHAIN)
         )
-        assert resumed.server.bodies == played.server.bodies[done:]
+        assert resumed.server.bodies == played.server.bodies[answers:]
         assert rows_of(resumed) == rows_of(played)
+        assert used == ["1", "step 2."][results:]
 
 
 async def test_a_second_exchange_has_a_key_and_a_seed_of_its_own_and_is_in_the_digest(played):
@@ -142,11 +159,12 @@ async def test_every_reader_shows_each_exchange_in_its_place(played):
     # 1. Transcripts: who was told what, and which answer went to a channel.
     shown, rows = transcript_of(episode.key, tables.episodes, tables.generations, played.game)
     assert [place_of(message) for message in shown.messages] == PLACES
-    channels = [("main",) if place.exchange else () for place in PLACES]
-    channels[3] = channels[-1] = ()  # invalid; a verdict
+    channels = [("main",) if place in (PLACES[1], PLACES[3]) else () for place in PLACES]
     assert [message.channels for message in shown.messages] == channels
+    assert [message.tool_result for message in shown.messages] == RESULTS
     told = [place for place, m in zip(PLACES, shown.messages, strict=True) if m.told is not None]
-    assert told == [PLACES[4], PLACES[5]]  # the hint, and that the turn is the last
+    # A result, the hint, that the turn is the last, a result.
+    assert told == [PLACES[1], *PLACES[3:]]
     # 2. The viewer's chats are those that were sent.
     chats, why_not = _render_chats(episode, rows, played.game)
     assert not why_not and {key: list(chat) for key, (chat, _) in chats.items()} == bodies
@@ -171,25 +189,56 @@ async def test_pairs_are_made_of_first_exchanges_alone():
     parameters = settings(
         **{"trainer": "pure_text_malt", "pure_text_malt": {"interval_threshold_proportion": 0.01}}
     )
-    game = TwoExchanges(parameters)
+    game = Game(parameters)
 
     def script(body):
         chat, count = body["messages"], body.get("n", 1)
         if agent_of(body) == "prover":
             return [f"Answer: {len(said(chat))} {i}" for i in range(count)]
-        if len(said(chat)) >= 2:
-            return [f"Decision: {('accept', 'reject')[body['seed'] % 2]}"] * count
-        return [f"Question: {len(said(chat))} {i}?" for i in range(count)]
+        if chat[-1]["content"].startswith("Result"):
+            return "Question: why?" if len(said(chat)) == 1 else REJECTS[body["seed"] % 2]
+        return [f"Because {i}.\nLook: {i % 2 + 1}" for i in range(count)]
 
     branch = Branching(parameters, game.protocol, 0)
-    played = await play(parameters, script, on=problems(6), branch=branch, game=game)
+    played = await play(parameters, script, on=problems(6, **CHAIN), branch=branch, game=game)
     tables = played.tables()
     rows = {row.key: row for row in read_rows(tables.generations, Generation)}
     shards = InMemory((RolloutTables(tables.episodes, tables.generations),))
     pairs = [*choose_pairs(game, "group", 0, shards, ["prover", "verifier"]).examples]
     # Each child of a node goes on from its own first exchange.
     begun = {tuple(said(body["messages"])) for body in played.server.bodies}
-    assert {(f"Question: 0 {i}?",) for i in range(2)} < begun
+    assert {(f"Because {i}.\nLook: {i + 1}",) for i in range(2)} < begun
     assert pairs
     for pair in pairs:
         assert {place_of(rows[key]).exchange for key in pair.generations} == {0}
+
+
+async def test_calls_beyond_the_limits_are_answered_once_then_invalid_and_the_others_have_a_price():
+    texts = ["Look: 1", "Look: 2", "Look: 2", "Question: b?", "look : 9", "Decision: reject"]
+    parameters = settings(tool={"per_turn": 1, "per_episode": 5, "price": 0.25})
+    script = in_turn(verifier=texts, prover=["Answer: d"])
+    played = await play(parameters, script, on=problems(1, **CHAIN))
+    rows = [row for row in rows_of(played) if row.agent == "verifier"]
+    assert [row.tool_result for row in rows] == [
+        *(RESULTS[0], "Result: no use of Look is left; answer without it", None, None),
+        *("Result: there is no step 9; give the number of a step, 1 to 2", None),
+    ]
+    assert [row.invalid_reason for row in rows] == [None, None, USED_UP, None, None, None]
+    assert (
+        "it used a tool of which no use is left"
+        in played.server.bodies[3]["messages"][-1]["content"]
+    )
+    # Two calls were within the limits; one of them said that there is no such step.
+    assert played.rewards() == {"prover": 0.0, "verifier": 1 - 2 * 0.25}
+    [episode] = played.typed.episodes
+    assert [*episode.round_rewards] == [(0, "verifier", -0.25), (2, "verifier", 0.75)]
+
+
+async def test_an_episode_has_no_more_calls_than_its_limit():
+    texts = ["Look: 1", "Question: b?", "Look: 1", "Decision: reject"]
+    parameters = settings(tool={"per_turn": 1, "per_episode": 1, "price": 0.25})
+    script = in_turn(verifier=texts, prover=["Answer: d"])
+    played = await play(parameters, script, on=problems(1, **CHAIN))
+    results = [row.tool_result for row in rows_of(played) if row.agent == "verifier"]
+    assert results == [RESULTS[0], None, "Result: no use of Look is left; answer without it", None]
+    assert played.rewards()["verifier"] == 0.75

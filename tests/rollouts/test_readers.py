@@ -207,8 +207,8 @@ def test_the_documented_batch_is_made_of_the_rollouts_of_a_run_and_gives_them_ba
 
 SCHEMAS = {
     "episodes": (EPISODES, schema.SCHEMA_VERSION),
-    "generations": (GENERATIONS, schema.SCHEMA_VERSION),
-    "timings": (TIMINGS, schema.TIMINGS_VERSION),
+    "generations": (GENERATIONS, schema.LATER_VERSION),
+    "timings": (TIMINGS, schema.LATER_VERSION),
     "examples": (EXAMPLES, dataset.SCHEMA_VERSION),
     "pairs": (PAIRS, dataset.SCHEMA_VERSION),
     "trajectories": (TRAJECTORIES, dataset.SCHEMA_VERSION),

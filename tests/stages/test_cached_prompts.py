@@ -26,7 +26,7 @@ from nip_core.records.blocks import BlockPart
 from nip_core.records.iterations import Records
 from nip_core.records.spent_in_all import add_up_spending
 from nip_core.rollouts.client.thoughts import read_usage
-from nip_core.rollouts.storage.schema import EARLIER_TIMINGS, TIMINGS
+from nip_core.rollouts.storage.schema import EARLIER, TIMINGS
 from nip_core.rollouts.storage.shard_manifests import committed_shards
 from nip_core.rollouts.storage.table_rows import Timing, read_rows
 from nip_core.rollouts.storage.tables import StoredRollouts, commit_shard, join_shards
@@ -263,8 +263,8 @@ def test_timings_of_before_the_column_are_read_beside_those_with_it(tmp_path):
     tables = play(game(), 0, 4).tables
     assert tables.timings["cached_tokens"].null_count == tables.timings.num_rows
     earlier = tables.timings.drop_columns(["cached_tokens"])
-    earlier = earlier.replace_schema_metadata(EARLIER_TIMINGS.metadata)
-    assert earlier.schema.equals(EARLIER_TIMINGS, check_metadata=True)
+    earlier = earlier.replace_schema_metadata(EARLIER["timings"].metadata)
+    assert earlier.schema.equals(EARLIER["timings"], check_metadata=True)
     commit_shard(store, "d", "0000", replace(tables, timings=earlier))
     commit_shard(store, "d", "0001", play(game(), 1, 4).tables)
     manifest = join_shards(store, "d", ["0000", "0001"])

@@ -31,7 +31,7 @@ from nip_core.game.answers.decisions import (
 )
 from nip_core.game.answers.other_words import Claim, find_claims
 from nip_core.game.answers.plainer import put_plainly
-from nip_core.game.answers.reasons import EMPTY
+from nip_core.game.answers.reasons import EMPTY, USED_UP
 from nip_core.game.answers.verdict_labels import (
     WORDS,
     Answer,
@@ -41,6 +41,7 @@ from nip_core.game.answers.verdict_labels import (
 )
 from nip_core.protocols import NO_DECISION, Move
 from nip_core.protocols.scales import DecisionScale, round_value
+from nip_core.tools import Tool, read_call
 
 # Words that ask or suppose something, so that a verdict in it may be meant otherwise.
 _ASKING = any_case(
@@ -61,6 +62,8 @@ class AnswerForm:
     has_reasoning: bool = False  # the text before the message is the agent's own
     must_decide: bool = False  # a message would be of no use, so that it is asked for again
     is_early: bool = False  # a decision would not be registered yet
+    tool: Tool | None = None  # that may be called in its place
+    is_used_up: bool = False  # a call would be one too many
 
 
 def parse_response(text: str, form: AnswerForm) -> Move:
@@ -69,10 +72,16 @@ def parse_response(text: str, form: AnswerForm) -> Move:
     An answer that does not show clearly whether it decides is read once more, in plainer words. So
     answers that were valid before there was a second look keep their meaning.
 
-    Raises InvalidResponse for an answer that is empty or not Unicode, MissingPart for one in which
-    the part for a channel is missing, empty or there twice, and InvalidDecision for a decision
-    that is none, or is two, or may be meant and may not.
+    A call of the form's tool is neither.
+
+    Raises InvalidResponse for an answer that is empty or not Unicode, or one call too many,
+    MissingPart for one in which the part for a channel is missing, empty or there twice, and
+    InvalidDecision for a decision that is none, or is two, or may be meant and may not.
     """
+    if form.tool is not None and (call := _read_own_call(text, form.tool)) is not None:
+        if form.is_used_up:
+            raise InvalidResponse(USED_UP)
+        return Move(call=call)
     try:
         return _first_look(text, form)
     except InvalidDecision as unclear:
@@ -80,6 +89,15 @@ def parse_response(text: str, form: AnswerForm) -> Move:
         if move is None:
             raise unclear from None
         return move
+
+
+def _read_own_call(text: str, tool: Tool) -> str | None:
+    """Read the call of an answer; None where it is none, or no Unicode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return None
+    return read_call(without_thinking(text), tool)
 
 
 def _second_look(text: str, form: AnswerForm) -> Move | None:
@@ -130,7 +148,7 @@ def lacks_decision(move: Move, form: AnswerForm) -> bool:
 
     Then it is asked for again. After the last retry it stands, and the game ends without a verdict.
     """
-    return form.must_decide and move.decision == NO_DECISION
+    return form.must_decide and move.decision == NO_DECISION and move.call is None
 
 
 def _is_all_message(text: str, form: AnswerForm) -> bool:

@@ -17,12 +17,14 @@ Kind = Literal[
     "cut_off",
     "empty",
     "missing_part",
+    "used_up",
     "other",
 ]
 
 NO_DECISION_GIVEN = "no decision, where nothing else is of use"
 NO_CONTENT = "no content"
 EMPTY = "empty answer"
+USED_UP = "a call of a tool of which no use is left"
 
 KINDS: dict[Kind, str] = {
     "no_decision": "no decision where one was due",
@@ -34,6 +36,7 @@ KINDS: dict[Kind, str] = {
     "cut_off": "cut off by the token limit",
     "empty": "empty",
     "missing_part": "a part for somebody is missing",
+    "used_up": "a call of a tool that was used up",
     "other": "other reasons",
 }
 """The meaning of each kind, in the order in which they are shown."""
@@ -45,6 +48,7 @@ _BY_BEGINNING: tuple[tuple[Kind, str], ...] = (
     ("no_decision", re.escape(NO_DECISION_GIVEN)),
     ("empty", f"{EMPTY}|{NO_CONTENT}"),
     ("cut_off", "the thinking does not end"),
+    ("used_up", re.escape(USED_UP)),
     ("missing_part", "no part that begins|two parts that begin|an empty part that begins"),
     (
         "two_verdicts",

@@ -126,6 +126,26 @@ class MerlinArthurProtocolParameters(Parameters):
     """Whether the prover that was not drawn to speak is paid by the verdict as well."""
 
 
+class ToolParameters(Parameters):
+    """Use of the scenario's tool by the verifier, see docs/tools.md."""
+
+    per_turn: Annotated[int, Field(ge=0, le=32)] = 0
+    """Most calls in a turn, up to 32. 0: it has no tool."""
+    per_episode: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Most calls in an episode, 1 to 1024. None: as many as its turns allow."""
+    price: Annotated[float, Field(ge=0)] = 0.0
+    """Taken from the verifier's reward for each call; at least 0."""
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if not self.per_turn and (self.price or self.per_episode is not None):
+            raise ValueError(
+                "per_turn: with 0 there is no tool, so price and per_episode have no effect; set "
+                "it, or leave them out"
+            )
+        return self
+
+
 class ZkProtocolParameters(Parameters):
     """Settings of the zero-knowledge variants."""
 

@@ -20,7 +20,8 @@ leaf below, in the order of the numbers; the others reach it by the beginning of
 Version 2 added `decision_value` and `token_logprobs`, version 3 `columns`, version 4 `opponent` and
 `opponent_iteration`, version 5 `reasoning` and `reasoning_tokens`, version 6 `drawn`, version 7
 `p_accept`, version 8 `opponent_run`, version 9 `exchange` and `round_rewards`. Files of other
-versions are refused, but for timings of version 9, which lack the `cached_tokens` of version 10.
+versions are refused. Of version 10 are `cached_tokens` of timings and `tool_result` of generations
+alone, and these tables of version 9, without the column, are read, too.
 """
 
 from collections.abc import Mapping
@@ -28,14 +29,16 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 SCHEMA_VERSION = 9
-TIMINGS_VERSION = 10
-"""Of timings alone; the other tables keep theirs, so that runs of before can be read."""
+LATER_VERSION = 10
+"""Of tables that got a column; the others keep theirs, so that runs of before can be read."""
 
 _METADATA = {"nip.schema_version": str(SCHEMA_VERSION)}
+_LATER_METADATA = {"nip.schema_version": str(LATER_VERSION)}
 VALUES_BEFORE: Mapping[str, int | None] = {
     **dict.fromkeys(("columns", "opponent", "opponent_iteration", "opponent_run")),
     **dict.fromkeys(("reasoning", "reasoning_tokens")),
     "exchange": 0,
+    "tool_result": None,
 }
 """Columns of later versions with the values of rows from before them. Digests leave such a value
 out, so that runs from before a column keep theirs."""
@@ -125,8 +128,9 @@ GENERATIONS = pa.schema(
         pa.field("completion_token_ids", pa.list_(pa.int32())),
         pa.field("completion_logprobs", pa.list_(pa.float32())),
         pa.field("token_logprobs", pa.list_(_TOKEN)),  # the likeliest tokens, where asked for
+        pa.field("tool_result", pa.string()),  # of the tool that it called; null: it called none
     ],
-    metadata=_METADATA,
+    metadata=_LATER_METADATA,
 )
 
 TIMINGS = pa.schema(
@@ -137,10 +141,13 @@ TIMINGS = pa.schema(
         pa.field("transport_retries", pa.int16(), nullable=False),
         pa.field("cached_tokens", pa.int32()),  # of the prompt; of several answers the first has it
     ],
-    metadata={"nip.schema_version": str(TIMINGS_VERSION)},
+    metadata=_LATER_METADATA,
 )
-EARLIER_TIMINGS = pa.schema([*TIMINGS][:-1], metadata=_METADATA)
-"""Of version 9."""
+EARLIER = {
+    "timings": pa.schema([*TIMINGS][:-1], metadata=_METADATA),
+    "generations": pa.schema([*GENERATIONS][:-1], metadata=_METADATA),
+}
+"""Tables of version 9."""
 
 CHOICES = pa.schema(
     [

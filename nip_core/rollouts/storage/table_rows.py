@@ -4,7 +4,8 @@ Episode, Generation, Timing, MessageChoice   a row of each table; the columns' m
                                             `nip_core.rollouts.storage.schema`
 RoundReward       the payment of a round to an agent
 Record, Appends   a line of a journal, and the part of a journal used by playing
-CallRecord, LabelRow   the journal's rows of an answer, and of a solution labelled in play
+CallRecord, ResultRow, LabelRow   the journal's rows of an answer, of a tool's result, and of a
+                  solution labelled in play
 recorded_calls, recorded_labels   these of a journal's records
 row_columns       the columns that a kind of row has
 read_rows         a table as rows, of these kinds or of a reader's own
@@ -17,7 +18,7 @@ a third of a second longer to make.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Record = dict[str, Any]
-"""A JSON object of a journal. Play appends `CallRecord` and `LabelRow`, other rooms other rows."""
+"""A JSON object of a journal. Play appends these rows, other rooms other ones."""
 
 
 class Appends(Protocol):
@@ -113,6 +114,7 @@ class Generation:
     completion_token_ids: list[int] | None = None
     completion_logprobs: list[float] | None = None
     token_logprobs: list[RecordedToken] | None = None
+    tool_result: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +203,19 @@ class CallRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultRow:
+    """The result of a tool, as the journal has it behind the call."""
+
+    key: str
+    """Of the generation that called it."""
+    text: str
+
+    def to_json(self) -> Record:
+        """Return the result as a line of the journal."""
+        return {"tool_result": {"key": self.key, "text": self.text}}
+
+
+@dataclass(frozen=True, slots=True)
 class LabelRow:
     """The label of a solution written in play, as the journal has it."""
 
@@ -223,9 +238,15 @@ def recorded_calls(records: Iterable[Record], name: str) -> dict[str, CallRecord
     """
     calls: dict[str, CallRecord] = {}
     for record in records:
-        if "generation" not in record:
+        if not {"generation", "tool_result"} & record.keys():
             continue
         try:
+            if "tool_result" in record:
+                result = ResultRow(**record["tool_result"])
+                call = calls[result.key]
+                with_result = replace(call.generation, tool_result=result.text)
+                calls[result.key] = replace(call, generation=with_result)
+                continue
             timing = dict(record["timing"])
             started_at = datetime.fromisoformat(timing.pop("started_at"))
             generation = Generation(**record["generation"])

@@ -24,7 +24,7 @@ from nip_core.rollouts.storage.row_tables import (
 )
 from nip_core.rollouts.storage.schema import (
     CHOICES,
-    EARLIER_TIMINGS,
+    EARLIER,
     EPISODES,
     GENERATIONS,
     TIMINGS,
@@ -210,8 +210,8 @@ def _read_table(
 ) -> pa.Table:
     (name,) = [name for name in manifest.files if name.startswith(f"{kind}-")] or [f"{kind}-?"]
     data = read_committed_file(store, manifest, name)
-    earlier = EARLIER_TIMINGS if kind == "timings" else None
-    table = parquet_table(data, ALL_SCHEMAS[kind], manifest.path(name), columns, earlier)
+    schema = ALL_SCHEMAS[kind]
+    table = parquet_table(data, schema, manifest.path(name), columns, EARLIER.get(kind))
     if table.num_rows != manifest.rows.get(kind):
         raise CorruptionError(
             f"{manifest.path(name)}: {table.num_rows} rows instead of {manifest.rows.get(kind)}"

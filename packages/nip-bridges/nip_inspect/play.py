@@ -9,6 +9,7 @@ settings. An episode that was interrupted is begun anew; Inspect's ``--cache`` k
 """
 
 import site
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from nip_core.library.games import join_problem_text
 from nip_core.library.played_games import make_context
 from nip_core.rollouts.episode import play_episode
 from nip_core.rollouts.plan import EpisodeSpec
-from nip_core.rollouts.storage.table_rows import Generation, recorded_calls, stored_row
+from nip_core.rollouts.storage.table_rows import Generation, ResultRow, recorded_calls, stored_row
 from nip_core.scenarios import NO_LABEL
 from nip_inspect.model_calls import RoleModels
 from nip_inspect.scoring import EPISODE, GENERATIONS, QUESTION, rewards, verdict
@@ -143,6 +144,13 @@ class SampleTranscript:
         """Keep a record, and say in the transcript what came of the answer."""
         if "label" in record:
             transcript().info(record["label"], source="label")
+            return
+        if "tool_result" in record:
+            result = ResultRow(**record["tool_result"])
+            [place] = [i for i, row in enumerate(self._rows) if row.key == result.key]
+            row = self._rows[place] = replace(self._rows[place], tool_result=result.text)
+            [remark] = remarks(self._game, row, {})
+            transcript().info(remark.data, source=remark.source)
             return
         [call] = recorded_calls([record], "the episode").values()
         row = call.generation

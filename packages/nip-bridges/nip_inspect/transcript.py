@@ -52,6 +52,8 @@ def remarks(game: Game | None, row: Generation, moves: Moves) -> list[Remark]:
         value = row.decision_value
         more = {} if value is None or abs(value) in (0, 1) else {"value": value}
         return [Remark(source, {"decision": DECISION_WORDS[row.decision], **more})]
+    if row.tool_result is not None:
+        return [Remark(source, {"called a tool": row.tool_result})]
     move = moves.get(place_of(row).first, Move())
     return [
         Remark(source, {"read by": readers(game, agent, channel), "message": message}, channel)

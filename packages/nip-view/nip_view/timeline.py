@@ -84,6 +84,8 @@ def _lay_out_cells(message: Message, protocol: Protocol) -> tuple[TimelineCell, 
 def _describe_turn(message: Message, channels: int) -> str:
     if message.invalid_reason is not None:
         return f"invalid answer {message.attempt + 1}"
+    if message.tool_result is not None:
+        return "calls a tool"
     if message.decision != NO_DECISION:
         return f"decides: {DECISION_WORDS[message.decision]}"
     if 1 < len(message.channels) == channels:

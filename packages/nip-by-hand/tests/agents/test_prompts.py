@@ -150,9 +150,9 @@ def test_a_protocol_can_bring_its_templates_for_all_versions(tmp_path, version):
     parameters = settings_of("nip", version=version)
     (tmp_path / "prover.txt").write_text("Argue to $agent_stance_string: $question $solution")
     with pytest.raises(SettingsError, match=re.escape(str(tmp_path / "verifier.txt"))):
-        SystemPrompts(parameters, Own(parameters), make_scenario(parameters))
+        SystemPrompts(parameters, Own(parameters), make_scenario(parameters), {})
     (tmp_path / "verifier.txt").write_text("$question $solution $decision_form")
-    prompts = SystemPrompts(parameters, Own(parameters), make_scenario(parameters))
+    prompts = SystemPrompts(parameters, Own(parameters), make_scenario(parameters), {})
     assert filled(prompts, "prover", None, 0, "q", "s") == "Argue to accept: q s"
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -10,6 +11,7 @@ from nip_core.errors import DatasetError
 from nip_core.hashing import derive_seed
 from nip_core.scenarios.base import Column, Row, Scenario, ScenarioSettings, Words
 from nip_core.scenarios.scripts import Script
+from nip_core.tools import Tool, read_place
 from nip_games.arithmetic.chains import (
     CHAIN,
     LOWEST,
@@ -88,6 +90,12 @@ class Arithmetic(Scenario):
         "every-step": pass_every_step,
         "no-step": name_nothing,
     }
+    tool = Tool(
+        name="look",
+        argument="the number of a step",
+        result="this step of the task, calculated from the number before it",
+        example="2",
+    )
     words = Words(
         expert="an expert in arithmetic",
         thing="calculation",
@@ -157,6 +165,14 @@ class Arithmetic(Scenario):
             return None
         right, wrong, mistake = pair
         return (right, None) if y else (wrong, mistake)
+
+    async def use_tool(self, argument: str, texts: Mapping[str, str]) -> str:
+        """Calculate a step of the task from the number with which the calculation begins it."""
+        steps = read_steps(texts["solution"])
+        number = read_place(argument, "step", len(steps))
+        sign, right = read_question(texts["question"]).steps[number - 1]
+        step = ChainStep(steps[number - 1].left, sign, right, 0)
+        return f"{number}: {replace(step, result=step.true_result).text}"
 
     def kind_of_message(self, message: str, texts: Mapping[str, str]) -> str:
         """Tell which step a message calls wrong, and whether it is, or that it names none."""

@@ -91,13 +91,15 @@ class ChainStep:
         """The result as it should be."""
         return CALCULATE[self.sign](self.left, self.right)
 
+    @property
+    def text(self) -> str:
+        """The step as a line of a calculation has it behind its number."""
+        return f"{self.left} {self.sign} {self.right} = {self.result}"
+
 
 def write_steps(steps: Sequence[ChainStep]) -> str:
     """The calculation, a numbered line for each step."""
-    return "\n".join(
-        f"{number}: {step.left} {step.sign} {step.right} = {step.result}"
-        for number, step in enumerate(steps, 1)
-    )
+    return "\n".join(f"{number}: {step.text}" for number, step in enumerate(steps, 1))
 
 
 def read_question(text: str) -> Question:

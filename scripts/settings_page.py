@@ -1,4 +1,4 @@
-"""The pages of settings, made from the models: ``python -m nip_core.parameters.reference``.
+"""The pages of settings, made from the models: ``python scripts/settings_page.py``.
 
 docs/settings.md           settings that people set
 docs/settings-original.md  with `original`: those kept for the ancestor's configurations
@@ -31,7 +31,7 @@ from nip_core.parameters.hyper_parameters import DATA_NEUTRAL, HyperParameters
 
 _HEAD = """# Settings
 
-Made by `python -m nip_core.parameters.reference`. Settings come from a YAML file and from
+Made by `python scripts/settings_page.py`. Settings come from a YAML file and from
 `--set a.b=c`; an unknown one is an error. Those marked ◦ may change when a run is resumed; those
 marked † must be the same for all agents of a shared model group. `nip train --dry-run`
 shows what differs from the defaults, and with `--json` all of a configuration, each group of
@@ -43,7 +43,7 @@ Settings that only configurations of neural-interactive-proofs have are on
 
 _ORIGINAL = """# Settings of the original
 
-Made by `python -m nip_core.parameters.reference original`. A configuration of
+Made by `python scripts/settings_page.py original`. A configuration of
 [neural-interactive-proofs](howto/paper.md#configurations-of-the-original) is read as it is. These
 settings are kept for that alone; a new configuration needs
 [the others](settings.md).

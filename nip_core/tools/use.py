@@ -1,0 +1,88 @@
+"""A tool under the limits of a run."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nip_core.protocols import Turn
+from nip_core.tools.tool import Tool
+
+MOST_CHARACTERS = 2_000
+"""Of a result that an agent is shown."""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tool of a run's scenario, with the calls that an agent may make, and their price."""
+
+    tool: Tool
+    per_turn: int
+    """Most calls in a turn, at least 1."""
+    per_episode: int | None = None
+    """Most calls in an episode; None: as many as its turns allow."""
+    price: float = 0.0
+    """Taken from the reward for each call."""
+
+    def count_left(self, agent: str, turns: Iterable[Turn]) -> int:
+        """Count the calls of the agent's next turn at most, after `turns`."""
+        allowed = self._allow(0)
+        used = 0
+        for turn in turns if self.per_episode is not None else ():
+            if turn.agent == agent:
+                used += min(len(turn.earlier), allowed)
+                allowed = self._allow(used)
+        return allowed
+
+    def _allow(self, used: int) -> int:
+        rest = self.per_turn if self.per_episode is None else self.per_episode - used
+        return min(self.per_turn, rest)
+
+    def count_used(self, turn: Turn, turns: Iterable[Turn]) -> int:
+        """Count the uses of the tool in a turn after `turns`.
+
+        A call beyond the limit was answered in words.
+        """
+        return min(len(turn.earlier), self.count_left(turn.agent, turns))
+
+    def charge(
+        self, rewards: Mapping[str, float], turns: Iterable[Turn], round_: int
+    ) -> dict[str, float]:
+        """Take the price of the calls in a round from its rewards."""
+        payments, turns = dict(rewards), list(turns)
+        earlier_turns = [turn for turn in turns if turn.round < round_]
+        for turn in turns:
+            if turn.round == round_ and (uses := self.count_used(turn, earlier_turns)):
+                payments[turn.agent] = payments.get(turn.agent, 0.0) - self.price * uses
+        return payments
+
+    def describe(self, *, is_short: bool) -> str:
+        """Write the part of its user's prompt about it."""
+        tool, call = self.tool, f"{self.tool.label} {self.tool.example}"
+        if is_short:
+            return f"{call}\nshows {tool.result}, at most {_count(self.per_turn)} a turn."
+        often = f"at most {_count(self.per_turn)}"
+        if self.per_episode is not None and self.per_episode != self.per_turn:
+            often += f" in a turn and {_count(self.per_episode)} in all"
+        price = f" Each time costs you {self.price:g} of your reward." if self.price else ""
+        return (
+            f"Before you answer, also where you must decide, you can use a tool, {often}. For that "
+            f'write only a line that begins with "{tool.label}" and goes on with {tool.argument}, '
+            f'such as "{call}". You are then shown {tool.result}, which nobody else sees, and go '
+            f"on with your turn.{price}"
+        )
+
+    def show_result(self, result: str) -> str:
+        """Write a result as its caller reads it; of a long one the beginning."""
+        text = result.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0").strip()
+        if len(text) > MOST_CHARACTERS:
+            text = f"{text[:MOST_CHARACTERS]} ... (cut off; {len(text):,} characters)"
+        return f"Result: {text or '(nothing)'}"
+
+    def refuse(self) -> str:
+        """Write the result of a call beyond the limit."""
+        return self.show_result(
+            f"no use of {self.tool.label.removesuffix(':')} is left; answer without it"
+        )
+
+
+def _count(times: int) -> str:
+    return "once" if times == 1 else f"{times} times"
