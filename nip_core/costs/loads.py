@@ -25,6 +25,7 @@ from nip_core.parameters import HyperParameters, Method
 from nip_core.rollouts.branching import Branching
 from nip_core.rollouts.plan import episode_spec
 from nip_core.scenarios import Problem
+from nip_core.tools import MOST_CHARACTERS
 
 BYTES_PER_TOKEN = 4
 _MESSAGE_TOKENS = 4  # that a chat template adds to a message, about
@@ -165,6 +166,8 @@ def reckon_episode_loads(
             if agent in loads:  # a random agent costs nothing
                 load, answer = loads[agent], answers[agent]
                 times = children if several is None else several[agent][round_]
+                if (tool := game.tools.get(agent)) is not None:
+                    _add_calls(load, round(assumed.share_of_limit * tool.per_turn), nodes, answer)
                 load.calls += nodes
                 load.prompt_tokens += nodes * load.conversation_tokens
                 load.completion_tokens += nodes * times * answer
@@ -177,6 +180,16 @@ def reckon_episode_loads(
                 if reader == agent or set(channels) & set(protocol.visible_channels(reader)):
                     load.conversation_tokens += tokens
     return loads
+
+
+def _add_calls(load: Load, calls: int, nodes: float, answer: int) -> None:
+    """Add calls of a tool before the move of a turn, each an answer and its result."""
+    result = MOST_CHARACTERS // BYTES_PER_TOKEN + _MESSAGE_TOKENS
+    for _ in range(calls):
+        load.calls += nodes
+        load.prompt_tokens += nodes * load.conversation_tokens
+        load.completion_tokens += nodes * answer
+        load.conversation_tokens += answer + result
 
 
 def _rounds(game: Game, seed: int, assumed: Assumed) -> int:

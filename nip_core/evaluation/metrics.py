@@ -55,7 +55,7 @@ _Figures = dict[str, float | Interval | None]
 _DECISIONS = 4  # different decisions, see `nip_core.protocols.scales`
 _GENERATION_COLUMNS = (
     *("episode", "agent", "invalid_reason", "finish_reason"),
-    *("prompt_tokens", "completion_tokens", "model_asked"),
+    *("prompt_tokens", "completion_tokens", "model_asked", "tool_result"),
 )
 _GENERATION_METRICS = (
     "generations",
@@ -111,18 +111,23 @@ def evaluate(
     - ``retry_rate`` (invalid answers), ``token_limit_rate`` (cut off): over generations, None
       without them; ``generations``, ``prompt_tokens``, ``completion_tokens``: counts
     - ``agents``: by agent ``mean_reward`` and ``std_reward`` (no interval) over the episodes that
-      rewarded it, the generation metrics again, and ``by_rule``, its verdicts that
-      `Scenario.rejects` gave, where there are some
+      rewarded it, the generation metrics again, and where there are some, ``by_rule``, its
+      verdicts that `Scenario.rejects` gave, and its ``tool_calls``
     - ``by_difficulty``, ``by_mutation``: by value, all of the above of these episodes. "none" is
-      unmutated and correct, "unknown" has no value recorded.
+      unmutated and correct, "unknown" has no value recorded; ``by_tool_calls`` where there are
+      calls, and no trees, whose leaves share them.
 
     Raises:
         DatasetError: a generation belongs to none of the episodes.
     """
     spoken = None if generations is None else generations.select(_GENERATION_COLUMNS)
     resampling = Resampling(seed, questions)
+    by_calls = {}
+    if (calls := _count_calls(episodes, spoken)) is not None:
+        by_calls["by_tool_calls"] = _breakdown(episodes, spoken, calls, resampling)
     return BatchMetrics(
         **dict(_measures(episodes, spoken, resampling)),
+        **by_calls,
         by_difficulty=_breakdown(episodes, spoken, episodes["difficulty"], resampling),
         by_mutation=_breakdown(episodes, spoken, _mutation(episodes), resampling),
     )
@@ -415,8 +420,25 @@ def _by_agent(
         }
         if spoken is not None and (ruled := _equals(spoken["model_asked"], RULE_MODEL).sum()):
             figures["by_rule"] = int(ruled)
+        if spoken is not None and (calls := _find_calls(spoken).sum()):
+            figures["tool_calls"] = int(calls)
         by_agent[name] = AgentMeasures.model_validate(figures)
     return by_agent
+
+
+def _find_calls(generations: pa.Table) -> Bools:
+    return np.asarray(pc.is_valid(generations["tool_result"]).to_numpy(), dtype=bool)
+
+
+def _count_calls(episodes: pa.Table, generations: pa.Table | None) -> pa.ChunkedArray | None:
+    """Count the calls of a tool in each episode, as texts; None: there are none, or trees."""
+    if generations is None or not (calls := _find_calls(generations)).any():
+        return None
+    if pc.any(pc.not_equal(episodes["branch_path"], "")).as_py():
+        return None
+    rows = _rows_of(generations.filter(pa.array(calls)), episodes)
+    counts = np.bincount(rows, minlength=episodes.num_rows)
+    return pa.chunked_array([pa.array(counts).cast(pa.string())])
 
 
 def _mutation(episodes: pa.Table) -> pa.ChunkedArray:

@@ -28,6 +28,9 @@ class Figures(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
+BREAKDOWNS = ("by_difficulty", "by_mutation", "by_tool_calls")
+
+
 class AgentMeasures(Figures):
     """The figures of one agent."""
 
@@ -42,6 +45,7 @@ class AgentMeasures(Figures):
     prompt_tokens: StrictInt | None = None
     completion_tokens: StrictInt | None = None
     by_rule: StrictInt | None = None
+    tool_calls: StrictInt | None = None
 
 
 class Measures(Figures):
@@ -119,6 +123,8 @@ class BatchMetrics(Measures):
 
     by_difficulty: dict[str, Measures] = Field(default_factory=dict)
     by_mutation: dict[str, Measures] = Field(default_factory=dict)
+    by_tool_calls: dict[str, Measures] = Field(default_factory=dict)
+    """By the number of calls in an episode; absent where nobody has called a tool."""
 
 
 class BelievedMetrics(BatchMetrics):
@@ -129,7 +135,7 @@ class BelievedMetrics(BatchMetrics):
 
     def without_breakdowns(self) -> Self:
         """Leave out the breakdowns: no page shows them."""
-        whole = self.model_dump(exclude_unset=True, exclude={"by_difficulty", "by_mutation"})
+        whole = self.model_dump(exclude_unset=True, exclude={*BREAKDOWNS})
         return self.model_validate(whole)
 
 

@@ -23,6 +23,8 @@ def check_system(game: Game) -> None:
     """Raise SettingsError if this system can't play the scenario."""
     try:
         game.scenario.check_system()
+        if game.tools:
+            game.scenario.check_tool()
     except ValueError as error:
         raise SettingsError(f"scenario {game.parameters.scenario}: {error}") from None
     except Exception as error:  # whatever a user's class raises

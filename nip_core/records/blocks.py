@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nip_core.attack_figures.metrics_document import AttackMetrics
 from nip_core.errors import StoreError
-from nip_core.evaluation.split_metrics import PairedDifference, SplitMetrics
+from nip_core.evaluation.split_metrics import BREAKDOWNS, PairedDifference, SplitMetrics
 from nip_core.records.jobs_shown import DatasetShown, JobShown
 from nip_core.records.models import Decision, Swap
 from nip_core.records.spending import Spent
@@ -26,7 +26,6 @@ reads less than so many iterations one by one. Much fewer would make many files 
 leave as many to be read one by one."""
 BLOCKS = "shown"  # the directory of a run's blocks: they are for showing alone
 _FORMAT_VERSION = 2  # higher with each change of a part: blocks of before are written anew
-_BREAKDOWNS = ("by_difficulty", "by_mutation")  # shown of the first test and the last alone
 
 
 _READ_LATER = ConfigDict(defer_build=True)  # a run of fewer iterations has no blocks
@@ -116,5 +115,5 @@ def drop_breakdowns(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: drop_breakdowns(value) if isinstance(value, Mapping) else value
         for name, value in metrics.items()
-        if name not in _BREAKDOWNS
+        if name not in BREAKDOWNS
     }

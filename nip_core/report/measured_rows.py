@@ -22,7 +22,8 @@ from nip_core.rollouts.trees import Leaf
 _UNREAD = {"question", "solution", "drawn", "seed", "round_rewards"}
 _OF_EPISODES = [name for name in EPISODES.names if name not in _UNREAD]
 _REPEATED = ("agent", "invalid_reason", "finish_reason", "model_asked")
-_COUNTED = ("episode", *_REPEATED, "attempt", "text", "prompt_tokens", "completion_tokens")
+_TEXTS = ("text", "tool_result")
+_COUNTED = ("episode", *_REPEATED, "attempt", *_TEXTS, "prompt_tokens", "completion_tokens")
 _ORDER = ("round", "exchange", "attempt")
 _CLAIMING = ("episode", "branch_path", "agent", *_ORDER, "text", "invalid_reason")
 _WORDS = ("reject", "accept", "")  # by decision
@@ -104,12 +105,14 @@ class MeasuredRows:
 
 
 def _drop_valid_texts(rows: pa.Table) -> pa.Table:
-    """Drop the texts of valid answers, and encode columns with few values."""
+    """Drop the texts of valid answers and of results, and encode columns with few values."""
     is_valid = pc.is_null(rows["invalid_reason"])
     numbers = pa.array(range(rows.num_rows), pa.int64())
     # Taken, as a choice between a text and none would keep all texts in memory.
     texts = rows["text"].take(pc.if_else(is_valid, pa.scalar(None, pa.int64()), numbers))
     rows = rows.set_column(_COUNTED.index("text"), "text", texts)
+    called = pc.if_else(pc.is_valid(rows["tool_result"]), True, pa.scalar(None, pa.bool_()))
+    rows = rows.set_column(_COUNTED.index("tool_result"), "tool_result", called)
     for name in _REPEATED:
         rows = rows.set_column(_COUNTED.index(name), name, rows[name].dictionary_encode())
     return rows

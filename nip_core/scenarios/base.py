@@ -337,6 +337,9 @@ class Scenario:
         """
         raise NotImplementedError
 
+    def check_tool(self) -> None:
+        """Raise ValueError, with the remedy, where the tool can't be used on this system."""
+
     # Where a prover writes the solution.
 
     def written(self, message: str, texts: Mapping[str, str]) -> str:

@@ -11,6 +11,6 @@ of a move. The result is shown to the caller alone, and its turn goes on: docs/t
 
 from nip_core.tools.calls import read_call, read_place
 from nip_core.tools.tool import Tool
-from nip_core.tools.use import ToolUse
+from nip_core.tools.use import MOST_CHARACTERS, ToolUse
 
-__all__ = ["Tool", "ToolUse", "read_call", "read_place"]
+__all__ = ["MOST_CHARACTERS", "Tool", "ToolUse", "read_call", "read_place"]

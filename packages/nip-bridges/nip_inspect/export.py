@@ -38,7 +38,7 @@ from inspect_ai.model import GenerateConfig, ModelConfig
 
 from nip_core.errors import SettingsError
 from nip_core.evaluation.metrics import evaluate, weigh_episodes
-from nip_core.evaluation.split_metrics import BatchMetrics
+from nip_core.evaluation.split_metrics import BREAKDOWNS, BatchMetrics
 from nip_core.evaluation.spread import find_questions
 from nip_core.game.render import Game
 from nip_core.hashing import derive_key
@@ -59,7 +59,6 @@ from nip_inspect.scoring import RATES, is_right, summary
 SPLITS = (TEST, TRAIN, VALIDATION, CANDIDATE, ATTACK)
 _ZIP, _THREADS = "inspect_ai._util.zipfile", "_ZSTD_THREADS"
 """A private part of Inspect; versions without it go their own way."""
-_BREAKDOWNS = ("by_difficulty", "by_mutation")
 Row = dict[str, Any]
 
 
@@ -249,7 +248,7 @@ def _results(
         error = summary([reward for _, reward in paid], clusters, [weights[k] for k, _ in paid])[1]
         scores.append(score(agent, "rewards", _figure("mean_reward", "stderr", of_agent, error)))
     # 3. All of them, as nip has them.
-    plain = {name: value for name, value in metrics.items() if name not in _BREAKDOWNS}
+    plain = {name: value for name, value in metrics.items() if name not in BREAKDOWNS}
     return EvalResults(
         total_samples=count, completed_samples=count, scores=scores, metadata={"metrics": plain}
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from nip_core.evaluation.split_metrics import BREAKDOWNS
 from nip_core.jobs.document import read_job
 from nip_core.jobs.steps import read_step_figures
 from nip_core.records.iterations import IterationRecord, Records
@@ -34,7 +35,7 @@ _SPLITS = EVERY_SPLIT
 _JOB = "job-"
 _TIMES = "times"
 _WITH_INTERVAL = ("accuracy", "completeness", "soundness", "mean_reward")
-_BREAKDOWNS = ("by_difficulty", "by_mutation", "bounds")  # one number for each kind of problem
+_BREAKDOWNS = (*BREAKDOWNS, "bounds")  # one number for each kind of problem
 _NO_FIGURE = ("step", "total_steps", "time_left_s")  # of a step of a job
 
 

@@ -28,6 +28,7 @@ from nip_core.scenarios.base import (
     Words,
 )
 from nip_core.scenarios.scripts import Script
+from nip_core.tools import Tool, read_place
 from nip_games.chain import announcements, lies
 from nip_games.chain.disputes import find_dispute, join_messages, read_stated
 from nip_games.chain.modular import (
@@ -110,6 +111,12 @@ class Chain(Scenario):
     Settings = ChainSettings
     generated = ("chains",)
     words = _WORDS
+    tool = Tool(
+        name="look",
+        argument="the number of a step",
+        result="this step, without the values before and after it",
+        example="3",
+    )
     scripts: ClassVar[Mapping[str, Script]] = {
         "honest": lies.honest,
         "lie-late": lies.lie_late,
@@ -262,6 +269,12 @@ class Chain(Scenario):
         if is_prover:
             return announcements.ask_for_value(dispute, names[0], is_short)
         return announcements.show_disputed(dispute, chain, *names, is_short)
+
+    async def use_tool(self, argument: str, texts: Mapping[str, str]) -> str:
+        """Show a step, which the verifier can calculate from a value that was stated."""
+        steps = read_chain(texts["question"]).steps
+        number = read_place(argument, "step", len(steps))
+        return f"{number}: {steps[number - 1]}"
 
     # The moves that can be made.
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 from nip_core.scenarios.base import Column, Row, Scenario, Words
 from nip_core.scenarios.code_settings import CodeValidationSettings
 from nip_games.code_validation.buggy_apps import NESTED, pair_solutions
+from nip_games.running import RUN, check_sandbox, run_solution
 
 _DATA = Path(__file__).with_name("data")
 
@@ -23,6 +24,7 @@ class CodeValidation(Scenario):
     # The bundled `tiny` is made for these words, for both verdicts of the prover.
     template_directory: ClassVar[Path | None] = Path(__file__).with_name("templates")
     claims: ClassVar[Mapping[str, int]] = {"they match": 1, "they differ": 0}  # as `tiny` says it
+    tool = RUN
     words = Words(
         expert="an expert in Python",
         thing="solution",
@@ -55,3 +57,11 @@ class CodeValidation(Scenario):
         """Name the chosen difficulty."""
         difficulty = self.settings.apps_difficulty
         return "" if difficulty is None else f" with difficulty {difficulty!r}"
+
+    async def use_tool(self, argument: str, texts: Mapping[str, str]) -> str:
+        """Run the solution on an input."""
+        return await run_solution(texts["solution"], argument)
+
+    def check_tool(self) -> None:
+        """Refuse where solutions can't be kept in."""
+        check_sandbox()

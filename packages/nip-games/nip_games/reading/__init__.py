@@ -1,5 +1,6 @@
 """`reading`: which answer does a passage give that only the provers see?"""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -18,10 +19,12 @@ from nip_core.scenarios.base import (
     ScenarioSettings,
     Words,
 )
+from nip_core.tools import Tool, read_place
 from nip_games.reading import quality
 from nip_games.reading.passages import make_passages
 from nip_games.reading.quotes import count_quotes, mark_quotes
 
+_SENTENCE_END = re.compile(r"(?<=[.!?][\"')\]])\s+|(?<=[.!?])\s+|\n\s*\n")
 _SHARES = {"train": 70, "validation": 10, "test": 20}  # of 100 passages
 
 _QUESTION = Column("question", "Question")
@@ -122,6 +125,12 @@ class Reading(Scenario):
         r"\bthe (first( answer)?|answer) is right\b": 1,
         r"\bthe second (answer )?is right\b|\bthe answer is wrong\b": 0,
     }
+    tool = Tool(
+        name="look",
+        argument="the number of a sentence",
+        result="this sentence of the passage",
+        example="4",
+    )
     split_by = ("article_id", "article", "passage")
 
     def __init__(self, settings: ReadingSettings):
@@ -213,6 +222,11 @@ class Reading(Scenario):
     def as_read(self, message: str, texts: Mapping[str, str]) -> str:
         """The message with its quotes checked against the passage."""
         return mark_quotes(message, texts["passage"])
+
+    async def use_tool(self, argument: str, texts: Mapping[str, str]) -> str:
+        """Show a sentence of the passage."""
+        sentences = _SENTENCE_END.split(texts["passage"].strip())
+        return sentences[read_place(argument, "sentence", len(sentences)) - 1]
 
     def remark(self, message: str, texts: Mapping[str, str]) -> str:
         """Tell how many of the message's quotes stand in the passage."""

@@ -28,6 +28,7 @@ from nip_core.scenarios.base import (
     ScenarioSettings,
     Words,
 )
+from nip_games.running import RUN, run_solution
 from nip_games.solutions.labelling import Labeller, Task, Workers
 from nip_sandbox.sandbox import Limits, examine
 
@@ -82,6 +83,7 @@ class Solutions(Scenario):
     bundled: ClassVar[Mapping[str, Path]] = {"functions": _HERE / "data" / "functions"}
     template_directory = _HERE / "templates"
     labels_in_play = True
+    tool = RUN
     words = Words(
         expert="an expert in Python",
         thing="solution",
@@ -96,7 +98,7 @@ class Solutions(Scenario):
 
     def __init__(self, settings: Any):
         super().__init__(settings)
-        limits = Limits(
+        self._limits = limits = Limits(
             wall_s=self.settings.seconds_per_solution,
             cpu_s=self.settings.seconds_per_solution,
             memory_mb=self.settings.memory_mb,
@@ -139,6 +141,13 @@ class Solutions(Scenario):
             return {"prover_task": _SHORT_TASKS[stance], "reminder": _SHORT_TASKS[stance]}
         reminder = "Keep to your task, and argue that the verifier should accept the solution."
         return {"prover_task": _TASKS[stance], "reminder": reminder}
+
+    async def use_tool(self, argument: str, texts: Mapping[str, str]) -> str:
+        """Run the solution on an input."""
+        allow = self.settings.allow_without_namespaces
+        return await run_solution(
+            texts["solution"], argument, self._limits, allow_without_namespaces=allow
+        )
 
     # Labels.
 
