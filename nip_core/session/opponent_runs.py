@@ -209,8 +209,8 @@ class _Other:
         rounds = find_protocol(self._parameters.interaction_protocol).rounds_setting
         names = [name for name in SAME_GAME if name != "dataset"]
         names += ["zk_protocol", "merlin_arthur_protocol", *([rounds] if rounds else [])]
-        game = {name: settings[name] for name in names}
-        game_there = {name: self._stored[name] for name in names}
+        game = {name: settings.get(name) for name in (*names, "tool")}
+        game_there = {name: self._stored.get(name) for name in game}
         for name, value in settings["protocol_common"].items():
             # An attack changes the rewards of each agent, and its provers are asked so.
             if name not in ("shared_reward", *OF_REWARD_FUNCTION):

@@ -10,11 +10,15 @@ it may know that it is watched. The tool tells what it does, not what it would d
 
 import ast
 from functools import partial
+from typing import TYPE_CHECKING
 
 from nip_core.concurrency import in_thread
 from nip_core.errors import StageError
 from nip_core.tools import Tool
-from nip_sandbox.sandbox import Limits, SandboxError, examine, run_python
+
+if TYPE_CHECKING:
+    # Whoever plays without the tool needs no sandbox.
+    from nip_sandbox.sandbox import Limits
 
 RUN = Tool(
     name="run",
@@ -23,7 +27,6 @@ RUN = Tool(
     example="solve([3, 1], 2)",
     has_lines=True,
 )
-LIMITS = Limits(wall_s=5.0, cpu_s=5.0, memory_mb=256, processes=1, output_bytes=100_000)
 _CALL = """
 
 def _show():
@@ -40,13 +43,23 @@ _show()
 
 
 async def run_solution(
-    solution: str, argument: str, limits: Limits = LIMITS, *, allow_without_namespaces: bool = False
+    solution: str,
+    argument: str,
+    limits: "Limits | None" = None,
+    *,
+    allow_without_namespaces: bool = False,
 ) -> str:
     """Run the solution on an input and return its result, or its end, as a text.
 
+    Without `limits` it may take five seconds and 256 MB.
+
     Raises ValueError for an argument that is no input, and StageError where nothing can run.
     """
+    from nip_sandbox.sandbox import Limits, SandboxError, run_python
+
     code, stdin = _make_program(solution, argument)
+    if limits is None:
+        limits = Limits(wall_s=5.0, cpu_s=5.0, memory_mb=256, processes=1, output_bytes=100_000)
     run = partial(
         run_python,
         code,
@@ -67,6 +80,8 @@ async def run_solution(
 
 def check_sandbox(*, allow_without_namespaces: bool = False) -> None:
     """Raise ValueError where untrusted code is not run on this machine."""
+    from nip_sandbox.sandbox import examine
+
     _, reason = examine()
     if reason and not allow_without_namespaces:
         raise ValueError(

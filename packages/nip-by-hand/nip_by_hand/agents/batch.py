@@ -311,7 +311,7 @@ def _replay(
         silent = set(movers) - {turn.agent for turn in so_far if turn.round == t}
         stance = episode.prover_stance
         result = tables.game.judge(t, seed, episode.y, stance, so_far, silent)
-        for agent, paid in result.rewards.items():
+        for agent, paid in tables.game.charge(result.rewards, so_far, t).items():
             reward[n, t, tables.agents[agent]] = paid
             earned[agent] += paid
         states.done[n, t + 1 :] = result.done

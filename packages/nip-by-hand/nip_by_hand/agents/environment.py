@@ -63,6 +63,8 @@ class PureTextEnvironment:
                 "zk_protocol.similarity: log_probs can't be played by hand, as a batch has no "
                 "log-probabilities; set it to text"
             )
+        if game.tools:
+            raise SettingsError("tool: not where games are played by hand; leave it out")
         if game.scenario.labels_in_play:
             raise SettingsError(
                 f"scenario: in {hyper_params.scenario} a prover writes the solution, which isn't "
