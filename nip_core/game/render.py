@@ -420,9 +420,9 @@ class Game:
             if rules.moves_by_turns and turns and turns[-1].round < round_:
                 history = turns.copy()
             *earlier, last = map(make_exchange, rows)
-            move = rules.parse(agent, round_, seed, last.text, history)
-            if move.call is not None:  # the episode failed before the agent's move
+            if last.result is not None:  # the episode failed before the agent's move
                 continue
+            move = rules.parse(agent, round_, seed, last.text, history)
             turns.append(Turn(round_, agent, last.text, move, last.tokens, tuple(earlier)))
         return turns
 

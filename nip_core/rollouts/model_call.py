@@ -23,7 +23,7 @@ from nip_core.game.answer_guide import GUIDE_FIELD, write_guide
 from nip_core.game.answer_rows import AnswerPlace, RecordedToken, read_tokens
 from nip_core.game.answers.decisions import InvalidDecision
 from nip_core.game.answers.parsing import AnswerForm, lacks_decision, parse_response
-from nip_core.game.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN
+from nip_core.game.answers.reasons import NO_CONTENT, NO_DECISION_GIVEN, USED_UP
 from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.parameters.services.dialects import find_dialect
@@ -295,7 +295,13 @@ def judge_answer(
         raise InvalidResponse(f"finish reason {answer.finish_reason}")
     if answer.text is None:
         raise InvalidResponse(NO_CONTENT)
-    move = parse_response(answer.text, form)
+    try:
+        move = parse_response(answer.text, form)
+    except InvalidResponse as invalid:
+        # After the last retry it stands as the message that it is, as one without a decision does.
+        if retries_left > 0 or invalid.reason != USED_UP:
+            raise
+        move = parse_response(answer.text, replace(form, tool=None))
     if objection is not None and (reason := objection(move)) is not None:
         raise InvalidResponse(reason)
     # After the last retry a message without the decision stands: the game then ends without a
@@ -307,6 +313,7 @@ def judge_answer(
 
 def read_again(generation: Generation, form: AnswerForm) -> Move:
     """Read the move in a recorded answer. Raises StageError if it is not valid any more."""
+    form = replace(form, tool=None) if form.is_used_up else form
     try:
         return parse_response(generation.text, form)
     except InvalidResponse as invalid:

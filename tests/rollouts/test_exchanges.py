@@ -242,3 +242,23 @@ async def test_an_episode_has_no_more_calls_than_its_limit():
     results = [row.tool_result for row in rows_of(played) if row.agent == "verifier"]
     assert results == [RESULTS[0], None, "Result: no use of Look is left; answer without it", None]
     assert played.rewards()["verifier"] == 0.75
+
+
+async def test_a_verifier_that_only_calls_ends_without_a_verdict():
+    retries = settings().to_dict()["agents"]["verifier"]["num_invalid_generation_retries"]
+    texts = ["Question: b?", "Look: 1", *["Look: 2"] * (2 + retries)]
+    parameters = settings(tool={"per_turn": 1})
+    script = in_turn(verifier=texts, prover=["Answer: d"])
+    played = await play(parameters, script, on=problems(1, **CHAIN))
+    [episode] = played.typed.episodes
+    assert (episode.outcome, episode.decision) == ("terminated", 2)
+    assert played.rewards()["verifier"] == -1
+    [*_, last] = played.game.turns(rows_of(played), episode.seed)
+    assert last.text == "Look: 2" and len(last.earlier) == 2
+    resumed = await play(
+        parameters,
+        in_turn(verifier=[], prover=[]),
+        on=problems(1, **CHAIN),
+        recorded=dict(enumerate(played.log.records)),
+    )
+    assert rows_of(resumed) == rows_of(played)
