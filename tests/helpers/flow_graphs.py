@@ -7,6 +7,11 @@ from typing import Any
 from prefect import get_client
 
 
+# Of a flow run that is tried again Prefect may call a task run of the earlier attempt crashed, one
+# that ended while its flow run did.
+ENDED = {"COMPLETED", "CRASHED"}
+
+
 @dataclass(frozen=True)
 class FlowGraph:
     """The task runs of a flow run, and the flow runs that it called, by their names."""
@@ -43,7 +48,7 @@ async def _read(client: Any, identifier: str, newest: str) -> list[dict[str, Any
         answer = await client.request("GET", "/flow_runs/{id}/graph-v2", path_params=path)
         nodes = [node for _, node in answer.json()["nodes"]]
         nodes.sort(key=lambda node: node["start_time"])
-        is_over = all(node["state_type"] == "COMPLETED" for node in nodes)
+        is_over = all(node["state_type"] in ENDED for node in nodes)
         if nodes and is_over and nodes[-1]["label"].startswith(newest):
             return nodes
         await asyncio.sleep(0.1)
