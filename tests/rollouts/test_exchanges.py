@@ -24,7 +24,7 @@ from nip_core.trainers.grpo import _find_valid_rows
 from nip_core.trainers.malt import choose_pairs
 from nip_view.episode_page import _render_chats
 
-VERIFIER = ["Look: 1", "Question: b?", "I am not sure.\n**Look:** step 2.", "Decision: reject"]
+VERIFIER = ["Check: 1", "Question: b?", "I am not sure.\n**Check:** step 2.", "Decision: reject"]
 PROVER = ["", "Answer: d"]
 RESULTS = ["Result: 1: 47 + 8 = 55", None, None, None, "Result: 2: 55 - 10 = 45", None]
 PLACES = [
@@ -103,10 +103,10 @@ async def test_a_turn_has_its_exchanges_one_after_another_and_the_last_one_is_it
     assert [said(chat) for chat in bodies] == [[], VERIFIER[:1], [], [], VERIFIER[:2], VERIFIER[:3]]
     told = [[m["content"] for m in chat if m["content"].startswith("Result")] for chat in bodies]
     assert told == [[], RESULTS[:1], [], [], RESULTS[:1], [RESULTS[0], RESULTS[4]]]
-    assert "b?" in bodies[2][-1]["content"] and "Look" not in str(bodies[2])
+    assert "b?" in bodies[2][-1]["content"] and "Check" not in str(bodies[2])
     assert "Your answer to this" in bodies[3][-1]["content"]
     system = bodies[0][0]["content"]
-    assert "at most 2 times" in system and '"Look: 2"' in system
+    assert "at most 2 times" in system and '"Check: 2"' in system
 
 
 async def test_a_kill_at_any_record_repeats_no_answer_and_no_tool(played, monkeypatch):
@@ -197,7 +197,7 @@ async def test_pairs_are_made_of_first_exchanges_alone():
             return [f"Answer: {len(said(chat))} {i}" for i in range(count)]
         if chat[-1]["content"].startswith("Result"):
             return "Question: why?" if len(said(chat)) == 1 else REJECTS[body["seed"] % 2]
-        return [f"Because {i}.\nLook: {i % 2 + 1}" for i in range(count)]
+        return [f"Because {i}.\nCheck: {i % 2 + 1}" for i in range(count)]
 
     branch = Branching(parameters, game.protocol, 0)
     played = await play(parameters, script, on=problems(6, **CHAIN), branch=branch, game=game)
@@ -207,20 +207,20 @@ async def test_pairs_are_made_of_first_exchanges_alone():
     pairs = [*choose_pairs(game, "group", 0, shards, ["prover", "verifier"]).examples]
     # Each child of a node goes on from its own first exchange.
     begun = {tuple(said(body["messages"])) for body in played.server.bodies}
-    assert {(f"Because {i}.\nLook: {i + 1}",) for i in range(2)} < begun
+    assert {(f"Because {i}.\nCheck: {i + 1}",) for i in range(2)} < begun
     assert pairs
     for pair in pairs:
         assert {place_of(rows[key]).exchange for key in pair.generations} == {0}
 
 
 async def test_calls_beyond_the_limits_are_answered_once_then_invalid_and_the_others_have_a_price():
-    texts = ["Look: 1", "Look: 2", "Look: 2", "Question: b?", "look : 9", "Decision: reject"]
+    texts = ["Check: 1", "Check: 2", "Check: 2", "Question: b?", "check : 9", "Decision: reject"]
     parameters = settings(tool={"per_turn": 1, "per_episode": 5, "price": 0.25})
     script = in_turn(verifier=texts, prover=["Answer: d"])
     played = await play(parameters, script, on=problems(1, **CHAIN))
     rows = [row for row in rows_of(played) if row.agent == "verifier"]
     assert [row.tool_result for row in rows] == [
-        *(RESULTS[0], "Result: no use of Look is left; answer without it", None, None),
+        *(RESULTS[0], "Result: no use of Check is left; answer without it", None, None),
         *("Result: there is no step 9; give the number of a step, 1 to 2", None),
     ]
     assert [row.invalid_reason for row in rows] == [None, None, USED_UP, None, None, None]
@@ -235,18 +235,18 @@ async def test_calls_beyond_the_limits_are_answered_once_then_invalid_and_the_ot
 
 
 async def test_an_episode_has_no_more_calls_than_its_limit():
-    texts = ["Look: 1", "Question: b?", "Look: 1", "Decision: reject"]
+    texts = ["Check: 1", "Question: b?", "Check: 1", "Decision: reject"]
     parameters = settings(tool={"per_turn": 1, "per_episode": 1, "price": 0.25})
     script = in_turn(verifier=texts, prover=["Answer: d"])
     played = await play(parameters, script, on=problems(1, **CHAIN))
     results = [row.tool_result for row in rows_of(played) if row.agent == "verifier"]
-    assert results == [RESULTS[0], None, "Result: no use of Look is left; answer without it", None]
+    assert results == [RESULTS[0], None, "Result: no use of Check is left; answer without it", None]
     assert played.rewards()["verifier"] == 0.75
 
 
 async def test_a_verifier_that_only_calls_ends_without_a_verdict():
     retries = settings().to_dict()["agents"]["verifier"]["num_invalid_generation_retries"]
-    texts = ["Question: b?", "Look: 1", *["Look: 2"] * (2 + retries)]
+    texts = ["Question: b?", "Check: 1", *["Check: 2"] * (2 + retries)]
     parameters = settings(tool={"per_turn": 1})
     script = in_turn(verifier=texts, prover=["Answer: d"])
     played = await play(parameters, script, on=problems(1, **CHAIN))
@@ -254,7 +254,7 @@ async def test_a_verifier_that_only_calls_ends_without_a_verdict():
     assert (episode.outcome, episode.decision) == ("terminated", 2)
     assert played.rewards()["verifier"] == -1
     [*_, last] = played.game.turns(rows_of(played), episode.seed)
-    assert last.text == "Look: 2" and len(last.earlier) == 2
+    assert last.text == "Check: 2" and len(last.earlier) == 2
     resumed = await play(
         parameters,
         in_turn(verifier=[], prover=[]),

@@ -8,7 +8,8 @@ import pytest
 from nip_core.library import make_game, play
 from nip_core.protocols import protocol_names
 
-ARGUMENTS = {"Look": ["1", "3", "nine", "0", "400"], "Run": ["1", "(", "2, 'a'"]}
+PLACES = ["1", "3", "nine", "0", "400"]
+ARGUMENTS = {"Look": PLACES, "Check": PLACES, "Run": ["1", "(", "2, 'a'"]}
 GAMES = [
     *((s, p) for s in ("arithmetic", "reading", "code_validation") for p in protocol_names()),
     *(("chain", p) for p in ("adp", "refereed", "solo_verifier")),

@@ -91,7 +91,7 @@ class Arithmetic(Scenario):
         "no-step": name_nothing,
     }
     tool = Tool(
-        name="look",
+        name="check",  # a word that the bundled model has
         argument="the number of a step",
         result="this step of the task, calculated from the number before it",
         example="2",
