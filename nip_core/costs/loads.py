@@ -25,10 +25,11 @@ from nip_core.parameters import HyperParameters, Method
 from nip_core.rollouts.branching import Branching
 from nip_core.rollouts.plan import episode_spec
 from nip_core.scenarios import Problem
-from nip_core.tools import MOST_CHARACTERS
+from nip_core.tools import MOST_CHARACTERS, ToolUse
 
 BYTES_PER_TOKEN = 4
 _MESSAGE_TOKENS = 4  # that a chat template adds to a message, about
+_RESULT_TOKENS = MOST_CHARACTERS // BYTES_PER_TOKEN + _MESSAGE_TOKENS  # of a tool, at most
 _RANDOM_TOKENS = 10  # of a message by an agent without a model
 _TREES = 128  # looked at in each iteration
 _COUNTED = 16  # problems of a split that have counted prompts
@@ -158,7 +159,7 @@ def reckon_episode_loads(
     protocol, agents = game.protocol, game.parameters.model_agents
     loads = {agent: Load(conversation_tokens=prompts[agent]) for agent in agents}
     answers = {a: round(assumed.share_of_limit * game.parameters.max_tokens(a)) for a in agents}
-    nodes = 1.0
+    nodes, used = 1.0, dict.fromkeys(agents, 0.0)
     for round_ in range(_rounds(game, seed, assumed)):
         active = protocol.active(round_, seed)
         children = 1 if shape is None else shape[round_]
@@ -167,7 +168,10 @@ def reckon_episode_loads(
                 load, answer = loads[agent], answers[agent]
                 times = children if several is None else several[agent][round_]
                 if (tool := game.tools.get(agent)) is not None:
-                    _add_calls(load, round(assumed.share_of_limit * tool.per_turn), nodes, answer)
+                    # Each child of a node goes on from an answer of its own.
+                    used[agent] += _add_calls(
+                        load, tool, used[agent], assumed, nodes * children, answer
+                    )
                 load.calls += nodes
                 load.prompt_tokens += nodes * load.conversation_tokens
                 load.completion_tokens += nodes * times * answer
@@ -182,14 +186,21 @@ def reckon_episode_loads(
     return loads
 
 
-def _add_calls(load: Load, calls: int, nodes: float, answer: int) -> None:
-    """Add calls of a tool before the move of a turn, each an answer and its result."""
-    result = MOST_CHARACTERS // BYTES_PER_TOKEN + _MESSAGE_TOKENS
-    for _ in range(calls):
-        load.calls += nodes
-        load.prompt_tokens += nodes * load.conversation_tokens
-        load.completion_tokens += nodes * answer
-        load.conversation_tokens += answer + result
+def _add_calls(
+    load: Load, tool: ToolUse, earlier: float, assumed: Assumed, nodes: float, answer: int
+) -> float:
+    """Add the calls of a tool in a turn of each node; return how many they are.
+
+    `earlier` came before in the episode. At most, each turn has a call beyond the limit, too.
+    """
+    rest = tool.per_turn if tool.per_episode is None else max(0.0, tool.per_episode - earlier)
+    calls = assumed.share_of_limit * min(tool.per_turn, rest)
+    answers, grown = calls + assumed.is_bound, answer + _RESULT_TOKENS
+    load.calls += nodes * answers
+    load.prompt_tokens += nodes * answers * (load.conversation_tokens + answers / 2 * grown)
+    load.completion_tokens += nodes * answers * answer
+    load.conversation_tokens += answers * grown
+    return calls
 
 
 def _rounds(game: Game, seed: int, assumed: Assumed) -> int:

@@ -49,6 +49,7 @@ from nip_core.protocols import ACCEPT, NEITHER, NO_DECISION
 from nip_core.rollouts.storage.table_rows import read_rows
 from nip_core.rollouts.trees import Leaf, Tree, leaf_weights, parse_path, tree_of
 from nip_core.scenarios import RULE_MODEL
+from nip_core.tools import REFUSED
 
 _Figures = dict[str, float | Interval | None]
 """Figures by the names that the models have for them."""
@@ -427,7 +428,15 @@ def _by_agent(
 
 
 def _find_calls(generations: pa.Table) -> Bools:
-    return np.asarray(pc.is_valid(generations["tool_result"]).to_numpy(), dtype=bool)
+    """Find the calls for which a tool was used."""
+    return np.asarray(mark_calls(generations["tool_result"]).to_numpy(), dtype=bool)
+
+
+def mark_calls(results: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Tell for each result whether a tool was used; results that are marked already stay so."""
+    if pa.types.is_boolean(results.type):
+        return pc.fill_null(results, False)
+    return pc.fill_null(pc.invert(pc.match_substring_regex(results, REFUSED)), False)
 
 
 def _count_calls(episodes: pa.Table, generations: pa.Table | None) -> pa.ChunkedArray | None:

@@ -43,7 +43,7 @@ from nip_core.scenarios.checked import (
     use_tool,
 )
 from nip_core.scenarios.prompts import SystemPrompts
-from nip_core.tools import ToolUse
+from nip_core.tools import MOST_IN_ARGUMENT, ToolUse
 
 ChatMessage = dict[str, str]
 
@@ -328,6 +328,8 @@ class Game:
         tool = self.tools[agent]
         if number >= tool.count_left(agent, turns):
             return tool.refuse()
+        if len(argument) > MOST_IN_ARGUMENT:
+            return tool.show_result(f"at most {MOST_IN_ARGUMENT:,} characters, please")
         return tool.show_result(
             await use_tool(self.scenario, argument, self._fill_texts(situation))
         )
@@ -419,8 +421,9 @@ class Game:
         for (round_, agent), rows in groupby(ordered, attrgetter("round", "agent")):
             if rules.moves_by_turns and turns and turns[-1].round < round_:
                 history = turns.copy()
-            *earlier, last = map(make_exchange, rows)
+            *earlier, last = exchanges = [*map(make_exchange, rows)]
             if last.result is not None:  # the episode failed before the agent's move
+                turns.append(Turn(round_, agent, "", Move(), None, tuple(exchanges)))
                 continue
             move = rules.parse(agent, round_, seed, last.text, history)
             turns.append(Turn(round_, agent, last.text, move, last.tokens, tuple(earlier)))

@@ -6,7 +6,6 @@ depends on the messages of an episode.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from nip_core.game.answers.parsing import AnswerForm, parse_response
@@ -178,9 +177,14 @@ class Rules:
         )
 
     def parse(self, agent: str, round_: int, seed: int, text: str, earlier: Sequence[Turn]) -> Move:
-        """Read the move in `text`, which is no call. Raises InvalidResponse."""
+        """Read the move in `text`; a call too many that stands is an empty one.
+
+        Raises InvalidResponse.
+        """
         form = self.form(agent, round_, seed, earlier)
-        form = form if form.tool is None else replace(form, tool=None)
+        if form.tool is not None:
+            own = parse_response(text, form)
+            return own if own.call is None else Move()
         if len(text) > _SHORT or self._by_seed or self.moves_by_turns:
             return parse_response(text, form)
         place = (agent, round_, text)

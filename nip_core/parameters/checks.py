@@ -74,8 +74,10 @@ def check_tool(parameters: "HyperParameters", scenario: Scenario) -> None:
             "tool.per_turn: not in zero-knowledge games, whose simulator can use no tool; leave "
             "the block tool out"
         )
-    verifier = parameters.agents.get("verifier")
-    if isinstance(verifier, PureTextAgentParameters) and verifier.guided_decoding:
+    verifier = parameters.prompted_agents.get("verifier")
+    if verifier is None:
+        raise ValueError("tool.per_turn: a random verifier calls none; leave the block tool out")
+    if verifier.guided_decoding:
         raise ValueError(
             "tool.per_turn: a guided verifier can call no tool; set "
             "agents.verifier.guided_decoding to false"

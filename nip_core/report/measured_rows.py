@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nip_core.evaluation.baseline_verifiers import believe_the_prover, decide_as_claimed
+from nip_core.evaluation.metrics import mark_calls
 from nip_core.evaluation.split_metrics import BelievedMetrics
 from nip_core.protocols import NO_DECISION
 from nip_core.rollouts.acceptance import GENERATIONS_OF_ACCEPTANCE
@@ -111,8 +112,8 @@ def _drop_valid_texts(rows: pa.Table) -> pa.Table:
     # Taken, as a choice between a text and none would keep all texts in memory.
     texts = rows["text"].take(pc.if_else(is_valid, pa.scalar(None, pa.int64()), numbers))
     rows = rows.set_column(_COUNTED.index("text"), "text", texts)
-    called = pc.if_else(pc.is_valid(rows["tool_result"]), True, pa.scalar(None, pa.bool_()))
-    rows = rows.set_column(_COUNTED.index("tool_result"), "tool_result", called)
+    calls = mark_calls(rows["tool_result"])
+    rows = rows.set_column(_COUNTED.index("tool_result"), "tool_result", calls)
     for name in _REPEATED:
         rows = rows.set_column(_COUNTED.index(name), name, rows[name].dictionary_encode())
     return rows

@@ -298,10 +298,10 @@ def judge_answer(
     try:
         move = parse_response(answer.text, form)
     except InvalidResponse as invalid:
-        # After the last retry it stands as the message that it is, as one without a decision does.
-        if retries_left > 0 or invalid.reason != USED_UP:
+        # After the last retry it stands, as a message without a decision does that nobody reads.
+        if retries_left > 0 or invalid.reason != USED_UP or not form.must_decide:
             raise
-        move = parse_response(answer.text, replace(form, tool=None))
+        move = Move()
     if objection is not None and (reason := objection(move)) is not None:
         raise InvalidResponse(reason)
     # After the last retry a message without the decision stands: the game then ends without a
@@ -313,10 +313,11 @@ def judge_answer(
 
 def read_again(generation: Generation, form: AnswerForm) -> Move:
     """Read the move in a recorded answer. Raises StageError if it is not valid any more."""
-    form = replace(form, tool=None) if form.is_used_up else form
     try:
         return parse_response(generation.text, form)
     except InvalidResponse as invalid:
+        if invalid.reason == USED_UP and form.must_decide:
+            return Move()
         raise StageError(
             f"generation {generation.key}: an answer that counted as valid when it was recorded "
             f"is not ({invalid.reason}); another version of nip has recorded it: go on with that "

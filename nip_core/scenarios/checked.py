@@ -13,14 +13,18 @@ find_solution       the solution in a prover's message; label_of: its label
 Any user may write a class of a scenario, so its functions may raise and return anything.
 """
 
+import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from nip_base.importing import find_line
 from nip_core.errors import NipError, SettingsError
 from nip_core.hashing import half_pair
 from nip_core.scenarios.base import PROVER, Column, Label, NoLabel, Role, Scenario
+
+_TOOL_S = 120
+"""For which a tool is waited."""
 
 
 def call_scenario(
@@ -89,11 +93,19 @@ def _text(scenario: Scenario, function: str, text: Any, clause: str = "") -> str
 
 
 async def use_tool(scenario: Scenario, argument: str, texts: Mapping[str, str]) -> str:
-    """Use the scenario's tool; a ValueError of it is the result. Raises SettingsError."""
+    """Use the scenario's tool; a ValueError of it is the result, and so is that it does not end.
+
+    Raises SettingsError.
+    """
     try:
-        return _text(scenario, "use_tool", await scenario.use_tool(argument, texts))
+        result: Any = scenario.use_tool(argument, texts)
+        if isinstance(result, Awaitable):  # else a user's is no coroutine
+            result = await asyncio.wait_for(result, _TOOL_S)
+        return _text(scenario, "use_tool", result)
     except NipError:
         raise
+    except TimeoutError:
+        return f"nothing came within {_TOOL_S} s"
     except ValueError as error:
         return str(error)
     except Exception as error:  # whatever a user's class raises

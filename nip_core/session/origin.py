@@ -182,11 +182,12 @@ def check_game(parameters: HyperParameters, source_settings: Mapping[str, Any]) 
             f"{target!r}"
         )
     settings = parameters.to_dict()
-    for setting in SAME_GAME:
-        if settings[setting] != source_settings[setting]:
+    for setting in (*SAME_GAME, "tool"):
+        value, value_there = settings.get(setting), source_settings.get(setting)
+        if value != value_there:
             raise SettingsError(
                 f"{setting}: an attack plays the game of the run that it attacks, {name!r}, where "
-                f"it is {source_settings[setting]!r} (got {settings[setting]!r}); leave it out"
+                f"it is {value_there!r} (got {value!r}); leave it out"
             )
 
 

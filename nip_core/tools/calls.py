@@ -1,21 +1,21 @@
-"""From a model's text to a call.
-
-A call is a line that begins with the tool's label, such as "Look: 2", behind which no line begins
-a decision, a question or an answer: of several such lines the last one counts, as where a text
-names several verdicts. So a model that writes a result of its own invention, and a verdict behind
-it, has decided.
-"""
+"""From a model's text to a call: a line that begins with the tool's label, such as "Look: 2"."""
 
 import re
 from functools import cache
+from typing import NamedTuple
 
 from nip_core.tools.tool import Tool
 
-MOST_CHARACTERS = 10_000
-"""Of an argument; the rest is cut off."""
 _MARKS = " \t*_#`"
-_MOVE = re.compile(rf"^[{_MARKS}]{{0,9}}(?:decision|question|answer)[{_MARKS}]{{0,6}}:", re.I)
 _FENCE = re.compile(r"\A```[^\n]*\n(.*?)(?:\n```.*)?\Z", re.S)
+
+
+class Call(NamedTuple):
+    """The last call in an answer."""
+
+    argument: str
+    behind: str
+    """The lines behind it. Of a tool whose argument `has_lines` it has them too."""
 
 
 @cache
@@ -23,26 +23,28 @@ def _label(tool: Tool) -> re.Pattern[str]:
     return re.compile(rf"[{_MARKS}]{{0,9}}{tool.name}[{_MARKS}]{{0,6}}:(.*)\Z", re.I | re.S)
 
 
-def read_call(text: str, tool: Tool) -> str | None:
-    """Read the argument of the call in an answer; None: it is no call.
+def find_call(text: str, tool: Tool) -> Call | None:
+    """Find the last call in an answer; None where there is none.
 
-    Of a tool whose argument `has_lines` all that follows the label is the argument, without the
-    fence of a listing.
+    An argument that `has_lines` has all that follows the label, without the fence of a listing.
     """
     lines = text.split("\n")
     for number in range(len(lines) - 1, -1, -1):
-        line = lines[number]
-        if _MOVE.match(line):
-            return None
-        if match := _label(tool).match(line):
-            rest = [match[1], *lines[number + 1 :]] if tool.has_lines else [match[1]]
-            argument = "\n".join(rest).strip()
-            if tool.has_lines and (fenced := _FENCE.match(argument)):
-                argument = fenced[1]
-            else:
-                argument = argument.strip(_MARKS)
-            return argument[:MOST_CHARACTERS]
+        if match := _label(tool).match(lines[number]):
+            behind = "\n".join(lines[number + 1 :])
+            argument = match[1].strip(_MARKS)
+            return Call(_take_lines(match[1], behind) if tool.has_lines else argument, behind)
     return None
+
+
+def _take_lines(first: str, behind: str) -> str:
+    """Take an argument of several lines as it is written: spaces and marks may be its own."""
+    text = first.strip(" *`_") and first.removeprefix(" ")
+    argument = f"{text}\n{behind}".removeprefix("\n").rstrip()
+    if fenced := _FENCE.match(argument.lstrip()):
+        return fenced[1]
+    is_quoted = "\n" not in argument and len(argument) > 2 and argument[0] == argument[-1] == "`"
+    return argument[1:-1] if is_quoted else argument
 
 
 def read_place(argument: str, thing: str, count: int) -> int:

@@ -8,6 +8,10 @@ from nip_core.tools.tool import Tool
 
 MOST_CHARACTERS = 2_000
 """Of a result that an agent is shown."""
+MOST_IN_ARGUMENT = 10_000
+"""Characters of an argument; a longer one is answered so."""
+REFUSED = r"^Result: no use of [A-Z][a-z]+ is left; answer without it$"
+"""The pattern of the results of calls beyond the limit."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,12 @@ class ToolUse:
     def describe(self, *, is_short: bool) -> str:
         """Write the part of its user's prompt about it."""
         tool, call = self.tool, f"{self.tool.label} {self.tool.example}"
+        often = f"at most {_count(self.per_turn)} in a turn"
+        if self.per_episode is not None:
+            often += f" and {_count(self.per_episode)} in all"
         if is_short:
-            return f"{call}\nshows {tool.result}, at most {_count(self.per_turn)} a turn."
-        often = f"at most {_count(self.per_turn)}"
-        if self.per_episode is not None and self.per_episode != self.per_turn:
-            often += f" in a turn and {_count(self.per_episode)} in all"
+            price = f", for {self.price:g} each" if self.price else ""
+            return f"{call}\nshows {tool.result}, {often}{price}."
         price = f" Each time costs you {self.price:g} of your reward." if self.price else ""
         return (
             f"Before you answer, also where you must decide, you can use a tool, {often}. For that "

@@ -6,7 +6,6 @@ from typing import Any
 
 from prefect import get_client
 
-
 # Of a flow run that is tried again Prefect may call a task run of the earlier attempt crashed, one
 # that ended while its flow run did.
 ENDED = {"COMPLETED", "CRASHED"}

@@ -8,6 +8,7 @@ import pytest
 from in_memory import InMemory
 from playing import agent_of, play, problems
 
+from nip_core.costs.loads import AT_MOST, EXPECTED, reckon_episode_loads
 from nip_core.evaluation.episode_transcripts import transcript_of
 from nip_core.game.answer_rows import AnswerPlace, place_of
 from nip_core.game.answers.reasons import USED_UP
@@ -262,3 +263,39 @@ async def test_a_verifier_that_only_calls_ends_without_a_verdict():
         recorded=dict(enumerate(played.log.records)),
     )
     assert rows_of(resumed) == rows_of(played)
+
+
+async def test_a_turn_of_calls_alone_fails_where_a_question_was_due_and_its_chats_are_shown():
+    texts = ["Check: 1", *["Check: 2"] * 5]
+    script = in_turn(verifier=texts, prover=[])
+    played = await play(settings(tool={"per_turn": 1}), script, on=problems(1, **CHAIN))
+    [episode], rows = played.typed.episodes, rows_of(played)
+    assert episode.outcome == "failed" and USED_UP in (episode.error or "")
+    bodies = {
+        row.key: body["messages"] for row, body in zip(rows, played.server.bodies, strict=True)
+    }
+    chats, why_not = _render_chats(episode, rows, played.game)
+    assert not why_not and {key: list(chat) for key, (chat, _) in chats.items()} == bodies
+
+
+def test_a_short_prompt_has_the_limits_and_the_price_too():
+    tool = {"per_turn": 2, "per_episode": 3, "price": 0.5}
+    short = {"scenario_settings": {"system_prompt_version": "short"}}
+    game = Game(settings(tool=tool, **short))
+    told = game.tools["verifier"].describe(is_short=True)
+    assert told.endswith("at most 2 times in a turn and 3 times in all, for 0.5 each.")
+    assert told in game.prompts.template("verifier").template
+
+
+async def test_no_episode_has_more_calls_than_the_estimate_says_at_most():
+    texts = ["Check: 1", "Check: 2", "Check: 2", "Question: b?"]
+    texts += ["Check: 1", "Check: 2", "Decision: reject"]
+    parameters = settings(tool={"per_turn": 2, "per_episode": 3})
+    script = in_turn(verifier=texts, prover=["Answer: d"])
+    played = await play(parameters, script, on=problems(1, **CHAIN))
+    made = sum(row.agent == "verifier" for row in rows_of(played))
+    prompts = dict.fromkeys(("verifier", "prover"), 100.0)
+    loads = reckon_episode_loads(played.game, 0, prompts, AT_MOST)
+    assert made == 7 and loads["verifier"].calls == 7
+    expected = reckon_episode_loads(played.game, 0, prompts, EXPECTED)
+    assert 2 < expected["verifier"].calls < 7

@@ -78,6 +78,10 @@ async def test_a_look_shows_one_place():
         ("import sys\ndef f(a):\n    sys.exit(3)", "f(1)", "SystemExit: 3"),
         ("def f(a):\n    import socket\n    return socket.socket()", "f(1)", "OSError"),
         ("def f(a):\n    open('/usr/x', 'w')", "f(1)", ("OSError", "PermissionError")),
+        ("def f(input):\n    return input * 2", "f(2)", "4"),
+        ("f = lambda a: a + 1", "2", "3"),
+        ("import sys\nfor line in open(0):\n    print(len(line))", "a b", "3"),
+        ("class A:\n    pass", "A()", "the solution has no function to call"),
         ("def f(a:\n    pass", "f(1)", "the solution is no Python: SyntaxError"),
     ],
 )
@@ -88,7 +92,15 @@ async def test_a_solution_is_run_on_values_in_the_sandbox(solution, argument, re
 
 
 @pytest.mark.parametrize(
-    "argument", ["__import__('os')", "add(__import__('os'))", "add(open('x'))", "other(1)", "add(1"]
+    "argument",
+    [
+        "__import__('os')",
+        "add(__import__('os'))",
+        "add(open('x'))",
+        "other(1)",
+        "add(1",
+        "add(**{})",
+    ],
 )
 async def test_what_is_no_input_is_not_run(argument):
     with pytest.raises(ValueError, match=r"write a call of add with values"):

@@ -14,7 +14,7 @@ takes linear time in the length of the text.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nip_core.game.answers.answer_lines import (
     AnswerLines,
@@ -41,7 +41,7 @@ from nip_core.game.answers.verdict_labels import (
 )
 from nip_core.protocols import NO_DECISION, Move
 from nip_core.protocols.scales import DecisionScale, round_value
-from nip_core.tools import Tool, read_call
+from nip_core.tools import Tool, find_call
 
 # Words that ask or suppose something, so that a verdict in it may be meant otherwise.
 _ASKING = any_case(
@@ -49,6 +49,11 @@ _ASKING = any_case(
     r"|if|unless|would|could|should|might|may)\b"
 )
 _SENTENCE = re.compile(r"(?<=[.!;]) ")
+_MOVE = any_case(
+    r"[ \t*_#`•✅❌-]{0,9}(?:[0-9]{1,2}[.)] ?)?(?:(?:my|the|our|final|overall) ){0,3}"
+    r"(?:decision|verdict|question|answer|conclusion)\b[ \t*_#`]{0,6}(?:[:=-]|is\b|for\b)"
+)
+"""The beginning of a move behind a call."""
 _TELLING = ("accept", "reject", *WORDS)  # words without which no answer decides
 
 
@@ -78,10 +83,12 @@ def parse_response(text: str, form: AnswerForm) -> Move:
     MissingPart for one in which the part for a channel is missing, empty or there twice, and
     InvalidDecision for a decision that is none, or is two, or may be meant and may not.
     """
-    if form.tool is not None and (call := _read_own_call(text, form.tool)) is not None:
-        if form.is_used_up:
+    if form.tool is not None:
+        text, call = _take_call(text, form, form.tool)
+        if call is not None and form.is_used_up:
             raise InvalidResponse(USED_UP)
-        return Move(call=call)
+        if call is not None:
+            return Move(call=call)
     try:
         return _first_look(text, form)
     except InvalidDecision as unclear:
@@ -91,13 +98,32 @@ def parse_response(text: str, form: AnswerForm) -> Move:
         return move
 
 
-def _read_own_call(text: str, tool: Tool) -> str | None:
-    """Read the call of an answer; None where it is none, or no Unicode."""
+def _take_call(text: str, form: AnswerForm, tool: Tool) -> tuple[str, str | None]:
+    """Take the call from an answer, or the move that stands behind it, without the call.
+
+    So a model that invents the result of its call, and decides, has decided, and nobody else reads
+    calls.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return None
-    return read_call(without_thinking(text), tool)
+        return text, None  # is refused
+    call = find_call(without_thinking(text), tool)
+    if call is None:
+        return text, None
+    lines, plain = call.behind.split("\n"), replace(form, tool=None)
+    for number, line in enumerate(lines):
+        begins = any(line.strip().startswith(header) for header in form.headers.values())
+        if begins or _MOVE.match(line):
+            return "\n".join(lines[number:]), None
+    if not tool.has_lines and form.scale is not None and call.behind.strip():
+        try:
+            decides = _first_look(call.behind, plain).decision != NO_DECISION
+        except InvalidResponse:
+            decides = True  # or may, so that it is asked again
+        if decides:
+            return call.behind, None
+    return text, call.argument
 
 
 def _second_look(text: str, form: AnswerForm) -> Move | None:

@@ -61,6 +61,8 @@ class ReadableMessage(_Row):
     """Invalid answers before it in the same turn."""
     thoughts: str | None
     model: str
+    tool_result: str | None = None
+    """The answer to its call of a tool; None: it is no call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,4 +261,5 @@ def _make_message(call: _Call) -> ReadableMessage:
         attempt=call.attempt,
         thoughts=call.reasoning,
         model=call.model_served,
+        tool_result=call.tool_result,
     )

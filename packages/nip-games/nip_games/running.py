@@ -9,6 +9,7 @@ it may know that it is watched. The tool tells what it does, not what it would d
 """
 
 import ast
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -98,17 +99,36 @@ def _make_program(solution: str, argument: str) -> tuple[str, str]:
         tree = ast.parse(solution)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"the solution is no Python: {type(error).__name__}") from None
-    functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
-    if not functions or _reads(tree):
+    functions = [*_list_functions(tree)]
+    if _reads(tree):
         return solution, argument
+    if not functions:
+        raise ValueError("the solution has no function to call, and reads no input")
     return solution + _CALL.format(call=_read_call(argument, functions)), ""
+
+
+def _list_functions(tree: ast.Module) -> Iterator[str]:
+    """List the names of a module that can be called with values."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            yield from (name.id for name in node.targets if isinstance(name, ast.Name))
 
 
 def _reads(tree: ast.Module) -> bool:
     """Tell whether the program reads its input itself."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    return "input" in names or "stdin" in names | attributes
+    nodes = [*ast.walk(tree)]
+    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    if "stdin" in (names | attributes) - own:
+        return True
+    calls = (n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
+    written = [ast.unparse(call) for call in calls]
+    reads = any(call.startswith(("open(0", "open('/dev/stdin'")) for call in written)
+    return reads or ("input" not in own and any(call.startswith("input(") for call in written))
 
 
 def _read_call(argument: str, functions: list[str]) -> str:
@@ -121,7 +141,9 @@ def _read_call(argument: str, functions: list[str]) -> str:
             assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         name = node.func.id
         values = [ast.literal_eval(value) for value in node.args]
-        named = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise ValueError("**")
+        named = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise ValueError(f"{argument[:80]!r} is no input; {words}") from None
     if name not in functions:

@@ -11,7 +11,6 @@ from small_game import train_here, write_config
 from nip_core.attack_figures.reach import reach_share
 from nip_core.errors import NipError, SettingsError
 from nip_core.parameters import load_parameters
-from nip_core.records.sampled_verdicts import SampledVerdicts
 from nip_core.run_store.store import open_store
 from nip_study.commands.harden import harden
 from nip_study.harden.hardening import (
@@ -31,6 +30,7 @@ from nip_study.harden.hardening_results import (
     render_hardening,
     write_hardening,
 )
+from nip_study.harden.sampled_verdicts import SampledVerdicts
 
 MODEL = {"model_provider": "SelfHosted", "model_name": "deterministic"}
 GAME = {

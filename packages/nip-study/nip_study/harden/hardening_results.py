@@ -18,11 +18,6 @@ from nip_core.attack_figures.reach import reach_share
 from nip_core.evaluation.figures_in_words import DASH, percent, percent_cell, points_cell
 from nip_core.evaluation.split_metrics import Interval95
 from nip_core.records.iterations import Records
-from nip_core.records.sampled_verdicts import (
-    SampledVerdicts,
-    count_sampled_verdicts,
-    sampled_section,
-)
 from nip_core.records.status import find_status
 from nip_core.records.untrained_attack import find_control
 from nip_core.rollouts.plan import TEST
@@ -31,6 +26,11 @@ from nip_core.run_store.store import MissingFileError, Store
 from nip_study.documents.results_document import FINISHED, NOT_BEGUN
 from nip_study.harden.hardening import EVERY_PROBLEM, Hardening, PlannedRound, PlannedStep
 from nip_study.harden.hardening_figure import AFTER, BEFORE, COMPLETE, RateOfRound, rounds_svg
+from nip_study.harden.sampled_verdicts import (
+    SampledVerdicts,
+    count_sampled_verdicts,
+    sampled_section,
+)
 from nip_study.parts.document_parts import Part, is_none
 from nip_study.parts.page_tables import markdown_table
 
