@@ -14,8 +14,8 @@ class Call(NamedTuple):
     """The last call in an answer."""
 
     argument: str
-    behind: str
-    """The lines behind it. Of a tool whose argument `has_lines` it has them too."""
+    rest: str
+    """The lines after it. Of a tool whose argument `has_lines` it has them too."""
 
 
 @cache
@@ -31,16 +31,16 @@ def find_call(text: str, tool: Tool) -> Call | None:
     lines = text.split("\n")
     for number in range(len(lines) - 1, -1, -1):
         if match := _label(tool).match(lines[number]):
-            behind = "\n".join(lines[number + 1 :])
+            rest = "\n".join(lines[number + 1 :])
             argument = match[1].strip(_MARKS)
-            return Call(_take_lines(match[1], behind) if tool.has_lines else argument, behind)
+            return Call(_take_lines(match[1], rest) if tool.has_lines else argument, rest)
     return None
 
 
-def _take_lines(first: str, behind: str) -> str:
+def _take_lines(first: str, rest: str) -> str:
     """Take an argument of several lines as it is written: spaces and marks may be its own."""
     text = first.strip(" *`_") and first.removeprefix(" ")
-    argument = f"{text}\n{behind}".removeprefix("\n").rstrip()
+    argument = f"{text}\n{rest}".removeprefix("\n").rstrip()
     if fenced := _FENCE.match(argument.lstrip()):
         return fenced[1]
     is_quoted = "\n" not in argument and len(argument) > 2 and argument[0] == argument[-1] == "`"

@@ -29,15 +29,15 @@ class ToolUse:
     def count_left(self, agent: str, turns: Iterable[Turn]) -> int:
         """Count the calls of the agent's next turn at most, after `turns`."""
         allowed = self._allow(0)
-        used = 0
+        uses = 0
         for turn in turns if self.per_episode is not None else ():
             if turn.agent == agent:
-                used += min(len(turn.earlier), allowed)
-                allowed = self._allow(used)
+                uses += min(len(turn.earlier), allowed)
+                allowed = self._allow(uses)
         return allowed
 
-    def _allow(self, used: int) -> int:
-        rest = self.per_turn if self.per_episode is None else self.per_episode - used
+    def _allow(self, uses: int) -> int:
+        rest = self.per_turn if self.per_episode is None else self.per_episode - uses
         return min(self.per_turn, rest)
 
     def count_used(self, turn: Turn, turns: Iterable[Turn]) -> int:

@@ -111,18 +111,18 @@ def _take_call(text: str, form: AnswerForm, tool: Tool) -> tuple[str, str | None
     call = find_call(without_thinking(text), tool)
     if call is None:
         return text, None
-    lines, plain = call.behind.split("\n"), replace(form, tool=None)
+    lines, plain = call.rest.split("\n"), replace(form, tool=None)
     for number, line in enumerate(lines):
         begins = any(line.strip().startswith(header) for header in form.headers.values())
         if begins or _MOVE.match(line):
             return "\n".join(lines[number:]), None
-    if not tool.has_lines and form.scale is not None and call.behind.strip():
+    if not tool.has_lines and form.scale is not None and call.rest.strip():
         try:
-            decides = _first_look(call.behind, plain).decision != NO_DECISION
+            decides = _first_look(call.rest, plain).decision != NO_DECISION
         except InvalidResponse:
             decides = True  # or may, so that it is asked again
         if decides:
-            return call.behind, None
+            return call.rest, None
     return text, call.argument
 
 

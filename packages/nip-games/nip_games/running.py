@@ -119,16 +119,16 @@ def _list_functions(tree: ast.Module) -> Iterator[str]:
 def _reads(tree: ast.Module) -> bool:
     """Tell whether the program reads its input itself."""
     nodes = [*ast.walk(tree)]
-    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
-    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    defined = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    defined |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    if "stdin" in (names | attributes) - own:
+    if "stdin" in (names | attributes) - defined:
         return True
     calls = (n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
     written = [ast.unparse(call) for call in calls]
     reads = any(call.startswith(("open(0", "open('/dev/stdin'")) for call in written)
-    return reads or ("input" not in own and any(call.startswith("input(") for call in written))
+    return reads or ("input" not in defined and any(call.startswith("input(") for call in written))
 
 
 def _read_call(argument: str, functions: list[str]) -> str:
