@@ -109,6 +109,8 @@ def digest_rules(parameters: HyperParameters) -> str:
     """
     settings = {"scenario": make_scenario(parameters).settings}
     settings |= {name: getattr(parameters, name) for name in _OF_PROTOCOLS}
+    if parameters.tool.per_turn:  # else of before there were tools
+        settings["tool"] = parameters.tool
     # Without defaults, so that a setting which a later version adds changes no digest.
     dump = {
         name: block.model_dump(mode="json", exclude_defaults=True)

@@ -168,6 +168,7 @@ def test_a_verifier_asked_again_stands_beside_arms_on_its_problems_alone(tmp_pat
         ("scenario_settings.steps=3", False),
         ("nip_protocol.max_message_rounds=5", False),
         ("protocol_common.shared_reward=true", False),
+        ("tool.per_turn=1", False),
         ("rl.num_iterations=7", True),
         ("agents.prover.is_random=true", True),
         ("dataset_options.shuffle_train_labels=true", True),
