@@ -10,6 +10,7 @@ of decisions 0056 (a difference, by nip's draws and by 100,000 others) and 0048 
 
 import argparse
 import hashlib
+import json
 import math
 import re
 import sys
@@ -120,7 +121,7 @@ def main() -> None:
         pattern = re.escape(re.sub(r"\d+(?:\.\d+)?", "#", line)).replace("\\#", "#")
         compare(pattern, by_coins, *100 * own)
     plays, runs, base = len({*zip(run, test, strict=True)}), len(np.unique(run)), arm == "base"
-    listed = (folder / "README.md").read_text(encoding="utf-8").split("### Departures\n")[1]
+    document = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     shown, taught, silent = worst("shown"), worst("taught"), right("taught", "no-answer")
     means = [100 * cells.mean() for cells in (shown, taught, shown - taught)]
     draws = int.from_bytes(hashlib.sha256(OF_PRIMARY).digest()[:4], "big") & 0x7FFFFFFF
@@ -128,7 +129,7 @@ def main() -> None:
     compare("a verdict in # of # games", (decision != NO_VERDICT)[base].sum(), base.sum())
     compare("All # runs and # attacks", runs, plays - runs)
     compare("seeds, # problems of each label.* intervals from # verdicts", shown.shape[1], len(run))
-    compare("lists # departures", listed.count("\n- "))
+    compare("lists # departures", len(document["declared"]["departures"]))
     compare("all # digests", plays)
     compare("`shown` rejects # % of the false claims and `taught` #: # points", *means)
     compare("paired difference from # to #", *100 * interval(shown - taught, draws, 4_000))

@@ -62,7 +62,7 @@ def read_shares(results: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
     for run in results["runs"]:
         arm = run["values"]["arm"]
         for label, attack in (run["attacks"] if arm in ARMS else {}).items():
-            soundness = attack["soundness"]
+            soundness = attack.get("soundness")  # of a run that was not begun there is none
             if label in ATTACKS and soundness is not None:
                 shares[arm].setdefault(label, []).append(soundness)
     return shares

@@ -17,7 +17,8 @@ from nip_study.results import render_files
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs" / "results"
 LONG = ("equal_tokens", "scripts", "soundness", "strength")  # of each kind one: each takes seconds
-SWEEPS = (*LONG, "asking", "asking_trained", "asking_untrained", "debate", "unanswered_smollm2")
+SWEEPS = (*LONG, "asking", "asking_trained", "asking_untrained", "debate", "unanswered")
+SWEEPS += ("unanswered_smollm2",)
 
 
 def read_results(name):
@@ -39,7 +40,9 @@ def test_page_and_figure_are_those_of_the_document(name):
         assert (RESULTS / name / file).read_bytes() == content, file
 
 
-@pytest.mark.parametrize("script", ["soundness_picture.py", "study_picture.py"])
+@pytest.mark.parametrize(
+    "script", ["soundness_picture.py", "study_picture.py", "unanswered_picture.py"]
+)
 def test_the_picture_is_drawn_from_the_results(script):
     subprocess.run([sys.executable, ROOT / "scripts" / script, "--check"], check=True, timeout=120)
 

@@ -1,6 +1,6 @@
 """The results of a sweep for its reader, as Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from nip_core.attack_figures.reach import reach_share
 from nip_core.evaluation.figures_in_words import (
@@ -36,6 +36,7 @@ from nip_study.parts.page_tables import markdown_table, one_line, write_cell, wr
 from nip_study.parts.two_way import Spread
 from nip_study.plan.planned import SEED
 
+_MOST_LISTED = 12  # departures of one kind
 _HEADS = {"always_fail_rate": "always wrong", MAJORITY: "majority"}
 """Figures whose column has another name."""
 
@@ -328,8 +329,23 @@ def _declared_page(results: DeclaredResults) -> str:
         "and questions as drawn.\n"
     )
     text += _notes_on(results.outcomes, is_honest=results.definitions > 1) + "\n### Departures\n\n"
-    text += "".join(f"- {line}\n" for line in results.departures) or "None.\n"
+    departures = _join_departures(results.departures)
+    text += "".join(f"- {line}\n" for line in departures) or "None.\n"
     return text + post_hoc_page(results.post_hoc)
+
+
+def _join_departures(departures: Sequence[str]) -> Iterator[str]:
+    """Join what is the same of many runs to one line; all stand in the document."""
+    by_kind: dict[str, list[str]] = {}
+    for line in departures:
+        subject, _, kind = line.partition(": ")
+        by_kind.setdefault(kind, []).append(subject)
+    for kind, subjects in by_kind.items():
+        if len(subjects) > _MOST_LISTED and kind:
+            first, last = subjects[0], subjects[-1]
+            yield f"{len(subjects)}, from {first} to {last}, all in `results.json`: {kind}"
+        else:
+            yield from (f"{subject}: {kind}" if kind else subject for subject in subjects)
 
 
 def _stamp_line(stamp: StampFacts | None) -> str:
@@ -400,11 +416,15 @@ def _notes_on(outcomes: Sequence[HypothesisOutcome], *, is_honest: bool) -> str:
     if rows:
         text += _GIVEN + "\n" + "".join(f"- {one_line(row.says)}: {_trials(row)}\n" for row in rows)
     text += _GATE if any(row.gate for row in outcomes) else ""
-    worst = dict.fromkeys(
-        line if isinstance(row.attack, str | None) else f"{line}, {name_group(row.attack)}"
-        for row in outcomes
-        for line in row.worst
-    )
-    if worst:
-        text += _WORST + "\n" + "".join(f"- `{one_line(line)}`\n" for line in worst)
+    worst: dict[str, dict[str, None]] = {}  # by the attacks that it is the worst of, in order
+    for row in outcomes:
+        group = "" if isinstance(row.attack, str | None) else name_group(row.attack)
+        worst.setdefault(group, {}).update(dict.fromkeys(row.worst))
+    if any(worst.values()):
+        text += _WORST + "\n"
+    for group, lines in worst.items():
+        if group and lines:
+            text += f"- {group}: {'; '.join(f'`{one_line(line)}`' for line in lines)}\n"
+        else:
+            text += "".join(f"- `{one_line(line)}`\n" for line in lines)
     return text
