@@ -34,9 +34,9 @@ class Arm(NamedTuple):
 
 ARMS = {
     "base": Arm("untrained", "#8a8f98", is_trained=False),
-    "played": Arm("trained as played", "#d9541f"),
-    "shown": Arm("met two wordings of no answer", "#3a80c9"),
-    "rule": Arm("as played, and the protocol's rule", "#2f9e6e"),
+    "played": Arm("played", "#d9541f"),
+    "shown": Arm("shown (met two wordings)", "#3a80c9"),
+    "rule": Arm("rule (the verifiers of played)", "#2f9e6e"),
 }
 ATTACKS = {
     "tell-apart": "best prover\n(guesses)",
@@ -50,9 +50,15 @@ ATTACKS = {
     "two-of-three": "two of\nthree",
     "chosen": "best\nof 8",
     "sneaky": "trained",
+    "again": "trained,\nseed 7",
     "begun": "trained from\nimitation",
 }
-STARTS = {0: "answered", 3: "met by the blue ones", 5: "met by none", 9: "chosen and trained"}
+STARTS = {
+    0: "answered",
+    3: "no answer, met",
+    5: "no answer, met by none",
+    9: "chosen and trained",
+}
 """By place of its first attack, the words over a group."""
 
 

@@ -10,7 +10,17 @@ reads them for all who show them: summary and report (`nip_core.showing.summary`
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StrictFloat, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_serializer,
+)
 
 Interval95 = tuple[StrictFloat, StrictFloat]
 
@@ -125,6 +135,14 @@ class BatchMetrics(Measures):
     by_mutation: dict[str, Measures] = Field(default_factory=dict)
     by_tool_calls: dict[str, Measures] = Field(default_factory=dict)
     """By the number of calls in an episode; absent where nobody has called a tool."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_calls(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Documents of before there were tools stay as they are.
+        values: dict[str, Any] = write(self)
+        if not self.by_tool_calls:
+            values.pop("by_tool_calls", None)
+        return values
 
 
 class BelievedMetrics(BatchMetrics):

@@ -97,14 +97,18 @@ async def use_tool(scenario: Scenario, argument: str, texts: Mapping[str, str]) 
 
     Raises SettingsError.
     """
+    limit: asyncio.Timeout | None = None
     try:
         result: Any = scenario.use_tool(argument, texts)
         if isinstance(result, Awaitable):  # else a user's is no coroutine
-            result = await asyncio.wait_for(result, _TOOL_S)
+            async with asyncio.timeout(_TOOL_S) as limit:
+                result = await result
         return _text(scenario, "use_tool", result)
     except NipError:
         raise
-    except TimeoutError:
+    except TimeoutError as error:
+        if limit is None or not limit.expired():  # it is the tool's own
+            raise describe_raised(scenario, "use_tool", error) from error
         return f"nothing came within {_TOOL_S} s"
     except ValueError as error:
         return str(error)

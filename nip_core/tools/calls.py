@@ -7,44 +7,49 @@ from typing import NamedTuple
 from nip_core.tools.tool import Tool
 
 _MARKS = " \t*_#`"
-_FENCE = re.compile(r"\A```[^\n]*\n(.*?)(?:\n```.*)?\Z", re.S)
+_LEAD = rf"[{_MARKS}•-]{{0,9}}(?:[0-9]{{1,2}}[.)] ?)?"
+_FENCE = re.compile(r"\A\s*```[^\n]*\n(.*?)(?:\n```(?:[^\n]*\n(.*))?)?\Z", re.S)
 
 
 class Call(NamedTuple):
     """The last call in an answer."""
 
     argument: str
+    before: str
+    """The lines before it."""
     rest: str
-    """The lines after it. Of a tool whose argument `has_lines` it has them too."""
+    """The lines after it; of a tool whose argument `has_lines` they may be the argument's."""
 
 
 @cache
 def _label(tool: Tool) -> re.Pattern[str]:
-    return re.compile(rf"[{_MARKS}]{{0,9}}{tool.name}[{_MARKS}]{{0,6}}:(.*)\Z", re.I | re.S)
+    return re.compile(rf"{_LEAD}{tool.name}[{_MARKS}]{{0,6}}[:：](.*)\Z", re.I | re.S)
 
 
 def find_call(text: str, tool: Tool) -> Call | None:
     """Find the last call in an answer; None where there is none.
 
-    An argument that `has_lines` has all that follows the label, without the fence of a listing.
+    An argument that `has_lines` has all that follows the label, or all of a listing behind it.
     """
     lines = text.split("\n")
     for number in range(len(lines) - 1, -1, -1):
         if match := _label(tool).match(lines[number]):
-            rest = "\n".join(lines[number + 1 :])
-            argument = match[1].strip(_MARKS)
-            return Call(_take_lines(match[1], rest) if tool.has_lines else argument, rest)
+            before, rest = "\n".join(lines[:number]), "\n".join(lines[number + 1 :])
+            if tool.has_lines:
+                argument, rest = _take_lines(match[1], rest)
+                return Call(argument, before, rest)
+            return Call(match[1].strip(_MARKS), before, rest)
     return None
 
 
-def _take_lines(first: str, rest: str) -> str:
-    """Take an argument of several lines as it is written: spaces and marks may be its own."""
+def _take_lines(first: str, rest: str) -> tuple[str, str]:
+    """Take an argument of several lines as it is written; return the lines after it, too."""
     text = first.strip(" *`_") and first.removeprefix(" ")
     argument = f"{text}\n{rest}".removeprefix("\n").rstrip()
-    if fenced := _FENCE.match(argument.lstrip()):
-        return fenced[1]
+    if fenced := _FENCE.match(argument):
+        return fenced[1], fenced[2] or ""
     is_quoted = "\n" not in argument and len(argument) > 2 and argument[0] == argument[-1] == "`"
-    return argument[1:-1] if is_quoted else argument
+    return argument[1:-1] if is_quoted else argument, rest
 
 
 def read_place(argument: str, thing: str, count: int) -> int:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from nip_core.game.answers.decisions import InvalidResponse
 from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.protocols.scales import SCALES
 from nip_core.tools import Tool, find_call
@@ -28,6 +29,8 @@ def read(text, tool=LOOK, headers=None):
         ("<think>Decision: accept</think>\nLook: 2", "2"),
         ("Decision: accept\nLook: 2", "2"),
         ("Look:", ""),
+        ("- Look: 2", "2"),
+        ("1. Look：2", "2"),
     ],
 )
 def test_a_line_with_the_label_is_a_call(text, argument):
@@ -75,3 +78,16 @@ def test_an_input_is_taken_as_it_is_written(text, argument):
 def test_what_is_no_call_is_read_as_it_was():
     for text in ("Overlook: 2", "> Look: 2", "Question: do you look: 2?", "Decision: accept"):
         assert read(text) == read(text, tool=None)
+
+
+def test_a_decision_before_a_call_counts_where_no_call_is_left():
+    form = AnswerForm(("main",), {}, SCALE, tool=LOOK, is_used_up=True)
+    assert parse_response("Decision: accept\nLook: 2", form).decision == 1
+    with pytest.raises(InvalidResponse, match="no use is left"):
+        parse_response("Let me see.\nLook: 2", form)
+
+
+def test_an_input_in_a_fence_may_look_like_a_move():
+    move = read("Run:\n```\n5 3\nquestion: 2\n```\nThen I decide.", RUN)
+    assert move.call == "5 3\nquestion: 2"
+    assert read("Run:\n```\n5 3\n```\nDecision: reject", RUN).decision == 0

@@ -116,14 +116,22 @@ def _take_call(text: str, form: AnswerForm, tool: Tool) -> tuple[str, str | None
         begins = any(line.strip().startswith(header) for header in form.headers.values())
         if begins or _MOVE.match(line):
             return "\n".join(lines[number:]), None
-    if not tool.has_lines and form.scale is not None and call.rest.strip():
-        try:
-            decides = _first_look(call.rest, plain).decision != NO_DECISION
-        except InvalidResponse:
-            decides = True  # or may, so that it is asked again
-        if decides:
-            return call.rest, None
+    if not tool.has_lines and _may_decide(call.rest, plain):
+        return call.rest, None
+    # Where no call is left, a decision before it is one.
+    if form.is_used_up and _may_decide(call.before, plain):
+        return call.before, None
     return text, call.argument
+
+
+def _may_decide(text: str, form: AnswerForm) -> bool:
+    """Tell whether a text decides, or may, so that its agent is asked again."""
+    if form.scale is None or not text.strip():
+        return False
+    try:
+        return _first_look(text, form).decision != NO_DECISION
+    except InvalidResponse:
+        return True
 
 
 def _second_look(text: str, form: AnswerForm) -> Move | None:
