@@ -15,9 +15,9 @@ class Call(NamedTuple):
     """The last call in an answer."""
 
     argument: str
-    before: str
+    lead: str
     """The lines before it."""
-    rest: str
+    tail: str
     """The lines after it; of a tool whose argument `has_lines` they may be the argument's."""
 
 
@@ -34,22 +34,22 @@ def find_call(text: str, tool: Tool) -> Call | None:
     lines = text.split("\n")
     for number in range(len(lines) - 1, -1, -1):
         if match := _label(tool).match(lines[number]):
-            before, rest = "\n".join(lines[:number]), "\n".join(lines[number + 1 :])
+            lead, tail = "\n".join(lines[:number]), "\n".join(lines[number + 1 :])
             if tool.has_lines:
-                argument, rest = _take_lines(match[1], rest)
-                return Call(argument, before, rest)
-            return Call(match[1].strip(_MARKS), before, rest)
+                argument, tail = _take_lines(match[1], tail)
+                return Call(argument, lead, tail)
+            return Call(match[1].strip(_MARKS), lead, tail)
     return None
 
 
-def _take_lines(first: str, rest: str) -> tuple[str, str]:
+def _take_lines(first: str, tail: str) -> tuple[str, str]:
     """Take an argument of several lines as it is written; return the lines after it, too."""
     text = first.strip(" *`_") and first.removeprefix(" ")
-    argument = f"{text}\n{rest}".removeprefix("\n").rstrip()
+    argument = f"{text}\n{tail}".removeprefix("\n").rstrip()
     if fenced := _FENCE.match(argument):
         return fenced[1], fenced[2] or ""
     is_quoted = "\n" not in argument and len(argument) > 2 and argument[0] == argument[-1] == "`"
-    return argument[1:-1] if is_quoted else argument, rest
+    return argument[1:-1] if is_quoted else argument, tail
 
 
 def read_place(argument: str, thing: str, count: int) -> int:

@@ -111,16 +111,16 @@ def _take_call(text: str, form: AnswerForm, tool: Tool) -> tuple[str, str | None
     call = find_call(without_thinking(text), tool)
     if call is None:
         return text, None
-    lines, plain = call.rest.split("\n"), replace(form, tool=None)
+    lines, plain = call.tail.split("\n"), replace(form, tool=None)
     for number, line in enumerate(lines):
         begins = any(line.strip().startswith(header) for header in form.headers.values())
         if begins or _MOVE.match(line):
             return "\n".join(lines[number:]), None
-    if not tool.has_lines and _may_decide(call.rest, plain):
-        return call.rest, None
+    if not tool.has_lines and _may_decide(call.tail, plain):
+        return call.tail, None
     # Where no call is left, a decision before it is one.
-    if form.is_used_up and _may_decide(call.before, plain):
-        return call.before, None
+    if form.is_used_up and _may_decide(call.lead, plain):
+        return call.lead, None
     return text, call.argument
 
 
