@@ -6,9 +6,12 @@ depends on the messages of an episode.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from nip_core.game.answers.decisions import InvalidResponse
 from nip_core.game.answers.parsing import AnswerForm, parse_response
+from nip_core.game.answers.reasons import USED_UP
 from nip_core.parameters import HyperParameters
 from nip_core.protocols import Move, Protocol, Turn
 from nip_core.scenarios.prompt_versions import reasons_first
@@ -183,8 +186,12 @@ class Rules:
         """
         form = self.form(agent, round_, seed, earlier)
         if form.tool is not None:
-            own = parse_response(text, form)
-            return own if own.call is None else Move()
+            try:
+                return parse_response(text, replace(form, is_used_up=True))
+            except InvalidResponse as invalid:
+                if invalid.reason != USED_UP:
+                    raise
+                return Move()
         if len(text) > _SHORT or self._by_seed or self.moves_by_turns:
             return parse_response(text, form)
         place = (agent, round_, text)

@@ -299,3 +299,20 @@ async def test_no_episode_has_more_calls_than_the_estimate_says_at_most():
     assert made == 7 and loads["verifier"].calls == 7
     expected = reckon_episode_loads(played.game, 0, prompts, EXPECTED)
     assert 2 < expected["verifier"].calls < 7
+
+
+async def test_a_decision_before_a_call_too_many_is_read_again_as_it_was_played():
+    texts = ["Question: b?", "Check: 1", "Check: 1", "Decision: reject\nCheck: 2"]
+    script = in_turn(verifier=texts, prover=["Answer: d"])
+    played = await play(settings(tool={"per_turn": 1}), script, on=problems(1, **CHAIN))
+    [episode], rows = played.typed.episodes, rows_of(played)
+    assert (episode.outcome, episode.decision, rows[-1].decision) == ("finished", 0, 0)
+    [*_, last] = played.game.turns(rows, episode.seed)
+    assert last.move.decision == 0 and len(last.earlier) == 2
+    resumed = await play(
+        played.parameters,
+        in_turn(verifier=[], prover=[]),
+        on=problems(1, **CHAIN),
+        recorded=dict(enumerate(played.log.records)),
+    )
+    assert rows_of(resumed) == rows and resumed.typed.episodes == played.typed.episodes
