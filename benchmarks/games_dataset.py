@@ -4,8 +4,8 @@
     python benchmarks/games_dataset.py OUT [--cells NAME=FILE …]
 
 makes the folder OUT: README.md, the card, and a Parquet file for each split of the configurations
-`bags`, `chain` and `verdicts`. The last one has the rows of the studies' cells.parquet; without
---cells all of docs/results are taken. Nothing is played or drawn anew, so each time the bytes are
+`bags`, `bags-55`, `bags-56`, `chain` and `verdicts`. The last one has the rows of the studies'
+cells.parquet; without --cells all of docs/results are taken. Nothing is played or drawn anew, so each time the bytes are
 the same. Then `datasets.load_dataset("OUT", "bags")` loads it.
 """
 
@@ -30,6 +30,15 @@ from nip_core.scenarios.rows import SPLITS, write_table
 ROOT = Path(__file__).resolve().parents[1]
 # More problems of bags-tiny, as its studies play them, so that their verdicts find their problems.
 BAGS = ("scenario_settings.validation_size=240", "scenario_settings.test_size=600")
+# Bags of other seeds, as the studies of missing answers play them.
+OTHER_BAGS = {
+    f"bags-{seed}": (
+        f"scenario_settings.seed={seed}",
+        f"scenario_settings.validation_size={validation}",
+        f"scenario_settings.test_size={test}",
+    )
+    for seed, validation, test in ((55, 120, 800), (56, 40, 200))
+}
 CHAIN = (
     *("scenario=chain", "dataset=chains", "interaction_protocol=refereed"),
     *("refereed_protocol.min_message_rounds=4", "refereed_protocol.max_message_rounds=4"),
@@ -92,10 +101,13 @@ bags = load_dataset("PATH", "bags")  # PATH: this folder, or its name on the Hub
   list, which is shown in a drawn order, and the prover names it. If the lists are rearrangements,
   no prover gets past a verifier that compares all three answers with its coins in more than 1 of 8
   cases.
+- `bags-55`, `bags-56`: the same of other seeds, as the studies `unanswered` and
+  `unanswered_smollm2` play them.
 - `chain`: does a chain of steps end as claimed? In refereed computation two provers dispute, and
   the verifier calculates the one step that is left.
 - `verdicts`: each verdict of the tests and attacks of these studies, without texts. "Here" counts
-  the problems of a study that are in `bags` or `chain`; all others are of games that are not here.
+  the problems of a study that are in the other configurations; all others are of games that are not
+  here.
 
 | study | rows | runs | problems | here | axes |
 |---|---|---|---|---|---|
@@ -112,13 +124,14 @@ split are true.
 
 - `bags` has the settings of nip's `bags-tiny`: {bags_settings}. It has {validation} validation and
   {test} test problems, as the studies of `bags` have; the first 200 and 400 are those of
-  `bags-tiny` itself. No list is in two splits, in whatever order it is written.
+  `bags-tiny` itself. `bags-55` and `bags-56` have another `seed` and other sizes alone. No list is
+  in two splits of a configuration, in whatever order it is written.
 - `chain` has its default settings: {chain_settings}. No chain is in two splits.
 
 `seed` in `bags` is that of the problem's first episode in its split, in iteration 0 of a run with
 seed {seed}: 31 bits of the SHA-256 of that place. Another seed gives other coins (`Bags.draw` in
-nip); a run draws new ones for each episode. nip plays the folders `bags` and `chain`, too, named as
-a run's `dataset`.
+nip); a run draws new ones for each episode. nip plays the folders of problems, too, named as a
+run's `dataset`.
 
 `python benchmarks/games_dataset.py OUT` in nip's repository makes the files again; with the same
 version of pyarrow the bytes are the same.
@@ -198,6 +211,10 @@ def write_dataset(out: Path, cells: Mapping[str, Path]) -> None:
     verdicts, columns = read_verdicts(cells)
     tables = {
         "bags": make_problems(bags, _BAGS),
+        **{
+            name: make_problems(load_parameters("bags-tiny", settings), _BAGS)
+            for name, settings in OTHER_BAGS.items()
+        },
         "chain": make_problems(chain, _CHAIN),
         "verdicts": {"test": verdicts},
     }
@@ -217,7 +234,9 @@ def write_dataset(out: Path, cells: Mapping[str, Path]) -> None:
         seed=bags.seed,
         columns="\n\n".join(
             f"**`{name}`**\n\n{_list_columns(listed)}"
-            for name, listed in zip(tables, (_BAGS, _CHAIN, columns), strict=True)
+            for name, listed in zip(
+                tables, (_BAGS, *(_BAGS for _ in OTHER_BAGS), _CHAIN, columns), strict=True
+            )
         ),
         citation=_write_citation(cff),
     )
@@ -261,7 +280,8 @@ def _list_columns(columns: Columns) -> str:
 
 
 def _list_studies(tables: Mapping[str, Mapping[str, pa.Table]]) -> str:
-    games, verdicts = (tables["bags"], tables["chain"]), tables["verdicts"]["test"]
+    verdicts = tables["verdicts"]["test"]
+    games = [by_split for name, by_split in tables.items() if name != "verdicts"]
     ids = {i for game in games for table in game.values() for i in table["id"].to_pylist()}
     lines = []
     for study in pc.unique(verdicts["study"]).to_pylist():

@@ -84,7 +84,7 @@ def test_datasets_loads_every_configuration_with_the_rows_and_types_of_its_files
         "test": 600,
     }
     assert datasets.load_dataset("games")["test"][0] == names["bags"]["test"][0]
-    for name in ("bags", "chain", "verdicts"):
+    for name in ("bags", "bags-55", "bags-56", "chain", "verdicts"):
         for split, rows in datasets.load_dataset("games", name).items():
             table = pq.read_table(games / name / f"{split}.parquet")
             kinds = {name: feature.dtype for name, feature in rows.features.items()}
@@ -93,9 +93,11 @@ def test_datasets_loads_every_configuration_with_the_rows_and_types_of_its_files
 
 
 def test_the_problems_are_those_that_nip_plays_with_the_texts_of_their_episodes(games):
-    from games_dataset import BAGS, CHAIN
+    from games_dataset import BAGS, CHAIN, OTHER_BAGS
 
-    for name, config, settings in (("bags", "bags-tiny", BAGS), ("chain", "deterministic", CHAIN)):
+    bags = {"bags": BAGS, **OTHER_BAGS}
+    of_bags = ((name, "bags-tiny", settings) for name, settings in bags.items())
+    for name, config, settings in (*of_bags, ("chain", "deterministic", CHAIN)):
         parameters = load_parameters(config, settings)
         scenario = make_scenario(parameters)
         for split in ("train", "validation", "test"):
@@ -119,9 +121,14 @@ def test_the_verdicts_are_all_rows_of_the_studies_and_name_problems_of_bags(game
         assert rows.select(cells.column_names).cast(cells.schema).equals(cells)
         for name in {*rows.column_names} - {"study", *cells.column_names}:
             assert rows[name].null_count == rows.num_rows
-    ids = pq.read_table(games / "bags" / "test.parquet")["id"].to_pylist()
-    of_bags = verdicts.filter(pc.equal(verdicts["study"], "soundness"))
-    assert {*of_bags["problem"].to_pylist()} == {*ids}
+    for study, name in (
+        ("soundness", "bags"),
+        ("unanswered", "bags-55"),
+        ("unanswered_smollm2", "bags-56"),
+    ):
+        ids = pq.read_table(games / name / "test.parquet")["id"].to_pylist()
+        of_bags = verdicts.filter(pc.equal(verdicts["study"], study))
+        assert {*of_bags["problem"].to_pylist()} == {*ids}
 
 
 def test_the_same_arguments_in_any_order_give_the_same_bytes(tmp_path, monkeypatch):
@@ -132,7 +139,7 @@ def test_the_same_arguments_in_any_order_give_the_same_bytes(tmp_path, monkeypat
         {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
         for folder in (tmp_path / "a", tmp_path / "b")
     )
-    assert a == b and len(a) == 8
+    assert a == b and len(a) == 14
 
 
 def test_what_is_no_study_or_no_empty_folder_is_refused_and_nothing_is_written(
