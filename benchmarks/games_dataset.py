@@ -5,8 +5,8 @@
 
 makes the folder OUT: README.md, the card, and a Parquet file for each split of the configurations
 `bags`, `bags-55`, `bags-56`, `chain` and `verdicts`. The last one has the rows of the studies'
-cells.parquet; without --cells all of docs/results are taken. Nothing is played or drawn anew, so each time the bytes are
-the same. Then `datasets.load_dataset("OUT", "bags")` loads it.
+cells.parquet; without --cells all of docs/results are taken. Nothing is played or drawn anew, so
+each time the bytes are the same. Then `datasets.load_dataset("OUT", "bags")` loads it.
 """
 
 import argparse
