@@ -53,10 +53,9 @@ PANELS: dict[str, tuple[Line, ...]] = {
             "nip_cli.commands.report",
             "Tell where a run's report is, and make it if it is not.",
         ),
-        ("verify", "nip_cli.commands.verify", "Check every file of a run against its digests."),
     ),
     "Study": (),
-    "Carry over": (("clean", "nip_cli.commands.clean", "Delete what nothing in a run refers to."),),
+    "Carry over": (),
 }
 GROUP = "nip.commands"
 """Of entry points."""

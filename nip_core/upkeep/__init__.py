@@ -1,7 +1,7 @@
-"""A run's files looked after: verified, done again, tidied, copied.
+"""A run's files looked after: verified, done again, copied.
 
 verify           the files against each other; verify_records: of the run;
-                 verify_iteration: of an iteration; verify_servers: models and jobs
+                 verify_iteration: of an iteration; file_checks: the findings
 rerun            a part of a run done again
-clean            files that no run needs any more; export: its tables copied
+export           its tables copied
 """

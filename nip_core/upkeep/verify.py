@@ -1,8 +1,6 @@
 """Verifying a run: every file against its manifest, every manifest against its inputs.
 
-verify_all      the problems of a whole run, its unchecked files, and its unknown ones
-has_begun       whether there is a run to verify
-verify_run      the same without the servers that have trained its models
+verify_run      the problems of a whole run, its unchecked files, and its unknown ones
 check_run       raise for missing or damaged files, before a run is taken for finished
 check_presence  the same for the newest iterations, without reading the tables
 
@@ -17,8 +15,7 @@ Nothing is written and no lease is taken. A problem names the file that is damag
 consequences in other files are no further problems.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from nip_core.errors import CorruptionError
 from nip_core.records.blocks import BLOCK
@@ -29,8 +26,6 @@ from nip_core.upkeep.file_checks import Check
 from nip_core.upkeep.verify_records import check_records
 
 _SHOWN = 3
-_SINCE_BEGUN = ("run.json", "left_out.json", "iterations/", "journals/", "openings/", "superseded/")
-"""A run has no such file before it is created; before that come its lease and its server."""
 
 
 def verify_run(run: RunStore, *, deep: bool = True, since: int = 0) -> Check:
@@ -58,21 +53,6 @@ def _newest_paths(run: RunStore, since: int) -> Iterator[str]:
             yield from list_files(run.store, f"{run.root}/iterations/{name.rstrip('/')}")
 
 
-def has_begun(run: RunStore) -> bool:
-    """Tell whether the run was ever created, even if its run.json is lost by now."""
-    inside = (path.removeprefix(f"{run.root}/") for path in list_files(run.store, run.root))
-    return any(path.startswith(_SINCE_BEGUN) for path in inside)
-
-
-async def verify_all(run: RunStore) -> Check:
-    """Do `verify_run`, and check the models and jobs at their servers."""
-    from nip_core.upkeep.verify_servers import check_servers  # with the clients of servers
-
-    check = verify_run(run)
-    await check_servers(check)
-    return check
-
-
 def check_run(run: RunStore) -> None:
     """Raise CorruptionError if a file that the run names is missing or damaged.
 
@@ -97,15 +77,3 @@ def _raise_for(run: RunStore, *, deep: bool, since: int = 0) -> None:
         listed = "\n".join(str(problem) for problem in problems[:_SHOWN])
         rest = f"\nand {more} more" if more > 0 else ""
         raise CorruptionError(f"{listed}{rest}\nnip verify {run.name} lists all")
-
-
-def summarise_check(check: Check) -> Mapping[str, Any]:
-    """Return the findings as a JSON document."""
-    return {
-        "run": check.run.name,
-        "files": len(check.present),
-        "bytes_read": check.bytes,
-        "problems": [vars(problem) for problem in check.problems.values()],
-        "unknown": check.unknown,
-        "not_checked": check.notes,
-    }

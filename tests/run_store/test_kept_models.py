@@ -12,10 +12,10 @@ from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import list_files, open_store
 from nip_core.servers.kept_models import bring_models, is_kept, keep_models, restore_models
 from nip_core.servers.own_server import find_server_directory
-from nip_core.upkeep.clean import find_unused, remove_unused
 from nip_lm_server.state.at_rest.import_models import find_model
 from nip_lm_server.state.database import Database
 from nip_lm_server.state.models import ModelStore, adapter_name
+from nip_verify.unused import find_unused, remove_unused
 
 ONE, TWO = (adapter_name("base", "small", letter * 12) for letter in "ab")
 

@@ -34,10 +34,10 @@ from nip_core.servers.own_server import find_server_directory
 from nip_core.session.prepare import estimate_settings
 from nip_core.session.problems_of_run import load_all_problems
 from nip_core.showing.summary import summarise_run
-from nip_core.upkeep.clean import find_unused
 from nip_core.upkeep.verify import verify_run
 from nip_study.commands.attack import _numbers, _refuse
 from nip_study.plan.attack_run import attack_settings
+from nip_verify.unused import find_unused
 
 WORDS = ("apple", "banana", "cherry", "damson", "elder", "fig")
 LOGPROBS = {"accept": {" accept": math.log(0.9), " reject": math.log(0.1)}}

@@ -19,7 +19,8 @@ from nip_core.run_store.lease import acquire
 from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.showing.episodes.notes import MOST_CHARACTERS, RunNotes
-from nip_core.upkeep.verify import summarise_check, verify_run
+from nip_core.upkeep.verify import verify_run
+from nip_verify.whole import summarise_check
 from nip_view.parts.run_index import RunIndex
 
 TOKEN = "the-token-of-this-test"

@@ -17,8 +17,8 @@ from nip_core.run_store.run import RunStore
 from nip_core.run_store.store import open_store
 from nip_core.session.opening import open_session
 from nip_core.session.prepare import plan_run, prepare
-from nip_core.upkeep.verify import verify_all
 from nip_lm_server.launch import ServerHandle, start_or_attach, stop
+from nip_verify.whole import verify_all
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")
 FOUR = {**FEW, "rollouts_per_iteration": 4}

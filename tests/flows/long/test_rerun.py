@@ -15,7 +15,6 @@ from prefect.states import Scheduled
 from small_game import FEW, rerun_here, train_here, write_config
 
 from nip_cli.commands.show import show
-from nip_cli.commands.verify import verify
 from nip_core.errors import CorruptionError, LeaseError, SettingsError, StoreError
 from nip_core.parameters import load_parameters
 from nip_core.records.rewinds import STAGES, cancel_jobs, finish_rewinds, list_paths_from, rewind
@@ -27,9 +26,10 @@ from nip_core.session.opening import open_session
 from nip_core.session.prepare import fork_run, prepare
 from nip_core.showing.finished import find_finished_run, find_finished_test
 from nip_core.stages.publishing import check_store, describe_state
-from nip_core.upkeep.verify import verify_all
 from nip_prefect.flows.train import continue_run, train
 from nip_prefect.tasks.publish import published_state
+from nip_verify.verify import verify
+from nip_verify.whole import verify_all
 
 pytestmark = pytest.mark.usefixtures("server_in_thread")
 TWO = {**FEW, "num_iterations": 2}

@@ -23,7 +23,7 @@ def clean(
     from nip_core.run_store.run import RunStore
     from nip_core.run_store.store import open_store
     from nip_core.servers.own_server import find_server_directory
-    from nip_core.upkeep.clean import find_unused, remove_unused
+    from nip_verify.unused import find_unused, remove_unused
 
     tree = find_run(run, run_store)
     refuse_if_held(tree.store, tree.root)

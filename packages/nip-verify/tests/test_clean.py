@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from nip_base.proof import Proof
-from nip_cli.commands.clean import clean
 from nip_core.errors import CorruptionError, LeaseError, SettingsError
 from nip_core.jobs.job import JobRecord
 from nip_core.rollouts.storage.shard_manifests import shard_manifest, shards_of
@@ -14,10 +13,11 @@ from nip_core.run_store.local_store import LocalStore
 from nip_core.run_store.manifest import commit, verify
 from nip_core.run_store.run import Identity, RunStore
 from nip_core.run_store.store import list_files
-from nip_core.upkeep.clean import find_unused
 from nip_lm_server.state.database import Database, dump
 from nip_lm_server.state.files import FileStore, StagedFile
 from nip_lm_server.state.models import ModelStore, adapter_name
+from nip_verify.clean import clean
+from nip_verify.unused import find_unused
 
 DIGESTS = {"served": "a" * 12, "parent": "b" * 12, "unnamed": "c" * 12}
 NAMES = {which: adapter_name("base", "small", digest) for which, digest in DIGESTS.items()}

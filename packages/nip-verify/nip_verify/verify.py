@@ -32,7 +32,7 @@ def verify(
     and models and jobs against their server. Writes nothing; exit code 5 if anything is wrong."""
     from nip_core.records.named_run import make_unknown_run_error, name_place, open_runs
     from nip_core.run_store.run import RunStore, list_runs
-    from nip_core.upkeep.verify import has_begun, summarise_check, verify_all
+    from nip_verify.whole import has_begun, summarise_check, verify_all
 
     run_store, run = name_place(run, run_store)
     store = open_runs(run_store)
