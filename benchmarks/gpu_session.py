@@ -6,6 +6,7 @@
     iteration-3b   200 episodes of nine rounds and two jobs, against 5 minutes
     smollm2        `nip train smollm2.yaml`, a published model (`nip models add smollm2` first)
     chats          64, 128 and 200 chats in flight, through nip and direct, base and adapter
+    adapters       1, 16 and 64 adapters named in turn, and the first answer of each
     noise          200 proofs alone and under load; every difference in FILE's -noise.json
     kills          of trainer, engine and server: seconds until all is as before
     train-3b, -8b  tokens per second and peak memory of sft, dpo, trajectories; packed and padded;
@@ -70,6 +71,7 @@ PIECES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "iteration-3b": ("iteration", ("3b",)),
     "smollm2": ("quickstart", ("smollm2",)),
     "chats": ("chats", ()),
+    "adapters": ("adapters", ()),
     "noise": ("noise", ()),
     "kills": ("kills", ()),
     "train-3b": ("jobs", ("3b",)),

@@ -93,10 +93,11 @@ class Served:
         vllm: Path | None,
         *,
         share_device: str = "auto",
+        loaded: int = 32,
         **options: Any,
     ):
         self._session, self._shape, self._state = session, shape, state
-        self._engine, self._share = engine, share_device
+        self._engine, self._share, self._loaded = engine, share_device, loaded
         self._options = options_for(session, engine, vllm, **options)
         self._handle: launch.ServerHandle | None = None
         self._failure: str | None = None
@@ -127,6 +128,7 @@ class Served:
                 str(models.model(self._session, self._shape)),
                 served_model_name="base",
                 share_device=self._share,
+                loaded_adapters=self._loaded,
                 options=self._options,
             )
             began = time.monotonic()

@@ -53,6 +53,8 @@ class Sizes:
     chat_rounds: int = 3
     requests_per_slot: int = 2
     chat_tokens: int = 128
+    adapters: tuple[int, ...] = (1, 16, 64)
+    """So many are named in turn, in chats of the largest number in flight."""
     # The proof.
     scorings: int = 200
     loaded_in_flight: int = 128
@@ -99,6 +101,7 @@ REHEARSAL = Sizes(
     chat_rounds=1,
     requests_per_slot=1,
     chat_tokens=8,
+    adapters=(1, 3),
     scorings=4,
     loaded_in_flight=4,
     episodes=6,
@@ -133,6 +136,7 @@ BRIEF = replace(
     in_flight=(64,),
     chat_rounds=1,
     requests_per_slot=1,
+    adapters=(1, 16),
     scorings=20,
     loaded_in_flight=32,
     episodes=32,

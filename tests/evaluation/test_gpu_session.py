@@ -195,6 +195,29 @@ async def test_every_difference_of_a_proof_is_noted_at_its_place(tmp_path):
     assert noted == [("ft:1", 32, {0.01}), ("base", 32, {0.01})]
 
 
+def test_copies_of_an_adapter_are_models_of_a_server_that_is_to_start(tmp_path):
+    from contextlib import closing
+
+    from gpu_pieces.adapters import fill, name_of
+
+    from nip_lm_server.state.database import Database
+    from nip_lm_server.state.models import ModelStore
+
+    trained, state = tmp_path / "job" / "out", tmp_path / "state"
+    trained.mkdir(parents=True)
+    (trained / "adapter_model.safetensors").write_bytes(b"weights")
+    (tmp_path / "job" / "job.json").write_text('{"hyperparameters": {"lora_rank": 8}}')
+    names = [name_of(number) for number in range(3)]
+    for _ in range(2):  # a piece that was killed begins anew
+        fill(trained, state, names)
+    assert (trained / "adapter_model.safetensors").exists() and len({*names}) == 3
+    with closing(Database(state / "jobs.sqlite3")) as database:
+        rows = ModelStore(state / "models", database).list_adapters("base")
+    assert {row.name for row in rows} == {*names}
+    assert len({row.content_digest for row in rows}) == 1
+    assert [path.name for path in tmp_path.iterdir() if "copies" in path.name] == []
+
+
 def test_outcomes_of_tests_are_read_from_their_report(tmp_path):
     from gpu_pieces.tests import outcomes
 
