@@ -56,7 +56,8 @@ import psutil
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-sys.path[:0] = [str(HERE), str(ROOT)]
+PATHS = [str(path) for path in (HERE, ROOT, *sorted((ROOT / "packages").glob("nip-*")))]
+sys.path[:0] = PATHS
 
 from gpu_pieces.page import page  # noqa: E402
 from gpu_pieces.results import Piece, Results  # noqa: E402
@@ -155,7 +156,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """Return a piece's environment: nothing from the hub, nip from here, one GPU or none."""
-    paths = [str(HERE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])]
     settings = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
