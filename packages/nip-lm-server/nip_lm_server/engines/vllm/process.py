@@ -132,7 +132,7 @@ class VllmProcess:
             reserved.bind((HOST, 0))
             self.port = reserved.getsockname()[1]
             self.url = f"http://{HOST}:{self.port}"
-            # The guard has our package on its path, vLLM has our middleware alone.
+            # The guard has the server's own path, vLLM has our middleware alone.
             command = ["env", f"PYTHONPATH={_KEYS_DIRECTORY}", "PYTHONSAFEPATH=1"]
             command += [str(python), "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
             command += ["--host", HOST, "--port", str(self.port)]
@@ -143,7 +143,7 @@ class VllmProcess:
                     stdin=asyncio.subprocess.PIPE,  # its end shows the guard that we are gone
                     stdout=log,
                     stderr=log,
-                    env={**self._environment, "PYTHONPATH": str(Path(__file__).parents[3])},
+                    env={**self._environment, "PYTHONPATH": os.pathsep.join(sys.path)},
                     start_new_session=True,
                 )
             # 4. Wait until it answers.
