@@ -30,6 +30,7 @@ from nip_core.costs.loads import (
     average_loads,
     count_all_tokens,
     count_first_prompts,
+    count_imitated,
     count_passes,
     count_read_examples,
     reckon_choice_loads,
@@ -354,7 +355,7 @@ def _totals(assumption: _AtMost, counts: _Counts) -> _Totals:
         method = parameters.method(iteration)
         possible = assumption.trees(iteration) if method == "dpo" else assumption.plain()
         is_imitation = parameters.imitates(iteration)
-        count = parameters.most_imitated if is_imitation else counts.per_iteration
+        count = count_imitated(parameters) if is_imitation else counts.per_iteration
         if not is_imitation:
             totals.add(parameters, count, possible)
         loads = max(possible, key=count_all_tokens)

@@ -16,6 +16,7 @@ loads of earlier runs.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 
 from nip_base.formats.token_counts import count_tokens
@@ -324,11 +325,19 @@ def count_read_examples(parameters: HyperParameters, group: str, episodes: int) 
     for iteration in range(parameters.rl.num_iterations):
         if not (agents := len(parameters.training_agents(group, iteration))):
             continue
-        played = parameters.most_imitated if parameters.imitates(iteration) else episodes
+        played = count_imitated(parameters) if parameters.imitates(iteration) else episodes
         passes = count_passes(parameters, iteration, group)
         is_pairs = parameters.method(iteration) == "dpo"
         counts.append(None if is_pairs else round(played * agents * passes))
     return counts
+
+
+def count_imitated(parameters: HyperParameters) -> int:
+    """Count the messages that an agent imitates at most: as set, or all lines of the file."""
+    most, file = parameters.most_imitated, Path(parameters.imitated_file or "")
+    if not file.is_file():
+        return most
+    return min(most, sum(bool(line.strip()) for line in file.read_bytes().splitlines()))
 
 
 def count_passes(parameters: HyperParameters, iteration: int, group: str) -> float:

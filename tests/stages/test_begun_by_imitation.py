@@ -108,3 +108,18 @@ def test_only_iterations_that_play_are_warned_of_few_rollouts(tmp_path, capsys):
         rl = {**FEW, "num_iterations": iterations, "rollouts_per_iteration": rollouts}
         show_plan(load_parameters(str(configure(tmp_path, rl=rl))), False)
         assert ("few training examples" in "".join(capsys.readouterr())) is warned
+
+
+def test_a_file_with_few_chats_is_estimated_by_its_lines(tmp_path):
+    # Where `most` is a bound for other files, the time left was said to be days.
+    write_chats(tmp_path, 14)
+    few, many = (
+        estimate_settings(
+            load_parameters(
+                str(configure(tmp_path, imitation={"chats": "chats.jsonl", "most": most}))
+            )
+        )
+        for most in (14, 100_000)
+    )
+    assert many.training_tokens == few.training_tokens
+    assert many.read_examples == few.read_examples
