@@ -62,6 +62,7 @@ sys.path[:0] = PATHS
 from gpu_pieces.page import page  # noqa: E402
 from gpu_pieces.results import Piece, Results  # noqa: E402
 from gpu_pieces.sizes import BRIEF, GPU, PIECE_S, REHEARSAL, Session  # noqa: E402
+from gpu_pieces.tree import is_installed, write_metadata  # noqa: E402
 from measured_commit import describe_commit  # noqa: E402
 
 END_S = 40.0
@@ -157,6 +158,8 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """Return a piece's environment: nothing from the hub, nip from here, one GPU or none."""
     paths = [*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])]
+    if not is_installed():
+        paths.append(str(write_metadata(options.scratch / "metadata")))
     settings = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),

@@ -218,6 +218,20 @@ def test_copies_of_an_adapter_are_models_of_a_server_that_is_to_start(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if "copies" in path.name] == []
 
 
+def test_a_tree_that_is_not_installed_has_its_games_and_commands(tmp_path):
+    from importlib.metadata import distributions, entry_points
+
+    from gpu_pieces.tree import write_metadata
+
+    found = {each.name: each for each in distributions(path=[str(write_metadata(tmp_path))])}
+    assert {"nip-loop", "nip-base", "nip-lm-server", "nip-games"} <= {*found}
+    games, installed = found["nip-games"].entry_points, entry_points(group="nip.scenarios")
+    assert {(p.group, p.name, p.value) for p in games} <= {
+        (p.group, p.name, p.value) for p in installed
+    }
+    assert "arithmetic" in {p.name for p in games}
+
+
 def test_outcomes_of_tests_are_read_from_their_report(tmp_path):
     from gpu_pieces.tests import outcomes
 
