@@ -15,9 +15,12 @@ async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
     async def run(awaitable: Awaitable[T]) -> T:
         return await awaitable
 
+    awaitables = [*work]
     try:
+        if len(awaitables) == 1:  # as in most rounds of a game: it needs no task
+            return [await awaitables[0]]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run(awaitable)) for awaitable in work]
+            tasks = [group.create_task(run(awaitable)) for awaitable in awaitables]
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
     return [task.result() for task in tasks]

@@ -93,6 +93,7 @@ class Nip(Player):
                     "model_provider": "OpenAI",
                     "model_name": "stub",
                     "base_url": f"{url}/v1",
+                    "freeze_agent": True,  # the stub trains nothing, and would be asked
                 }
             },
             "nip_protocol": {"max_message_rounds": TURNS, "min_message_rounds": TURNS},

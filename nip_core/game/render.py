@@ -107,6 +107,12 @@ class Game:
         self._formats = {name: a.chat_format for name, a in parameters.prompted_agents.items()}
 
     @cached_property
+    def token_limits(self) -> Mapping[str, int]:
+        """By agent that reads prompts, the most tokens of an answer."""
+        parameters = self.parameters
+        return {name: parameters.max_tokens(name) for name in parameters.prompted_agents}
+
+    @cached_property
     def of_others(self) -> Mapping[str, "Game"]:
         """By name of another run, or of a script, the same game as its agents are asked in it."""
         runs = self.parameters.opponents.runs

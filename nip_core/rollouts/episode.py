@@ -297,11 +297,8 @@ class EpisodeState:
         """
         context, player = self.context, self.context.player(self.spec, agent)
         place = AnswerPlace(self.round, agent)
-        missing_numbers = [
-            i
-            for i, spec in enumerate(children)
-            if spec.generation_key(place) not in context.recorded
-        ]
+        keys = [spec.generation_key(place) for spec in children]
+        missing_numbers = [i for i, key in enumerate(keys) if key not in context.recorded]
         results: list[PrefetchedAnswer] = [None] * len(children)
         # 1. Ask for as many as there are children, also where the journal has some of them: after a
         #    kill the request is the same, so the i-th answer is child i's again.
@@ -313,7 +310,7 @@ class EpisodeState:
                     # 2. Make the missing answers that came durable, before any child goes on.
                     numbers = [i for i in missing_numbers if i < len(call.answers)]
                     kept_answers = await gather_or_cancel(
-                        self._keep(call, i, children[i], place) for i in numbers
+                        self._keep(call, i, children[i], place, keys[i]) for i in numbers
                     )
                 for i, answer in zip(numbers, kept_answers, strict=True):
                     results[i] = answer
@@ -363,7 +360,8 @@ class EpisodeState:
             # 1. Take it from the journal, from the request for all children, or ask. A retry is
             #    asked alone: the others of the request may have been valid.
             place = place._replace(attempt=attempt)
-            record = context.recorded.get(spec.generation_key(place))
+            key = spec.generation_key(place)
+            record = context.recorded.get(key)
             move: Move | None = None
             if record is not None:
                 context.progress.calls_reused += 1
@@ -376,7 +374,7 @@ class EpisodeState:
                     # There was no request for all children, or it came back without this answer.
                     if answer is None:
                         async with self._call(spec, place, earlier, wrong) as call:
-                            answer = await self._keep(call, 0, spec, place)
+                            answer = await self._keep(call, 0, spec, place, key)
                     record, move = answer
                 except RequestRefusedError as error:
                     # Not asked again: the server calls the request wrong and not the answer, and
@@ -466,11 +464,11 @@ class EpisodeState:
             yield call
 
     async def _keep(
-        self, call: Call, number: int, spec: EpisodeSpec, place: AnswerPlace
+        self, call: Call, number: int, spec: EpisodeSpec, place: AnswerPlace, key: str
     ) -> tuple[CallRecord, Move]:
         """Put an answer of a call in the log; return its record, and the move if it is valid."""
         why_not = make_objection(self.context.game, spec.problem, call.player.agent)
-        record, move = call.record(number, spec, place, self.parent, why_not)
+        record, move = call.record(number, spec, place, key, self.parent, why_not)
         # Durable before the game goes on with it: a kill from here on costs no second answer.
         await self.context.log.append(record.to_json())
         progress, is_invalid = self.context.progress, record.generation.invalid_reason is not None

@@ -78,10 +78,11 @@ class Call:
         number: int,
         spec: EpisodeSpec,
         place: AnswerPlace,
+        key: str,
         parent: str | None,
         objection: Callable[[Move], str | None] | None = None,
     ) -> tuple[CallRecord, Move]:
-        """Make the record of one of the answers, and read its move.
+        """Make the record of one of the answers, of this `key`, and read its move.
 
         An answer that is not valid, or to which there is an `objection`, has an empty move.
         """
@@ -94,7 +95,7 @@ class Call:
             move, invalid = Move(), response.reason
         tokens = _choose_tokens(player, answer, self.kept_top)
         generation = Generation(
-            key=spec.generation_key(place),
+            key=key,
             parent_key=parent,
             episode=spec.key,
             branch_path=spec.branch_path,
@@ -157,7 +158,7 @@ async def ask(
         yield Call(player, form, started, [answer])
         return
     assert player.endpoint is not None  # only random agents play without a model
-    limit = game.parameters.max_tokens(player.agent)
+    limit = game.token_limits[player.agent]
     body = request_body(player.model, player.parameters, chat, seed, limit, n, form)
     top_logprobs = game.top_logprobs(player.agent)
     kept_top = max(top_logprobs, player.top_logprobs)

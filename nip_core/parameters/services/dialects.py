@@ -11,6 +11,7 @@ with OpenAI; for a refusal that no page names, reports of the very answer: Gemin
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -110,11 +111,13 @@ def dialect_name(agent: "PureTextAgentParameters") -> str:
         return "self_hosted"
     if agent.api_dialect != "auto":
         return agent.api_dialect
-    host = urlsplit(agent.base_url or "").hostname
-    for name, dialect in DIALECTS.items():
-        if host in dialect.hosts:
-            return name
-    return agent.provider.dialect
+    return _name_by_host(agent.base_url or "") or agent.provider.dialect
+
+
+@cache
+def _name_by_host(base_url: str) -> str | None:
+    host = urlsplit(base_url).hostname
+    return next((name for name, dialect in DIALECTS.items() if host in dialect.hosts), None)
 
 
 def find_dialect(agent: "PureTextAgentParameters") -> Dialect:

@@ -18,6 +18,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
@@ -58,6 +59,26 @@ class _TryAgain(Exception):
         self.is_refusal = is_refusal  # the server has said so, and no connection broke
 
 
+@dataclass(frozen=True)
+class _Route:
+    """How all calls of an endpoint are sent."""
+
+    url: str
+    headers: Mapping[str, str]
+    proxy: str | None
+
+    @classmethod
+    def to(cls, endpoint: Endpoint) -> Self:
+        """Find it. Raises SettingsError for a proxy that can't be used."""
+        url = f"{endpoint.base_url}/chat/completions"
+        headers = {
+            "Authorization": f"Bearer {endpoint.api_key}",
+            "Content-Type": "application/json",
+            **dict(endpoint.headers),
+        }
+        return cls(url, headers, proxy_for(url))
+
+
 class ChatClient:
     """Chat completions with at most `concurrency` calls in flight. Use as a context manager.
 
@@ -94,6 +115,7 @@ class ChatClient:
         self._slots = asyncio.Semaphore(concurrency)
         self._limits: dict[str, CallLimit] = {}
         self._places: list[Places] = []
+        self._routes: dict[Endpoint, _Route] = {}
         self._joining: set[str] = set()  # addresses of servers that are ours by their answers
         self._session: aiohttp.ClientSession | None = None
 
@@ -252,20 +274,16 @@ class ChatClient:
     async def _post(self, endpoint: Endpoint, call: JoinedCall) -> tuple[int, bytes, str | None]:
         """Send a request; return status, body, and the header Retry-After."""
         assert self._session is not None, "use `async with ChatClient(...)`"
-        url = f"{endpoint.base_url}/chat/completions"
-        headers = {
-            "Authorization": f"Bearer {endpoint.api_key}",
-            "Content-Type": "application/json",
-            **dict(endpoint.headers),
-            **(call.headers if endpoint.joins else {}),
-        }
+        route = self._routes.get(endpoint)
+        if route is None:
+            route = self._routes[endpoint] = _Route.to(endpoint)
         is_known = endpoint.base_url in self._joining
         call.ask()
         async with self._session.post(
-            url,
+            route.url,
             data=call.payload,
-            headers=headers,
-            proxy=proxy_for(url),
+            headers={**route.headers, **call.headers} if endpoint.joins else route.headers,
+            proxy=route.proxy,
             timeout=aiohttp.ClientTimeout(total=self._longest_s(endpoint, call)),
         ) as response:
             raw = await response.read()

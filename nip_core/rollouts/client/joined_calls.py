@@ -8,6 +8,7 @@ the time of an answer has no limit; the time without any progress has one.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 from uuid import uuid4
@@ -50,13 +51,16 @@ class JoinedCall:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        """Name the call by its request, so that another process joins it too."""
-        # Without a seed two calls that say the same are to have two answers.
-        has_seed = self.body.get("seed") is not None
-        self._name = sha256(self.payload).hexdigest() if has_seed else uuid4().hex
         self._tries = 0
         self.words = 0  # heard of the generation while it ran
         self._asked_s, self._silent_s = self.clock(), 0.0
+
+    @cached_property
+    def _name(self) -> str:
+        """Its name by its request, so that another process joins it too."""
+        # Without a seed two calls that say the same are to have two answers.
+        has_seed = self.body.get("seed") is not None
+        return sha256(self.payload).hexdigest() if has_seed else uuid4().hex
 
     @property
     def headers(self) -> dict[str, str]:

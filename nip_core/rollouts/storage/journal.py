@@ -39,6 +39,7 @@ SYNC_INTERVAL_S = 0.010
 _MAGIC = b"\xf5NJ\n"  # not valid UTF-8, so it stands in no payload
 _HEADER = struct.Struct("<4sIII")
 _HEADER_BODY = struct.Struct("<4sII")
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 class GroupCommits:
@@ -50,7 +51,7 @@ class GroupCommits:
     def __init__(self, sync_interval_s: float, clock: Callable[[], float]) -> None:
         self._sync_interval_s, self._clock = sync_interval_s, clock
         self._pending: list[bytes] = []
-        self._batch: asyncio.Future[None] | None = None  # answers everyone in `_pending`
+        self._callers: list[asyncio.Future[None]] = []  # one for each of `_pending`
         self._flusher: asyncio.Task[None] | None = None
         self._last_sync_s = float("-inf")
         self._failed: NipError | None = None
@@ -84,14 +85,11 @@ class GroupCommits:
         if self._failed is not None:
             raise _copy_error(self._failed)
         self._pending.append(encode_line(record))
-        if self._batch is None:
-            self._batch = asyncio.get_running_loop().create_future()
-        batch = self._batch
+        caller = asyncio.get_running_loop().create_future()
+        self._callers.append(caller)
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush())
-        # Shielded: the whole group waits for one future, and a caller that is cancelled must not
-        # cancel it for the others.
-        await asyncio.shield(batch)
+        await caller
 
     async def aclose(self) -> None:
         """Write the waiting records and close the file. Errors were raised by `append`."""
@@ -117,23 +115,17 @@ class GroupCommits:
                 await asyncio.sleep(max(0.0, wait_s))  # even 0 lets others join
                 # 2. Take all that waits; a later record is in the next group.
                 lines, self._pending = self._pending, []
-                batch, self._batch = self._batch, None
-                assert batch is not None
+                callers, self._callers = self._callers, []
                 self._last_sync_s = self._clock()
                 try:
                     await loop.run_in_executor(self._thread, self._write, lines)
                 except NipError as error:
                     self._failed = error
                 except BaseException as error:  # callers that wait for the batch must learn of it
-                    batch.set_exception(StoreError(f"{self.name}: not written: {error!r}"))
-                    batch.exception()
+                    _answer(callers, StoreError(f"{self.name}: not written: {error!r}"))
                     raise
                 # 3. Answer all callers in the group.
-                if self._failed is None:
-                    batch.set_result(None)
-                else:
-                    batch.set_exception(_copy_error(self._failed))
-                    batch.exception()  # a caller that was cancelled does not fetch it
+                _answer(callers, self._failed)
         finally:
             self._flusher = None
 
@@ -230,6 +222,18 @@ class Journal(GroupCommits):
         self._end += len(frame)
 
 
+def _answer(callers: Iterable[asyncio.Future[None]], failure: NipError | None) -> None:
+    """Tell those who wait, and were not cancelled, that their records are durable, or why not."""
+    for caller in callers:
+        if caller.done():
+            continue
+        if failure is None:
+            caller.set_result(None)
+        else:
+            caller.set_exception(_copy_error(failure))
+            caller.exception()  # known, if it is cancelled before it hears
+
+
 def _copy_error(error: NipError) -> NipError:
     """Make the same error for another caller."""
     return type(error)(str(error))
@@ -254,7 +258,7 @@ def _read_frame(data: bytes, offset: int) -> bytes | None:
 
 def encode_line(record: Record) -> bytes:
     """Encode a record as a line of a frame."""
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(record).encode()
 
 
 def make_journal(lines: list[bytes]) -> bytes:

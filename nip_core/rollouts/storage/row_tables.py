@@ -42,6 +42,7 @@ _Row = Episode | Generation | Timing | MessageChoice
 SCHEMAS = {"episodes": EPISODES, "generations": GENERATIONS, "timings": TIMINGS}
 ALL_SCHEMAS = {**SCHEMAS, "choices": CHOICES}
 _DIGEST_VERSION = 2
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def _encode_row(row: Mapping[str, Any]) -> bytes:
         if name not in NOT_DIGESTED and (name not in VALUES_BEFORE or value != VALUES_BEFORE[name])
     }
     # NaN, which the schema allows in rewards and log-probabilities, is written as such.
-    return json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return _ENCODER.encode(row).encode()
 
 
 def _make_table(rows: Sequence[_Row], kind: str) -> pa.Table:

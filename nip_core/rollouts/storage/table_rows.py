@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from nip_core.errors import CorruptionError
@@ -149,6 +150,11 @@ def row_columns(kind: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.get_annotations(kind))
 
 
+@cache
+def _reader(kind: Callable[..., Any]) -> Callable[[object], tuple[Any, ...]]:
+    return attrgetter(*row_columns(kind))
+
+
 def read_rows(table: "pa.Table", kind: Callable[..., R]) -> Iterator[R]:
     """Make a row of this kind from each row of a table.
 
@@ -178,7 +184,7 @@ def _read_column(table: "pa.Table", name: str) -> list[Any]:
 def stored_row(row: Episode | Generation | Timing | MessageChoice) -> dict[str, Any]:
     """Return the row by column, in the order of the schema."""
     kind: Callable[..., Any] = type(row)
-    columns = {name: getattr(row, name) for name in row_columns(kind)}
+    columns = dict(zip(row_columns(kind), _reader(kind)(row), strict=True))
     if isinstance(row, Episode):
         columns["rewards"] = [{"agent": a, "reward": paid} for a, paid in row.rewards.items()]
         if row.round_rewards is not None:
