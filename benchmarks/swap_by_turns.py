@@ -1,8 +1,8 @@
-"""From trained weights to their first answer, of two checkouts by turns on the embedded engine.
+"""From trained weights to their first answer, of two checkouts by turns on an engine.
 
     git worktree add ../earlier 0578879e
     python benchmarks/swap_by_turns.py ../earlier [--model smollm2] [--rounds 5]
-        [--out docs/results/side_by_side.json]
+        [--engine vllm] [--out docs/results/side_by_side.json]
 
 Part c of `side_by_side.py` for nip alone, with trainings of one epoch. Beside the seconds it counts
 the server's processor seconds from the adapter's commit to the first answer, which other programs
@@ -28,7 +28,7 @@ from typing import Any
 from beside.models import Model, find_model
 from beside.page import page
 from beside.players import ROOT, commit
-from beside.serving import asked, directory_of, server, train
+from beside.serving import asked, directory_of, server, train, vllm_command
 
 WATCH_S = 0.01
 """How often it is looked for the commit, after which processor seconds count."""
@@ -87,25 +87,25 @@ def swap(handle: Any, model: Model, seed: int) -> dict[str, Any]:
     }
 
 
-def serve(name: str) -> None:
-    """Serve the model, and swap once for each line of standard input."""
+def serve(name: str, engine: str) -> None:
+    """Serve the model on the engine, and swap once for each line of standard input."""
     found = find_model(name)
     model = _Short(found.name, found.path, found.is_large)
     with (
         tempfile.TemporaryDirectory() as folder,
-        server("embedded", Path(folder) / "state", None, model.path) as handle,
+        server(engine, Path(folder) / "state", vllm_command(), model.path) as handle,
     ):
         for line in sys.stdin:
             print(json.dumps(swap(handle, model, int(line))), flush=True)
 
 
 @contextmanager
-def serving(tree: Path, model: str) -> Iterator[subprocess.Popen[str]]:
+def serving(tree: Path, model: str, engine: str) -> Iterator[subprocess.Popen[str]]:
     """A process of `serve` with a checkout's code."""
     places = [tree, *sorted((tree / "packages").iterdir())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
     process = subprocess.Popen(
-        [sys.executable, __file__, str(tree), "--model", model, "--serve"],
+        [sys.executable, __file__, str(tree), "--model", model, "--engine", engine, "--serve"],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -125,10 +125,13 @@ def commit_of(tree: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def measure(trees: list[Path], model: str, rounds: int) -> dict[str, list[dict[str, float]]]:
+def measure(
+    trees: list[Path], model: str, engine: str, rounds: int
+) -> dict[str, list[dict[str, float]]]:
     """The swaps of each checkout, by its commit."""
     rows: dict[str, list[dict[str, float]]] = {commit_of(tree): [] for tree in trees}
-    with serving(trees[0], model) as first, serving(trees[1], model) as second:
+    first_server, second_server = (serving(tree, model, engine) for tree in trees)
+    with first_server as first, second_server as second:
         turns = [*zip(rows, (first, second), strict=True)]
         for number in range(rounds + 1):
             for name, process in turns if number % 2 else reversed(turns):
@@ -146,15 +149,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("earlier", type=Path, help="a checkout of another commit")
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="the figures of side_by_side.py")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(options.model)
+        serve(options.model, options.engine)
         return
     load = os.getloadavg()[0]
-    rows = measure([options.earlier.absolute(), ROOT], options.model, options.rounds)
+    rows = measure(
+        [options.earlier.absolute(), ROOT], options.model, options.engine, options.rounds
+    )
     figures = {
         "command": shlex.join(["python", "benchmarks/swap_by_turns.py", *sys.argv[1:]]),
         "commit": commit(),
@@ -173,7 +179,8 @@ def main() -> None:
         print(name, {key: round(median(row[key] for row in swaps), 3) for key in swaps[0]})
     if options.out:
         result = json.loads(options.out.read_text())
-        result["models"][options.model]["c"]["by_turns"] = figures
+        part = result["models"][options.model]["c"]
+        part["by_turns" if options.engine == "embedded" else "by_turns_vllm"] = figures
         options.out.write_text(json.dumps(result, indent=1) + "\n")
         options.out.with_suffix(".md").write_text(page(result))
 

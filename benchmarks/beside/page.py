@@ -1,6 +1,7 @@
 """The page of docs/results that says what side_by_side measured."""
 
 import textwrap
+from collections.abc import Callable
 from math import ceil
 from statistics import median
 from typing import Any
@@ -12,9 +13,9 @@ WIDTH = 120
 _SWAP = (
     "nip: from the commit of an adapter that a job has trained to the first answer of a client "
     "that waits for the job and asks then; it is loaded and proved in between. vLLM by hand: "
-    "`/v1/load_lora_adapter` with the same directory, and the first answer; nothing is proved. "
-    "skyrl-tx: `save_weights_and_get_sampling_client` of the Tinker SDK, and the first answer "
-    "of that client, after one that has compiled; nothing is proved."
+    "`/v1/load_lora_adapter` with the same directory, and the first answer. SkyRL: "
+    "`save_weights_and_get_sampling_client` of the Tinker SDK, and the first answer of that "
+    "client, after one that has compiled. Neither proves anything."
 )
 _QUIET_LOAD = 1.0  # more than that per run, and other programs had a part of the machine
 _QUIET_SHARE = 0.05  # of the processor time
@@ -22,30 +23,44 @@ _QUIET_SHARE = 0.05  # of the processor time
 
 def page(result: dict[str, Any]) -> str:
     """The results as Markdown, part by part."""
-    sections = {"a": load, "b": training, "c": swap, "d": schedule, "e": kills, "f": weights}
     others = result.get("models", {})
     parts = []
-    for name, section in sections.items():
-        if name in result or name == "a":
-            parts.append(section(result[name]) if name in result else unmeasured())
-        parts += [section(other[name]) for other in others.values() if name in other]
+    for name, section in SECTIONS.items():
+        parts += [section(each[name]) for each in (result, *others.values()) if name in each]
     head = (
-        "nip and other projects, each part in one run at the commit that it names, on the same "
-        "stub, games, weights and machine, in turn by rounds, each in an environment of its own "
-        "(`scripts/build_peers.sh`), over HTTP, as its documentation says. Made by "
-        "`benchmarks/side_by_side.py`; the JSON file beside this page has every figure, all "
-        "versions and the machine's load. skyrl-tx is 0.3.0 of February 2026, the last one of "
-        "that name; a later SkyRL stands beside nip in [another run](tinker_peers.md)."
+        "nip and other projects on the same stub, games, weights and machine, in turn by rounds, "
+        "each in an environment of its own (`scripts/build_peers.sh`), over HTTP, as its "
+        "documentation says. `make side-by-side` measures all in about an hour; the JSON file "
+        "beside this page has every figure, all ratios with intervals, all versions and the "
+        "machine's load. Tinker's API by nip and by SkyRL has [a page of its "
+        f"own](tinker_peers.md). {describe_commits(result)}"
     )
     front = "\n".join(table(result))
     words = (
-        "The figures of this table are medians over rounds; within 3 % of each other neither is "
-        "ahead. The sections below say how each was measured, and which were not. More calls in "
-        "flight, other sizes and a GPU change them: all was measured on two cores, with a model "
-        "of a million parameters where no other is named."
+        "Medians over rounds; within 3 % of each other neither is ahead, and where another one is, "
+        "its name is bold. The sections below say how each was measured, and which were not. More "
+        "calls in flight, other sizes and a GPU change them: this is two cores, and a model of a "
+        "million parameters where no other is named."
     )
     parts = [front, _filled(words), *parts] if front else parts
     return "\n\n".join(["# Side by side", _filled(head), *parts]) + "\n"
+
+
+def list_parts(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """List what was measured, of all models."""
+    kept = (result, *result.get("models", {}).values())
+    return [each[name] for each in kept for name in SECTIONS if name in each]
+
+
+def describe_commits(result: dict[str, Any]) -> str:
+    """Say of which commit the table is, and aloud where it is of several."""
+    commits = {part["commit"] for part in list_parts(result)}
+    if len(commits) == 1:
+        return f"All of it was measured at {commits.pop()}."
+    return (
+        f"**The parts were measured at {len(commits)} different commits, which each names: no one "
+        "state of the code has all these figures.**"
+    )
 
 
 def _filled(text: str) -> str:
@@ -111,11 +126,11 @@ def _load_text(part: dict[str, Any]) -> str:
         f"of {settings['words']} words and {settings['tokens']} tokens, greedy, "
         f"{settings['run_s']:g} s for each figure"
     )
+    once = ", 64 in flight in one round" if "long" in settings and settings["long"] <= 64 else ""
     if _is_another(part):
         return (
             f"The same on {part['model']}, which has some hundred times the parameters: chats "
-            f"{size}. vLLM as it comes takes bfloat16 here, too; a "
-            "processor without AVX512-BF16 or AMX has no instructions for it."
+            f"{size}{once}."
         )
     return (
         "Generated tokens per second while so many requests are in flight, for the base model, for "
@@ -124,13 +139,21 @@ def _load_text(part: dict[str, Any]) -> str:
         "the bundled tiny model, without its end token so that every answer has its full length, "
         f"and the same adapters of rank {settings['lora_rank']}. All servers stay up, vLLM "
         "with `--enforce-eager`, `transformers serve` with `--continuous-batching` and a cache of "
-        "a tenth of the memory. Medians over the rounds. skyrl-tx trains adapters of its own, and "
-        "is asked by the Tinker SDK, with the same prompts as tokens; its engine polls for work, "
-        "which takes some of the processor from all the others. vLLM runs as it comes, in bfloat16 "
-        "(a processor without AVX512-BF16 or AMX has no instructions for it), and once more in "
-        "the precision that nip has it serve in. The cost of passing through alone is in "
-        "[pass_through.json](pass_through.json)."
+        "a tenth of the memory. llama.cpp comes as the wheel xllamacpp, with the adapters as GGUF; "
+        "requests with different adapters share no batch there. SkyRL trains adapters of its own, "
+        "and is asked by the Tinker SDK, with the same prompts as tokens; its engine polls for "
+        "work, which takes some of the processor from all the others. vLLM runs as it comes, in "
+        "bfloat16 (a processor without AVX512-BF16 or AMX has no instructions for it), and once "
+        "more in the precision that nip has it serve in. Medians over the rounds. The cost of "
+        "passing through alone is in [pass_through.json](pass_through.json)."
     )
+
+
+def cells_of(part: dict[str, Any]) -> list[tuple[int, int]]:
+    """List the adapters and requests in flight that were measured."""
+    every = [(a, n) for a in part["adapters"] for n in part["in_flight"]]
+    kept = {cell for row in part["rows"].values() for cell in row.get("cells", {})}
+    return [(a, n) for a, n in every if f"{a} adapters, {n} in flight" in kept]
 
 
 def load(part: dict[str, Any]) -> str:
@@ -138,7 +161,7 @@ def load(part: dict[str, Any]) -> str:
     rows = part["rows"]
     lines = [_head("Serving", part), "", _made(part), ""]
     text = _load_text(part)
-    cells = [(a, n) for a in part["adapters"] for n in part["in_flight"]]
+    cells = cells_of(part)
     titles = [f"{a}, {n}" for a, n in cells]
     lines += [_filled(text), "", f"| adapters, in flight: | {' | '.join(titles)} |"]
     lines.append("|---" * (len(cells) + 1) + "|")
@@ -150,32 +173,11 @@ def load(part: dict[str, Any]) -> str:
                 for each in measured
             ]
             lines.append(f"| {name} | {' | '.join(figures)} |")
-    lines += ["", "| tokens per second of / by those of | adapters | in flight | ratio | 95 % |"]
-    lines.append("|---|---|---|---|---|")
-    for r in part["ratios"]:
-        span = f"{r['low']:.2f} to {r['high']:.2f}" if r["rounds"] > 1 else "one round"
-        pair = f"{r['of']} / {r['to']}"
-        lines.append(f"| {pair} | {r['adapters']} | {r['in_flight']} | {r['ratio']:.2f} | {span} |")
     refused = [
         f"- {n} serves no adapters: {r['refused']}" for n, r in rows.items() if r.get("refused")
     ]
     missing = [*_reasons({**rows, **part.get("absent", {})}), *refused]
     return "\n".join([*lines, "", *missing, "", _versions({"all": {"versions": part["versions"]}})])
-
-
-def unmeasured() -> str:
-    """Say how part a is measured, in its place until it is."""
-    before = (
-        "Not yet measured on a quiet machine. With `scripts/build_peers.sh locust` and "
-        "`scripts/build_vllm_cpu.sh` done, this takes about ten minutes:"
-    )
-    after = (
-        "It measures generated tokens per second at 1, 8 and 64 requests in flight, with 0, 1 and "
-        "3 adapters mixed: nip with its own engine and over vLLM, vLLM itself, and `transformers "
-        "serve`. Locust asks, in an environment of its own."
-    )
-    command = "    python benchmarks/side_by_side.py --only a --out docs/results/side_by_side.json"
-    return "\n\n".join(["## Serving", _filled(before), command, _filled(after)])
 
 
 def training(part: dict[str, Any]) -> str:
@@ -187,7 +189,7 @@ def training(part: dict[str, Any]) -> str:
     text = (
         f"{settings['examples']} conversations of {whose} ({first['tokens']:,} "
         f"tokens), batches of {settings['batch_size']}, LoRA of rank {settings['lora_rank']} on "
-        "all linear layers, with every setting given to nip and TRL. skyrl-tx lacks some: it clips "
+        "all linear layers, with every setting given to nip and TRL. SkyRL lacks some: it clips "
         "no gradients, and takes the mean of each answer before that of a batch. Tokens of the "
         "data over the seconds of the training, medians over the rounds after one that does not "
         "count. The whole time is from the request, or the start of the script, to the adapter: "
@@ -230,8 +232,9 @@ def swap(part: dict[str, Any]) -> str:
     for name, seconds in part["seconds"].items():
         each = ", ".join(f"{s:.2f}" for s in seconds)
         lines.append(f"| {name} | {median(seconds):.2f} | {each} |")
-    if turns := part.get("by_turns"):
-        lines += ["", *_by_turns(turns)]
+    for key, how in (("by_turns", "embedded"), ("by_turns_vllm", "over vLLM")):
+        if turns := part.get(key):
+            lines += ["", *_by_turns(turns, how)]
     missing = _reasons(part["absent"])
     return "\n".join(
         [
@@ -244,10 +247,10 @@ def swap(part: dict[str, Any]) -> str:
     )
 
 
-def _by_turns(turns: dict[str, Any]) -> list[str]:
+def _by_turns(turns: dict[str, Any], how: str) -> list[str]:
     """Show the seconds of two commits by turns, from `swap_by_turns.py`."""
     text = (
-        f"nip, embedded, of two commits by turns since: `{turns['command']}` at "
+        f"nip, {how}, of two commits by turns since: `{turns['command']}` at "
         f"{turns['commit']}, load {turns['load_before']} before and {turns['load_after']} after, "
         "trainings of one epoch. Processor seconds are the server's, from the commit of the "
         "adapter to the answer."
@@ -328,7 +331,7 @@ def weights(part: dict[str, Any]) -> str:
         "half of the file; *base*, weights that change nothing; *directory*, the whole directory "
         "of the other one in its place. Each is then asked for by its name. nip is started again "
         "on its state directory; vLLM is told by `/v1/load_lora_adapter` to load them; PEFT loads "
-        "them in a process. skyrl-tx 0.3.0 takes no adapter but its own, an archive of such a "
+        "them in a process. SkyRL takes no adapter but its own, an archive of such a "
         "directory: it trains the same, and its archives are made wrong in the same ways before "
         "they are first asked for. A refusal counts as noticed, whatever its words. The files are "
         "wrong before they are read, and nip refuses them by their checksums; its proof of the "
@@ -357,24 +360,33 @@ def _outcome(outcome: dict[str, Any]) -> str:
     return f'answers "{answer}"'
 
 
+def _mb(rounds: list[dict[str, Any]]) -> str:
+    """The memory of rounds; older ones have none."""
+    peaks = [r["peak_mb"] for r in rounds if "peak_mb" in r]
+    return f"{median(peaks):,.0f}" if peaks else ""
+
+
 def schedule(part: dict[str, Any]) -> str:
     """Ideal by real time."""
     places = part["in_flight"][0]
-    most = part["games"] / (places * ceil(part["games"] / places))
+    few = part.get("few", part["games"])
+    more = (
+        f" ({part['games']:,} from {part['in_flight'][1]:,} in flight on)" if "few" in part else ""
+    )
+    most = few / (places * ceil(few / places))
     lines = ["## Schedule", "", _made(part), ""]
     text = (
-        f"{part['games']:,} games of {part['turns']} turns on a stub that answers after "
+        f"{few:,} games of {part['turns']} turns{more} on a stub that answers after "
         f"{part['latency_s']:g} s. Ideal is calls times latency over calls in flight; real is the "
         "time from the first call to the last answer, by the stub, so that starts do not count. "
-        f"A program that plays {places} games at a time leaves places empty at the end, and "
-        f"reaches {most:.3f} at most; nip has twice as many games under way as calls in flight. "
-        "The bare client is nip's own with nothing around it, on the same games. Medians over the "
-        "rounds. verifiers plays with a harness in the process of the evaluation, where "
-        "its own harness for chats, `null`, starts a process for every turn. Intervals are by the "
-        "bootstrap over rounds."
+        f"A program that plays {places} games at a time reaches {most:.3f} at most; nip has twice as "
+        "many games under way as calls in flight. The bare client is nip's own with nothing around "
+        "it. Memory is the most of all processes of a player together, shared pages counted for "
+        "each. Medians over the rounds. verifiers plays with a harness in the process of the "
+        "evaluation, where its own harness for chats, `null`, starts a process for every turn."
     )
-    lines += [_filled(text), "", "| | in flight | ideal / real | calls per s | rounds |"]
-    lines.append("|---|---|---|---|---|")
+    lines += [_filled(text), "", "| | in flight | ideal / real | calls per s | MB | rounds |"]
+    lines.append("|---|---|---|---|---|---|")
     for name, row in part["players"].items():
         for in_flight in part["in_flight"]:
             rounds = row.get(str(in_flight))
@@ -382,12 +394,96 @@ def schedule(part: dict[str, Any]) -> str:
                 share = median(r["ideal_by_real"] for r in rounds)
                 speed = median(r["calls_per_s"] for r in rounds)
                 lines.append(
-                    f"| {name} | {in_flight:,} | {share:.3f} | {speed:,.0f} | {len(rounds)} |"
+                    f"| {name} | {in_flight:,} | {share:.3f} | {speed:,.0f} | {_mb(rounds)} | "
+                    f"{len(rounds)} |"
                 )
-    lines += ["", "| nip's calls per second by those of | in flight | ratio | 95 % |"]
-    lines.append("|---|---|---|---|")
-    for r in part["ratios"]:
-        span = f"{r['low']:.2f} to {r['high']:.2f}" if r["rounds"] > 1 else "one round"
-        lines.append(f"| {r['to']} | {r['in_flight']:,} | {r['ratio']:.2f} | {span} |")
     missing = _reasons({**part["players"], **part["absent"]})
     return "\n".join([*lines, "", *missing, "", _versions(part["players"])])
+
+
+def resume(part: dict[str, Any]) -> str:
+    """A long run goes on."""
+    figures = part["resume"]
+    text = (
+        f"`nip train` was killed with SIGKILL with {figures['finished_rollouts']:,} rollouts done, "
+        "and started again: seconds from its start to the first new answer, and calls that were "
+        "made again, of which up to 64 were in flight."
+    )
+    lines = ["## A long run goes on", "", _made(part), "", _filled(text), ""]
+    lines += ["| rollouts done | s to the next new answer | calls made again |", "|---|---|---|"]
+    done, again = figures["finished_rollouts"], figures["repeated"]
+    lines.append(f"| {done:,} | {figures['seconds_to_first_new_answer']:.1f} | {again} |")
+    return "\n".join(lines)
+
+
+def growth(part: dict[str, Any]) -> str:
+    """Training data, memory and disk."""
+    text = (
+        "Rollouts of nine rounds, made up, become training data; half of them are chosen, or all. "
+        "pyarrow reads the same files and writes the same examples, and chooses and renders "
+        "nothing. Then all stages after play on a run of growing size, each in a process: the most "
+        "memory of a process, seconds of a processor."
+    )
+    lines = ["## Growth", "", _made(part), "", _filled(text), ""]
+    lines += ["| chosen of | nip, s | pyarrow, s | nip, most MB |", "|---|---|---|---|"]
+    lines += [
+        f"| {case['case']} of {case['rollouts']:,} | {case['nip_seconds']:.1f} | "
+        f"{case['pyarrow_seconds']:.1f} | {case['peak_rss_mb']:,.0f} |"
+        for case in part["dataset"]["cases"]
+    ]
+    sizes = part["scale"]["sizes"]
+    steps = list(sizes[0]["steps"])
+    lines += ["", f"| episodes | bytes of each | {' | '.join(f'{s}: MB, s' for s in steps)} |"]
+    lines.append("|---" * (2 + len(steps)) + "|")
+    for size in sizes:
+        cells = [
+            f"{step['peak_mb']:,.0f}, {step['cpu_seconds']:.0f}" for step in size["steps"].values()
+        ]
+        bytes_ = 1e6 * size["disk_mb"] / size["episodes"]
+        lines.append(f"| {size['episodes']:,} | {bytes_:,.0f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def viewer(part: dict[str, Any]) -> str:
+    """How quick the viewer is."""
+    view = part["view"]
+    text = f"`nip view` on {view['episodes']:,} episodes; the slowest of all filters and searches."
+    lines = ["## Viewer", "", _made(part), "", _filled(text), ""]
+    lines += ["| first page, s | a filter, s | a search, s | most MB |", "|---|---|---|---|"]
+    filters = max(f["slowest_s"] for f in view["filters"].values())
+    searches = max(s["first_s"] for s in view["searches"].values())
+    lines.append(
+        f"| {view['first_page_s']:.2f} | {filters:.2f} | {searches:.2f} | "
+        f"{view['peak_memory_mb']:,} |"
+    )
+    return "\n".join(lines)
+
+
+def starts(part: dict[str, Any]) -> str:
+    """How long a command takes to begin."""
+    text = (
+        "From the start of the process to the first call that reaches the stub, or to the end of a "
+        "command that prints. nip is `nip play`. One round in front does not count."
+    )
+    lines = ["## Start", "", _made(part), "", _filled(text), ""]
+    lines += ["| | median, s | each, s |", "|---|---|---|"]
+    for name, row in part["players"].items():
+        if seconds := row.get("seconds"):
+            each = ", ".join(f"{s:.2f}" for s in seconds)
+            title = f"`{name}`" if row.get("prints") else name
+            lines.append(f"| {title} | {median(seconds):.2f} | {each} |")
+    return "\n".join([*lines, "", *_reasons(part["players"]), "", _versions(part["players"])])
+
+
+SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "a": load,
+    "b": training,
+    "c": swap,
+    "d": schedule,
+    "e": kills,
+    "f": weights,
+    "g": resume,
+    "h": growth,
+    "i": viewer,
+    "j": starts,
+}

@@ -4,20 +4,23 @@ import asyncio
 import importlib.util
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from nip_lm_server.engines.base import EngineError
 from nip_lm_server.engines.vllm.adapter_proof import (
     CPU_RIVALS,
+    CPU_TOKENS,
     PLACES,
     RIVALS,
     SCORINGS,
     VllmProver,
 )
 from nip_lm_server.lora.adapter_files import ServedAdapter
-from nip_lm_server.lora.probes import LIMITS
+from nip_lm_server.lora.probes import LIMITS, choose_telling, read_probe
 
 TOKENS = tuple(range(100, 181))
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "proof_noise.py"
@@ -57,13 +60,13 @@ BASE = drawn(0)
 MODELS = {name: drawn(seed, BASE) for seed, name in enumerate(("own", "other", "third"), 1)}
 
 
-def written(path, name, **models):
+def written(path, name, dtype="bfloat16", **models):
     """An adapter whose weights are nothing but a file, with its probe; as the engine holds it."""
     path.mkdir(exist_ok=True)
     (path / "adapter_config.json").write_text("{}")
     saved = {"base": BASE, **MODELS, **models}
     rows = {key: [saved[m][t] for t in TOKENS[1:]] for key, m in (("", name), ("base_", "base"))}
-    probe = {"tokens": TOKENS, "dtype": "bfloat16"}
+    probe = {"tokens": TOKENS, "dtype": dtype}
     probe |= {f"{key}logprobs": row for key, row in rows.items()}
     (path / "probe.json").write_text(json.dumps(probe))
     return ServedAdapter(path=path, digest=name, rank=8)
@@ -97,13 +100,51 @@ def test_other_weights_are_refused_however_often_they_are_scored(tmp_path, inste
 def test_the_adapters_that_were_loaded_last_are_the_rivals(tmp_path):
     many = {f"a{number}": drawn(number + 10, BASE) for number in range(9)}
     served = Served(base=BASE, **MODELS, **many)
-    adapters = {name: written(tmp_path / name, name, **many) for name in [*many, "own"]}
-    adapters["twin"] = ServedAdapter(path=tmp_path / "own", digest="own", rank=8)
-    for dtype, rivals in (("bfloat16", RIVALS), ("float32", CPU_RIVALS)):
+    # In float32 they are scored only where the answers are not those of the saved weights.
+    cases = (("bfloat16", 0, RIVALS), ("float32", 1e-4, CPU_RIVALS), ("float32", 0, 0))
+    for dtype, off, rivals in cases:
+        adapters = {name: written(tmp_path / name, name, dtype, **many) for name in [*many, "own"]}
+        adapters["twin"] = ServedAdapter(path=tmp_path / "own", digest="own", rank=8)
         served.salts.clear()
+        served.models["own"] = {token: value + off for token, value in MODELS["own"].items()}
         proof = prove(served, tmp_path / "own", adapters, has_cuda=False, dtype=dtype)
         assert proof.matches and proof.detail["same_weights_as"] == ["twin"]
-        assert set(served.salts) == {"own", "base", *[*many][-rivals:]}
+        assert proof.detail["nearest_other"] and proof.detail["indistinguishable"] == []
+        scored = {"base", *[*many][-rivals:]} if rivals else set()
+        assert set(served.salts) == {"own", *scored}
+
+
+def test_in_float32_the_places_tell_most_and_few_tokens_are_read(tmp_path):
+    written(tmp_path / "own", "own", "float32")
+    probe = read_probe(tmp_path / "own")
+    places = choose_telling(probe, 80, CPU_TOKENS)
+    assert sum(place + 1 for place in places) <= CPU_TOKENS and len(places) >= 4
+    assert max(places) < CPU_TOKENS // 2
+    changes = [abs(a - b) for a, b in zip(probe.logprobs, probe.base_logprobs, strict=True)]
+    assert fmean(changes[place] for place in places) > fmean(changes[: CPU_TOKENS // 2])
+    # Where the parent gives the same, a place tells nothing.
+    continued = replace(probe, parent_logprobs=(probe.logprobs[0], *probe.base_logprobs[1:]))
+    assert 0 not in choose_telling(continued, 80, CPU_TOKENS) and 0 in places
+    unchanged = replace(probe, logprobs=probe.base_logprobs)
+    assert choose_telling(unchanged, 80, CPU_TOKENS) == [*range(9)]
+    assert choose_telling(probe, 1, CPU_TOKENS) == [0]
+
+
+@pytest.mark.parametrize("off", [0.5, 2e-3, -2e-3])
+def test_in_float32_a_little_off_is_refused(tmp_path, off):
+    near = {token: value + off for token, value in MODELS["own"].items()}
+    served = Served(base=BASE, **{**MODELS, "own": near})
+    adapters = {name: written(tmp_path / name, name, "float32") for name in MODELS}
+    proof = prove(served, tmp_path / "own", adapters, has_cuda=False, dtype="float32")
+    assert not proof.matches and proof.detail["scorings"] == SCORINGS
+
+
+@pytest.mark.parametrize("instead", ["base", "other", "third"])
+def test_in_float32_other_weights_are_refused_too(tmp_path, instead):
+    served = Served(base=BASE, **{**MODELS, "own": {"base": BASE, **MODELS}[instead]})
+    adapters = {name: written(tmp_path / name, name, "float32") for name in MODELS}
+    proof = prove(served, tmp_path / "own", adapters, has_cuda=False, dtype="float32")
+    assert not proof.matches and instead in proof.detail["nearer_than_own"]
 
 
 def test_only_the_newest_scorings_are_remembered(tmp_path, monkeypatch):
@@ -114,7 +155,7 @@ def test_only_the_newest_scorings_are_remembered(tmp_path, monkeypatch):
     for name in [*MODELS, *MODELS]:
         asyncio.run(prover.prove(name, tmp_path / name, adapters, 4096))
         assert len(prover._scores) <= 4
-        assert name in {model for model, _ in prover._scores}
+        assert name in {model for model, *_ in prover._scores}
 
 
 def test_an_answer_that_is_none_is_an_error(tmp_path, monkeypatch):

@@ -4,7 +4,8 @@ judge               compares served figures with saved ones, and with every riva
 Probe, read_probe   the training's file beside the weights: tokens and their log-probabilities
 judge_probe         the same for a model whose saved log-probabilities are those of a probe
 choose_limits       the distances that two precisions, or quantized weights, may cause
-choose_places       the places of a probe that are compared
+choose_places       the places of a probe that are compared, spread evenly
+choose_telling      the ones that tell most for what they cost
 
 All log-probabilities are in nats. Distances are means over the probe's tokens of the absolute
 difference, each counted up to a cap. A kernel sums in another order for another batch, which moves
@@ -177,6 +178,23 @@ def choose_places(count: int, limit: int) -> list[int]:
     """Choose at most `limit` places among `count`: spread evenly, the last among them."""
     size = min(count, limit)
     return [(number + 1) * count // size - 1 for number in range(size)]
+
+
+def choose_telling(probe: Probe, count: int, tokens: int) -> list[int]:
+    """Choose among the first `count` places those with the largest change for their cost.
+
+    A place costs the tokens up to it. All cost `tokens` at most, and none more than half of that.
+    """
+    origins = (probe.base_logprobs, probe.parent_logprobs or probe.base_logprobs)
+
+    def worth(place: int) -> float:
+        return min(abs(probe.logprobs[place] - each[place]) for each in origins) / (place + 1)
+
+    chosen: list[int] = []
+    for place in sorted(range(min(count, tokens // 2)), key=worth, reverse=True):
+        if sum(chosen) + len(chosen) + place < tokens:
+            chosen.append(place)
+    return sorted(chosen)
 
 
 def saved_logprobs(
