@@ -12,9 +12,10 @@ the rounds' ratios. Rounds are short, so that what else the machine does falls o
 is the same for both and shares the processors with them.
 
 With its own server it also measures the start, the processor time that the server's process takes
-for a request that isn't streamed and for a token that is (which a busy machine changes little), and
-a fine-tune: from the commit of the adapter to `succeeded` (loaded and proved), and from there to
-its first answer.
+for a request that isn't streamed and for a token that is (which a busy machine changes little), the
+same of vLLM's process that answers HTTP, and a fine-tune: from the commit of the adapter to
+`succeeded` (loaded and proved), and from there to its first answer. On few processors vLLM has its
+engine in that process; with VLLM_ENABLE_V1_MULTIPROCESSING=1, as on a GPU, it has not.
 """
 
 import argparse
@@ -105,11 +106,11 @@ async def compare(
     places: list[Place],
     model: str,
     options: argparse.Namespace,
-    server: psutil.Process | None = None,
+    processes: tuple[psutil.Process | None, ...] = (None, None),
 ) -> dict[str, dict[str, Any]]:
     """Both places, not streamed and streamed, interleaved round by round.
 
-    `server` is the process behind the second place; its processor time is in the figures.
+    `processes` are those behind the places; their processor time is in the figures.
     """
     bodies: dict[str, dict[str, Any]] = {}
     for name, stream in (("not_streamed", False), ("streamed", True)):
@@ -130,10 +131,11 @@ async def compare(
     for number in range(options.rounds):
         for name, body in bodies.items():
             for place in places if number % 2 == 0 else reversed(places):
-                before = processor_s(server)
+                process = processes[places.index(place)]
+                before = processor_s(process)
                 figures = await run(place, body, options.in_flight, options.requests)
-                if server is not None and place is places[1]:
-                    used = processor_s(server) - before
+                if process is not None:
+                    used = processor_s(process) - before
                     pieces = options.requests * (options.max_tokens if body.get("stream") else 1)
                     figures["server_us"] = round(used / pieces * 1e6, 1)
                 rounds[name][place.name].append(figures)
@@ -150,8 +152,11 @@ async def compare(
             },
             **(
                 {}
-                if server is None
-                else {"median_server_us": median(f["server_us"] for f in of[through])}
+                if None in processes
+                else {
+                    "median_server_us": median(f["server_us"] for f in of[through]),
+                    "median_vllm_us": median(f["server_us"] for f in of[direct]),
+                }
             ),
             "ratio": round(
                 median(
@@ -233,8 +238,8 @@ async def own_server(options: argparse.Namespace, state_dir: Path) -> dict[str, 
                 engine = (await response.json())["engine"]
         direct = Place("direct", address["base_url"].removesuffix("/v1"), address["api_key"])
         through = Place("through_nip", handle.url, handle.api_key)
-        server = psutil.Process(handle.pid)
-        results: dict[str, Any] = dict(await compare([direct, through], "tiny", options, server))
+        processes = (psutil.Process(engine["pid"]), psutil.Process(handle.pid))
+        results: dict[str, Any] = dict(await compare([direct, through], "tiny", options, processes))
         tuned = await fine_tune(through, "tiny")
         manifest = state_dir / "models" / tuned["digest"] / "manifest.json"
         committed = manifest.stat().st_mtime

@@ -34,7 +34,7 @@ WATCH_S = 0.01
 """How often it is looked for the commit, after which processor seconds count."""
 
 
-class _Short(Model):
+class Short(Model):
     """A model that is hardly trained: what is measured comes after."""
 
     epochs = 1
@@ -90,7 +90,7 @@ def swap(handle: Any, model: Model, seed: int) -> dict[str, Any]:
 def serve(name: str, engine: str) -> None:
     """Serve the model on the engine, and swap once for each line of standard input."""
     found = find_model(name)
-    model = _Short(found.name, found.path, found.is_large)
+    model = Short(found.name, found.path, found.is_large)
     with (
         tempfile.TemporaryDirectory() as folder,
         server(engine, Path(folder) / "state", vllm_command(), model.path) as handle,

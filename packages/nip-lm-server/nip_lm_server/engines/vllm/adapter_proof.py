@@ -12,6 +12,7 @@ otherwise in another batch. Only a model that fails SCORINGS times in a row is n
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,19 @@ class VllmProver:
         limits = choose_limits(probe, self._dtype, self._quantization)
         # Any other precision has noise, which many places average out.
         is_quick = not self._has_cuda and limits.mean <= LIMITS["float32"].mean
+        most = CPU_RIVALS if is_quick else RIVALS
         places = choose_places(count, PLACES)
         if is_quick:
             places = choose_telling(probe, count, CPU_TOKENS)
         probe = probe.at(places)
+        compare = partial(
+            judge_probe,
+            probe,
+            # The base has no base of its own to measure the noise with, see `judge_probe`.
+            base=None if name == self._base else self._base,
+            dtype=self._dtype,
+            quantization=self._quantization,
+        )
         figures: dict[str, Any] = {}
         matches, scorings = False, 0
         # Kernels round otherwise in another batch, so one scoring that fails proves nothing yet.
@@ -105,34 +115,19 @@ class VllmProver:
             # 1. Compare with the figures on record. An answer this near to its own is farther from
             #    all that can be told from them, so that nothing else has to be scored.
             if is_quick and not scorings:
-                rivals = await self._list_rivals(name, adapters, probe, places, CPU_RIVALS)
-                matches, figures = self._judge(name, probe, logprobs, rivals)
+                rivals = await self._list_rivals(name, adapters, probe, places, most)
+                matches, figures = compare(logprobs, rivals)
                 matches = matches and figures["distance"] <= CLEARLY * limits.noise / 2
             # 2. Compare with the scores of the base and the rivals.
             if not matches:
-                rivals = await self._list_rivals(
-                    *(name, adapters, probe, places, CPU_RIVALS if is_quick else RIVALS),
-                    score=self._score if scorings else self._score_cached,
-                )
-                matches, figures = self._judge(name, probe, logprobs, rivals)
+                score = self._score if scorings else self._score_cached
+                rivals = await self._list_rivals(name, adapters, probe, places, most, score=score)
+                matches, figures = compare(logprobs, rivals)
             scorings += 1
         figures["scorings"] = scorings
         figures["unchanged"] = await asyncio.to_thread(is_unchanged, path)
         figures["weights_sha256"] = adapters[name].digest if name in adapters else None
         return Proof(matches, figures)
-
-    def _judge(
-        self, name: str, probe: Probe, logprobs: Logprobs, rivals: Mapping[str, Scores]
-    ) -> tuple[bool, dict[str, Any]]:
-        return judge_probe(
-            probe,
-            logprobs,
-            rivals,
-            # The base has no base of its own to measure the noise with, see `judge_probe`.
-            base=None if name == self._base else self._base,
-            dtype=self._dtype,
-            quantization=self._quantization,
-        )
 
     async def _list_rivals(
         self,
