@@ -1,22 +1,27 @@
-"""The pieces of the speed bar: each does one kind of work, and counts its processor seconds.
+"""The pieces of the speed bar: each does one kind of work, and counts what that takes.
 
-    python benchmarks/speed_pieces.py PIECE [PIECE ...]
+    python benchmarks/speed_pieces.py PIECE
 
 `speed_bar.py` starts this with the code of one commit or another on the path, so it goes by
-interfaces that both have. Prints a line of JSON for each piece: by figure the processor seconds
-and the number of units. A piece that fails prints its error in their place.
+interfaces that both have. A piece is set up once; then each line of standard input asks for a
+round, and gets a line of JSON: by figure the amount and the number of units it is for. Figures
+whose names end with MB are memory; all others are processor seconds. What fails is an error in
+their place.
 """
 
 import asyncio
 import contextlib
+import gc
 import io
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +31,10 @@ import aiohttp
 import psutil
 
 Figures = dict[str, tuple[float, float]]
-"""By figure, processor seconds and units."""
+"""By figure, processor seconds or megabytes, and units."""
+Rounds = Iterator[Figures]
 WORDS = "A prover says that the second step of four is right, since seven and five make twelve."
+POLL_S = 0.05
 
 
 def count_cpu_s() -> float:
@@ -38,6 +45,17 @@ def count_cpu_s() -> float:
         with contextlib.suppress(psutil.NoSuchProcess):
             seconds += sum(process.cpu_times()[:4])
     return seconds
+
+
+def peak_mb(words: str = "") -> float:
+    """The most memory that this process or one below has had, with these words in its command."""
+    peaks, this = [0.0], psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            if words in " ".join(process.cmdline()):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                peaks += [int(kb) / 1000 for kb in re.findall(r"VmHWM:\s+(\d+)", status)]
+    return max(peaks)
 
 
 @dataclass
@@ -86,35 +104,56 @@ def make_chats(count: int, words: str, max_tokens: int, model: str = "tiny") -> 
     ]
 
 
-def generate(place: Path) -> Figures:
+def trace_mb(work: Callable[[], Any]) -> float:
+    """The most that was allocated at once while this works, by what Python traces, in megabytes."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def generate(place: Path) -> Rounds:
     """Generate with the embedded engine, eight answers in flight; read long prompts."""
     from nip_lm_server.testing import serve_double
 
     with serve_double(place, ("tiny",), has_weights=True) as server:
         asyncio.run(ask_chats(server, make_chats(8, WORDS, 16), 8))  # everything is loaded
-        with clock() as generated:
-            usage = asyncio.run(ask_chats(server, make_chats(24, WORDS, 128), 8))
-        with clock() as read:
-            prompts = asyncio.run(ask_chats(server, make_chats(24, 10 * WORDS, 1), 8))
-    return {
-        "generated token": (generated.seconds, sum(u["completion_tokens"] for u in usage)),
-        "prompt token": (read.seconds, sum(u["prompt_tokens"] for u in prompts)),
-    }
+        while True:
+            with clock() as generated:
+                usage = asyncio.run(ask_chats(server, make_chats(16, WORDS, 96), 8))
+            with clock() as read:
+                prompts = asyncio.run(ask_chats(server, make_chats(16, 10 * WORDS, 1), 8))
+            yield {
+                "generated token": (generated.seconds, sum(u["completion_tokens"] for u in usage)),
+                "prompt token": (read.seconds, sum(u["prompt_tokens"] for u in prompts)),
+                "server of tiny, MB": (peak_mb(), 1),
+            }
 
 
-def call(place: Path) -> Figures:
+def call(place: Path) -> Rounds:
     """Ask the scripted engine, 64 calls in flight."""
     from nip_lm_server.testing import serve_double
 
     with serve_double(place, ("scripted",)) as server:
-        asyncio.run(ask_chats(server, make_chats(64, WORDS, 32, "scripted"), 64))
-        with clock() as called:
-            asyncio.run(ask_chats(server, make_chats(2000, WORDS, 32, "scripted"), 64))
-    return {"call through nip serve": (called.seconds, 2000)}
+
+        def ask_few() -> None:
+            asyncio.run(ask_chats(server, make_chats(300, WORDS, 32, "scripted"), 64))
+
+        asyncio.run(ask_chats(server, make_chats(256, WORDS, 32, "scripted"), 64))
+        while True:
+            with clock() as called:
+                asyncio.run(ask_chats(server, make_chats(1500, WORDS, 32, "scripted"), 64))
+            yield {
+                "call through nip serve": (called.seconds, 1500),
+                "300 calls, traced MB": (trace_mb(ask_few), 1),
+            }
 
 
-def play(place: Path) -> Figures:
-    """Play episodes with functions that answer at once."""
+def play(place: Path) -> Rounds:
+    """Play episodes with functions that answer at once; once more with allocations traced."""
     from nip_core.library import make_game
     from nip_core.library import play as play_game
 
@@ -128,33 +167,34 @@ def play(place: Path) -> Figures:
     game = make_game(protocol="debate", scenario="arithmetic", settings=settings)
     models = {"prover0": argue, "prover1": argue, "verifier": judge}
     asyncio.run(play_game(game, models, limit=20))
-    with clock() as played:
-        episodes = asyncio.run(play_game(game, models)).episodes
-    return {"episode of debate": (played.seconds, episodes.num_rows)}
+    while True:
+        with clock() as played:
+            episodes = asyncio.run(play_game(game, models)).episodes
+        traced_mb = trace_mb(lambda: asyncio.run(play_game(game, models, limit=100)))
+        yield {
+            "episode of debate": (played.seconds, episodes.num_rows),
+            "100 episodes, traced MB": (traced_mb, 1),
+        }
 
 
-def train(place: Path) -> Figures:
-    """Train LoRA adapters by two jobs; what the longer one takes more is the training."""
+def train(place: Path) -> Rounds:
+    """Train a LoRA adapter by a job: until its first steps, and from there on."""
     from nip_lm_server.testing import serve_double
 
     answer = {"role": "assistant", "content": WORDS}
     rows = [{"messages": [*chat["messages"], answer]} for chat in make_chats(64, WORDS, 1)]
     data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    seconds, tokens = [], []
     with serve_double(place, ("tiny",), has_weights=True) as server:
-        for epochs in (1, 6):
-            with clock() as trained:
-                tokens.append(asyncio.run(_run_job(server, data, epochs)))
-            seconds.append(trained.seconds)
-    return {
-        "trained token": (seconds[1] - seconds[0], tokens[1] - tokens[0]),
-        "training job's start": (seconds[0], 1),
-    }
+        seed = 0
+        while True:
+            seed += 1  # a job that is asked for again is not trained again
+            yield asyncio.run(_run_job(server, data, seed))
 
 
-async def _run_job(server: Any, data: bytes, epochs: int) -> int:
+async def _run_job(server: Any, data: bytes, seed: int) -> Figures:
     headers = {"Authorization": f"Bearer {server.api_key}"}
-    settings = {"n_epochs": epochs, "batch_size": 8}
+    settings = {"n_epochs": 24, "batch_size": 8}
+    began_s, first_s, first_step, last_step, most_mb = count_cpu_s(), 0.0, 0, 0, 0.0
     async with aiohttp.ClientSession(server.url, headers=headers) as session:
         form = aiohttp.FormData({"purpose": "fine-tune"})
         form.add_field("file", io.BytesIO(data), filename="data.jsonl")
@@ -163,21 +203,39 @@ async def _run_job(server: Any, data: bytes, epochs: int) -> int:
         body = {
             "model": "tiny",
             "training_file": file,
-            "seed": 1,
+            "seed": seed,
             "method": {"type": "supervised", "supervised": {"hyperparameters": settings}},
         }
         async with session.post("/v1/fine_tuning/jobs", json=body) as response:
             job = await response.json()
+        path = f"/v1/fine_tuning/jobs/{job['id']}"
         while job["status"] not in ("succeeded", "failed", "cancelled"):
-            await asyncio.sleep(0.2)
-            async with session.get(f"/v1/fine_tuning/jobs/{job['id']}") as response:
+            await asyncio.sleep(4 * POLL_S)
+            async with session.get(path) as response:
                 job = await response.json()
-    if job["status"] != "succeeded":
-        raise RuntimeError(f"the job {job['status']}: {job['error']}")
-    return int(job["trained_tokens"])
+            most_mb = max(most_mb, peak_mb("nip_lm_server.training"))
+            if not first_step:
+                first_s = count_cpu_s()
+                first_step = max(await _list_steps(session, path), default=0)
+        if job["status"] != "succeeded":
+            raise RuntimeError(f"the job {job['status']}: {job['error']}")
+        last_step = max(await _list_steps(session, path))
+    tokens = int(job["trained_tokens"]) * (last_step - first_step) / last_step
+    return {
+        "trained token": (count_cpu_s() - first_s, tokens),
+        "training job's start": (first_s - began_s, 1),
+        "trainer, MB": (most_mb, 1),
+    }
 
 
-def tinker(place: Path) -> Figures:
+async def _list_steps(session: aiohttp.ClientSession, path: str) -> list[int]:
+    """The newest steps of a job; empty before its first one."""
+    async with session.get(f"{path}/events?limit=20") as response:
+        events = (await response.json())["data"]
+    return [int(event["data"]["step"]) for event in events if event["type"] == "metrics"]
+
+
+def tinker(place: Path) -> Rounds:
     """Take steps by Tinker's API: gradients of eight texts of 64 tokens, and an optimizer step."""
     from nip_lm_server.testing import serve_double
     from nip_tinker.datums import Gradient, make_probe
@@ -186,7 +244,7 @@ def tinker(place: Path) -> Figures:
     gradient = Gradient("cross_entropy", {}, [*make_probe(tuple(range(5, 69))).datums] * 8)
     adam = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 
-    async def step(url: str, key: str) -> float:
+    async def steps(url: str, key: str) -> float:
         client = TinkerClient(url, key)
         session = await client.create_session({})
         shape = {"rank": 16, "train_unembed": False, "train_mlp": True, "train_attn": True}
@@ -198,47 +256,74 @@ def tinker(place: Path) -> Figures:
         }
         created = await client.submit(json_send("create_model", {**body, "type": "create_model"}))
         model = str((await client.fetch_json(created))["model_id"])
-        for number in range(34):
-            if number == 4:
+        for number in range(14):
+            if number == 2:
                 began_s = count_cpu_s()
             first = await client.submit(gradient.send(model, 2 * number + 1))
             body = {"model_id": model, "seq_id": 2 * number + 2, "adam_params": adam}
             second = await client.submit(json_send("optim_step", {**body, "type": "optim_step"}))
             await client.fetch_output(first)
             await client.fetch_json(second)
+        seconds = count_cpu_s() - began_s
         await client.aclose()
-        return count_cpu_s() - began_s
+        return seconds
 
     with serve_double(place, ("tiny",), has_weights=True) as server:
-        return {"Tinker step of 512 tokens": (asyncio.run(step(server.url, server.api_key)), 30)}
+        asyncio.run(steps(server.url, server.api_key))  # its trainer is started
+        while True:
+            seconds = asyncio.run(steps(server.url, server.api_key))
+            yield {"Tinker step of 512 tokens": (seconds, 12), "Tinker, MB": (peak_mb(), 1)}
 
 
-def run(place: Path) -> Figures:
+def run(place: Path) -> Rounds:
     """Train by the command with scripted answers, Prefect's server included, and list runs."""
-    seconds = {}
-    for iterations in (1, 3):
-        settings = {
-            "rl.num_iterations": iterations,
-            "rl.rollouts_per_iteration": 20,
-            "dataset_options.max_test_size": 10,
-            "run_name": f"bar-{iterations}",
+    number = 0
+    while True:
+        number += 1
+        marks, most_mb = _train_by_command(place, f"bar-{number}")
+        with clock() as listed:
+            for _ in range(2):
+                _nip(place, "ls")
+        with clock() as helped:
+            for _ in range(2):
+                _nip(place, "--help")
+        yield {
+            "start of nip train": (marks["iteration 0"] - marks["start"], 1),
+            "iteration of tasks": (marks["iteration 3"] - marks["iteration 1"], 2),
+            "nip train, MB": (most_mb, 1),
+            "nip ls": (listed.seconds, 2),
+            "nip --help": (helped.seconds, 2),
         }
-        given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        with clock() as trained:
-            _nip(place, "train", "deterministic", "--progress", "none", *given)
-        seconds[iterations] = trained.seconds
-    with clock() as listed:
-        for _ in range(3):
-            _nip(place, "ls")
-    with clock() as helped:
-        for _ in range(3):
-            _nip(place, "--help")
-    return {
-        "iteration of tasks": ((seconds[3] - seconds[1]) / 2, 1),
-        "start of nip train": (seconds[1] - (seconds[3] - seconds[1]) / 2, 1),
-        "nip ls": (listed.seconds, 3),
-        "nip --help": (helped.seconds, 3),
+
+
+def _train_by_command(place: Path, name: str) -> tuple[dict[str, float], float]:
+    """Train a run; the processor seconds until each iteration began, and the most memory."""
+    settings = {
+        "rl.num_iterations": 4,
+        "rl.rollouts_per_iteration": 20,
+        "dataset_options.max_test_size": 10,
+        "run_name": name,
     }
+    given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-u", "-m", "nip_cli", "train", "deterministic"]
+    marks, most_mb, said = {"start": count_cpu_s()}, 0.0, []
+    with subprocess.Popen(
+        [*command, "--progress", "lines", *given],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            begun = re.search(r"(iteration \d+): playing test", line)
+            if begun is not None:
+                marks[begun[1]] = count_cpu_s()
+                most_mb = max(most_mb, peak_mb("nip_cli"))
+    if process.returncode:
+        raise RuntimeError(f"nip train: {''.join(said)[-500:]}")
+    return marks, most_mb
 
 
 def _nip(place: Path, *arguments: str) -> None:
@@ -249,21 +334,23 @@ def _nip(place: Path, *arguments: str) -> None:
         raise RuntimeError(f"nip {arguments[0]}: {(done.stderr or done.stdout)[-500:]}")
 
 
-PIECES: Mapping[str, Callable[[Path], Figures]] = {
+PIECES: Mapping[str, Callable[[Path], Rounds]] = {
     piece.__name__: piece for piece in (generate, call, play, train, tinker, run)
 }
 
 
 def main() -> None:
-    """Do the pieces that are named."""
+    """Do a piece, a round for each line that is read."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name in sys.argv[1:]:
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = PIECES[sys.argv[1]](Path(folder))
+        for _ in sys.stdin:
             try:
-                figures: Any = PIECES[name](Path(folder))
+                figures: Any = next(rounds)
             except Exception as error:
                 figures = {"error": f"{type(error).__name__}: {error}"[:500]}
-        print(json.dumps({name: figures}), flush=True)
+            print(json.dumps(figures), flush=True)
+        rounds.close()  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""benchmarks/speed_bar.py: when a figure is worse, and what a tree that is slower comes to."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_path():
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "published", "worse"),
+    [
+        ([1.06, 1.2], [0.9, 1.0], [], True),
+        ([1.04, 1.2], [0.9, 1.0], [], False),  # within the margin of the slowest round before
+        ([1.0, 1.0], [1.0, 1.0], [0.7, 0.75], True),
+        ([1.0, 1.0], [1.0, 1.0], [0.7, 0.8], False),
+        ([1.0], [], [], False),
+        ([], [1.0], [0.1], False),
+    ],
+)
+def test_a_figure_is_worse_only_where_every_round_is(now, before, published, worse):
+    from speed_bar import BEFORE, NOW, is_worse
+
+    assert is_worse({NOW: now, BEFORE: before}, published) is worse
+
+
+def test_a_row_has_its_unit_and_says_from_where_it_would_be_seen():
+    from speed_bar import BEFORE, NOW, describe
+
+    rounds = {
+        "call": {NOW: [0.002, 0.002], BEFORE: [0.002, 0.0021]},
+        "server, MB": {NOW: [400.0], BEFORE: [200.0]},
+    }
+    rows = describe(rounds, {"call": [0.001]})
+    assert rows["call"]["median"] == 2.0 and rows["call"]["ratio_to_published"] == 2.0
+    assert rows["call"]["seen_from"] == pytest.approx(1.05 * 1.05)
+    assert rows["server, MB"]["median"] == 400.0 and rows["server, MB"]["is_worse"]
+
+
+def test_a_slower_tree_is_seen_and_a_piece_that_fails_is_an_error(tmp_path, monkeypatch):
+    import speed_bar
+
+    program = tmp_path / "benchmarks" / "speed_pieces.py"
+    program.parent.mkdir()
+    program.write_text(
+        "import json, os, sys\n"
+        "slow = 'now' in os.environ['PYTHONPATH']\n"
+        "for line in sys.stdin:\n"
+        "    if sys.argv[1] == 'run': raise ValueError('no such setting')\n"
+        "    print(json.dumps({'call': [1.2 if slow else 1.0, 1]}), flush=True)\n"
+    )
+    monkeypatch.setattr(speed_bar, "ROOT", tmp_path)
+    trees = {speed_bar.NOW: tmp_path / "now", speed_bar.BEFORE: tmp_path / "earlier"}
+    rounds, errors = {}, {}
+    speed_bar.measure("call", trees, 3, rounds, errors)
+    assert errors == {} and speed_bar.is_worse(rounds["call"])
+    speed_bar.measure("run", trees, 3, rounds, errors)
+    assert "no such setting" in json.dumps(errors)
