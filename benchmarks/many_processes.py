@@ -1,14 +1,14 @@
 """Many processes that play on one store, and many calls in flight: what each call then costs.
 
     python benchmarks/many_processes.py [CASE ...] [--turns 3] [--place DIR] [--open-files N]
-        [--rounds 1] [--out docs/results/many_processes.json]
+        [--rounds 1] [--alone 12] [--out docs/results/many_processes.json]
 
 A case is PROCESSESxIN_FLIGHT@LATENCY_S, or with :GAMES behind it, of each process (as many games as
 calls in flight, otherwise). `nip play` is started so many times at once, each for a run of its own
 all in one run store under --place (a temporary directory); a stub in a process of its own answers
-each call after the latency. No two calls are the same, as a run's name is in its seeds, and the
-stub must have answered each exactly once. Each run of several is then played once more, alone and
-in a store of its own, and must have the same digest.
+each call after the latency. All runs make the same calls, and the stub must have answered each of
+them once for each run. The first --alone runs of several are then played once more, by a process
+alone in a store of its own, and must have the same digests: a run's name is in its digest.
 
 Processor seconds are those of a process and its children, less those of the same command with one
 game. `busy` is the part of the machine that was not idle from the first call to the last answer,
@@ -108,7 +108,10 @@ class Watch:
 
     def look(self, players: Sequence[Player]) -> None:
         """Look once."""
-        state, times = self._stub.state(), psutil.cpu_times()
+        try:
+            state, times = self._stub.state(), psutil.cpu_times()
+        except OSError:  # it is busy with answers
+            return
         if state["begun"] and self._began is None:
             self._began = times
         if state["answered"] < self._calls:
@@ -144,16 +147,22 @@ def play(case: Case, options: Any, first: int = 0) -> dict[str, Any]:
         ]
         calls = case.processes * case.games * options.turns
         watch = Watch(stub, calls)
-        while not all(map(is_over, players)):
-            watch.look(players)
-            time.sleep(PAUSE_S)
+        try:
+            while not all(map(is_over, players)):
+                watch.look(players)
+                time.sleep(PAUSE_S)
+        except BaseException:
+            for player in players:
+                player.process.kill()
+            raise
         seconds, megabytes, digests = zip(*(player.wait() for player in players), strict=True)
         state = stub.state()
         stub_s = sum(psutil.Process(stub._process.pid).cpu_times()[:2])
     return {
         "calls": calls,
-        "lost": calls - state["different"],
-        "doubled": state["begun"] - state["different"],
+        "lost": calls - state["answered"],
+        "doubled": state["begun"] - calls,
+        "different": state["different"],
         "digests": [*digests],
         "most_in_flight": state["most_in_flight"],
         "calls_per_s": round(calls / state["seconds"], 1),
@@ -174,7 +183,7 @@ def is_as_alone(case: Case, digests: Sequence[str], options: Any) -> bool:
     lone = Case(1, 64, 0.02, case.games)
     return all(
         play(lone, options, first=number)["digests"] == [digest]
-        for number, digest in enumerate(digests)
+        for number, digest in enumerate(digests[: options.alone])
     )
 
 
@@ -204,6 +213,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=[*CASES])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--alone", type=int, default=12, help="so many runs are played alone, too")
     parser.add_argument("--place", type=Path)
     parser.add_argument("--open-files", type=int, default=0)
     parser.add_argument("--out", type=Path)
