@@ -334,6 +334,7 @@ bench-check: install
 side-by-side: install
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" PEERS=$(abspath $(PEERS)) scripts/build_peers.sh
 	PYTHON=$(PYTHON) PIP_OPTIONS="$(PIP_OPTIONS)" scripts/build_vllm_cpu.sh $(VLLM)
+	$(BIN)/nip models add smollm2
 	NIP_VLLM=$(abspath $(VLLM))/bin/vllm PEERS=$(abspath $(PEERS)) \
 		$(BIN)/python benchmarks/side_by_side.py --out docs/results/side_by_side.json
 

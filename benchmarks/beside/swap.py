@@ -2,7 +2,7 @@
 
 nip: from the commit of an adapter that a job has trained (its manifest's time) to the first answer
 of a client that waits for the job and asks then; loading and the proof lie in between. vLLM by
-itself: the same directory is loaded by its API by hand, and asked for; nothing is proved. skyrl-tx:
+itself: the same directory is loaded by its API by hand, and asked for; nothing is proved. SkyRL:
 the SDK's call that saves what is trained and gives who samples from it, and that one's first
 answer; it serves what it saved from a file, which nothing compares with what was trained.
 """

@@ -4,7 +4,7 @@ Served     a server with a client of it; both sleep while another one is measure
 serve_nip, serve_skyrl   how each is started, on the same model directory
 DoubledPosts   a proxy that sends each gradient and each step twice, or each step with other content
 
-SkyRL (0.4.0, the project that skyrl-tx has become part of) asks for the SDK 0.25, and nip is made
+SkyRL 0.4.0 asks for the SDK 0.25, and nip is made
 for a later one, so each server is asked with the SDK that its own tests have, by the same client
 (peers/tinker_loop.py).
 """

@@ -1,11 +1,11 @@
-"""Part b: tokens per second of LoRA training, our job against plain TRL and skyrl-tx.
+"""Part b: tokens per second of LoRA training, our job against plain TRL and SkyRL.
 
 All learn the same answers to the same prompts from one model, one after the other in
 each round: our job over the fine-tuning API of a running server, TRL as a script with the same
-settings, skyrl-tx by the Tinker SDK on a running server, with those settings that it has: it pads
+settings, SkyRL by the Tinker SDK on a running server, with those settings that it has: it pads
 lengths to few sizes, clips no gradients, and its loss is the mean over answers of their means.
 What counts is tokens of the data over the seconds of the training itself, as each says them, or as
-who asks skyrl-tx waits for them; beside it stands the time of the whole, from the request or the
+who asks SkyRL waits for them; beside it stands the time of the whole, from the request or the
 start of the script to the saved adapter.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 
 from beside import skyrl
 from beside.models import SERVED, Model, tokenizer
-from beside.players import Nip
+from beside.players import GAMES, Nip
 from beside.runs import Failed, ratio
 from beside.serving import directory_of, server
 
@@ -133,7 +133,7 @@ def by_trl(place: Path, model: Path, size: Size) -> dict[str, Any]:
     }
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("trl_job.py")), json.dumps(request)],
+        [sys.executable, str(GAMES / "trl_job.py"), json.dumps(request)],
         capture_output=True,
         text=True,
         timeout=size.most_s,
@@ -175,7 +175,7 @@ def _figures(result: dict[str, Any]) -> dict[str, Any]:
 def measure(model: Model, rounds: int, size: Size, say: Any) -> dict[str, Any]:
     """All in turn, another one first in each round; one round before that does not count.
 
-    skyrl-tx, which takes longest, trains in that round and the first.
+    SkyRL, which takes longest, trains in that round and the first.
     """
     from importlib.metadata import version
 

@@ -11,7 +11,7 @@ on the disk under the name of one that was taught "accept" is then made wrong, i
 and it is asked by its name, as by a client that knows nothing of this. One that is left as it is,
 the control, must answer what it was taught. nip is started again on its state directory, with its
 own engine and over vLLM; vLLM itself is told by its API to load the same directories; PEFT loads
-them in a process. skyrl-tx takes no adapter but its own, an archive of such a directory: it trains
+them in a process. SkyRL takes no adapter but its own, an archive of such a directory: it trains
 the same, and its archives are made wrong in the same ways before they are first asked for.
 """
 
@@ -142,7 +142,7 @@ def through_peft(model: Model, state: Path, names: dict[str, str]) -> Any:
 
 
 def through_skyrl(model: Model, place: Path) -> Any:
-    """Train the same with skyrl-tx, make its archives wrong, and ask for each."""
+    """Train the same with SkyRL, make its archives wrong, and ask for each."""
     skyrl.refuse_large(model)
     with skyrl.asker(place, model.path, LORA_RANK, len(CASES) + 2) as asker:
         taught = dict.fromkeys((CONTROL, *CASES), TAUGHT) | {OTHER: OTHER}

@@ -1,5 +1,6 @@
 """benchmarks/side_by_side.py: what its stub counts, its statistics, its page. No peer runs here."""
 
+import argparse
 import json
 import re
 import shutil
@@ -148,7 +149,6 @@ def test_the_page_of_serving_says_who_serves_no_adapters_and_compares_by_cells()
     text = page({"a": {**made, **size, "rows": rows, "absent": absent, "ratios": found}})
     assert "| nip, embedded | 210 | 210 |" in text and "| transformers serve | 50 |  |" in text
     assert "- transformers serve serves no adapters: 404" in text
-    assert "| nip, embedded / vLLM | 3 | 8 | 2.00 | 2.00 to 2.00 |" in text
     assert "- peer is not measured throughout: not built" in text
 
 
@@ -169,7 +169,7 @@ def test_the_table_at_the_head_says_where_another_one_is_ahead():
     rows = {"nip job": rounds(90.0, 2.0), "TRL": rounds(100.0, 2.02), "peer": rounds(10.0, 9.0)}
     head, _, speed, whole = table({"b": {"rows": rows}})
     assert head == "| | nip | best of the others | ahead |"
-    assert speed.endswith("| 90 | 100 (TRL) | TRL |")
+    assert speed.endswith("| 90 | 100 (TRL) | **TRL** |")
     assert whole.endswith("| 2.0 | 2.0 (TRL) | even |")
     seconds = {"nip, embedded": [0.1], "nip over vLLM": [0.3], "vLLM by hand": [0.2]}
     assert table({"c": {"seconds": seconds}})[-1].endswith(
@@ -191,7 +191,7 @@ def test_a_second_model_has_columns_at_the_head_and_sections_below_those_of_the_
     head, _, row = table(result)
     assert head.endswith("| ahead | smollm2: nip | best of the others | ahead |")
     assert row.endswith(
-        "| 0.10 | 0.20 (vLLM by hand) | nip | 3.00 | 2.00 (vLLM by hand) | vLLM by hand |"
+        "| 0.10 | 0.20 (vLLM by hand) | nip | 3.00 | 2.00 (vLLM by hand) | **vLLM by hand** |"
     )
     first, second = (
         "## From trained weights",
@@ -214,3 +214,81 @@ def test_the_page_is_made_of_its_figures_and_links_to_sections_that_it_has():
     linked = set(re.findall(r"\(#([\w-]+)\)", text))
     assert "c" not in result and "from-trained-weights-to-their-first-answer-smollm2" in linked
     assert linked <= anchors
+
+
+def test_the_page_says_of_which_commit_it_is_and_aloud_if_of_several():
+    from beside.page import describe_commits
+
+    parts = {name: {"commit": "d", "small": False} for name in "ab"}
+    assert describe_commits(parts) == "All of it was measured at d."
+    others = {"models": {"smollm2": {"a": {"commit": "e"}}}}
+    assert describe_commits(parts | others).startswith("**The parts were measured at 2 different")
+
+
+def test_a_part_is_measured_again_at_another_commit_of_other_sizes_or_when_asked(monkeypatch):
+    import side_by_side
+    from side_by_side import is_done
+
+    options = argparse.Namespace(again=False, small=False, rounds=2)
+    part = {"commit": "d", "small": False, "asked_rounds": 2}
+    monkeypatch.setattr(side_by_side, "commit", lambda: "d")
+    assert is_done(part, options) and not is_done(None, options)
+    assert not is_done(part | {"commit": "e"}, options)
+    assert not is_done(part | {"small": True}, options)
+    assert not is_done(part, argparse.Namespace(again=True, small=False, rounds=2))
+    monkeypatch.setattr(side_by_side, "commit", lambda: "d-dirty")
+    assert not is_done(part | {"commit": "d-dirty"}, options)
+
+
+def test_nips_own_benchmarks_have_rows_of_their_own_and_sections():
+    from beside.page import page
+
+    machine = {"cores": 2, "python": "3.11", "load_before": 0.1, "load_after": 0.2}
+    made = {"command": "c", "commit": "d", "took_s": 1.0, "machine": machine, "small": False}
+    case = {"case": "all", "rollouts": 1000, "nip_seconds": 3.0, "pyarrow_seconds": 1.0}
+    step = {"peak_mb": 150, "cpu_seconds": 2.0, "peak_mb_of_a_helper": 200}
+    size = {"episodes": 1000, "disk_mb": 3, "steps": {"join": step}}
+    view = {"episodes": 500, "first_page_s": 0.5, "peak_memory_mb": 300}
+    view |= {"filters": {"f": {"slowest_s": 0.1}}, "searches": {"s": {"first_s": 0.2}}}
+    went_on = {"finished_rollouts": 900, "seconds_to_first_new_answer": 4.0, "repeated": 64}
+    players = {
+        "nip": {"seconds": [2.0, 3.0], "versions": {"nip": "1"}},
+        "inspect": {"seconds": [1.0, 1.5], "versions": {"inspect-ai": "1"}},
+        "nip --help": {"prints": True, "seconds": [0.2]},
+    }
+    text = page(
+        {
+            "g": {**made, "resume": went_on},
+            "h": {
+                **made,
+                "dataset": {"cases": [case | {"peak_rss_mb": 99.0}]},
+                "scale": {"sizes": [size]},
+            },
+            "i": {**made, "view": view},
+            "j": {**made, "players": players},
+        }
+    )
+    assert "seconds to the first call | 2.5 | 1.2 (inspect) | **inspect** |" in text
+    assert "seconds | 3.0 | 1.0 (pyarrow, a copy) | **pyarrow, a copy** |" in text
+    assert (
+        "| 1,000 | 3,000 | 150, 2 |" in text
+        and "1,000 episodes: most MB of a process | 200" in text
+    )
+    assert "| 900 | 4.0 | 64 |" in text and "| 0.50 | 0.10 | 0.20 | 300 |" in text
+
+
+def test_a_request_to_llama_cpp_turns_one_adapter_on_and_its_files_name_all_tensors(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    from beside.gguf_adapter import write_tiny
+    from beside.llama import wishes
+    from beside.models import SERVED
+
+    from nip_core.models import BUNDLED
+
+    asked = wishes(["x", "y"])
+    assert [each["scale"] for each in asked["y"]["lora"]] == [0.0, 1.0]
+    assert [each["scale"] for each in asked[SERVED]["lora"]] == [0.0, 0.0]
+    write_tiny(Path(BUNDLED["tiny"]), tmp_path / "tiny.gguf")
+    names = {tensor.name for tensor in gguf.GGUFReader(tmp_path / "tiny.gguf").tensors}
+    assert {"token_embd.weight", "output_norm.weight", "blk.3.ffn_down.weight"} <= names
+    assert len(names) == 2 + 4 * 9

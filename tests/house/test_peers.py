@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "scripts" / "build_peers.sh"
 NAMED = re.findall(r'^ +(?:1:(\w+)\) )?PACKAGES="([^"]+)"', BUILD.read_text(), re.MULTILINE)
-FOLDERS = ("verifiers", "inspect", "dbos", "locust", "skyrl_tx", "skyrl")
+FOLDERS = ("verifiers", "inspect", "dbos", "locust", "llama_cpp", "skyrl")
 
 
 def pins(folder):

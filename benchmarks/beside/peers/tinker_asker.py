@@ -1,4 +1,4 @@
-"""What a user of skyrl-tx does, by the Tinker SDK; it runs in the environment of skyrl-tx.
+"""What a user of SkyRL does, by the Tinker SDK; it runs in the environment of SkyRL.
 
     python tinker_asker.py ADDRESS BASE_MODEL
 
