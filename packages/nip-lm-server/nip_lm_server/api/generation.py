@@ -316,16 +316,11 @@ async def _write_events(
                     yield events
     finally:
         # Also for a client that has left: the tokens were generated.
-        _note_tokens(request, prompt_tokens, generated)
+        kind = take_notes(request).model_kind
+        request.app[SERVICES].metrics.add_tokens(kind, prompt_tokens, generated)
     if batch.delivery.include_usage:
         usage = dumps(_count_usage(prompt_tokens, generated, shape))
         yield prefix + b',"choices":[],"usage":' + usage + b"}\n\n"
-
-
-def _note_tokens(request: web.Request, prompt: int, generated: int) -> None:
-    """Count the tokens of an answer, or of the part of it that was sent."""
-    kind = take_notes(request).model_kind
-    request.app[SERVICES].metrics.add_tokens(kind, prompt, generated)
 
 
 def _count_usage(prompt_tokens: int, completion_tokens: int, shape: Shape) -> Usage:

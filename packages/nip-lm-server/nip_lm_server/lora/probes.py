@@ -20,7 +20,7 @@ are listed as indistinguishable.
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -114,16 +114,6 @@ class Scores:
     saved: Sequence[float] | None = None
     same_weights: bool = False
     nearly_same_weights: bool = False
-
-
-@dataclass
-class _Comparison:
-    """How the rivals compare, by name."""
-
-    distances: dict[str, float] = field(default_factory=dict)
-    same: list[str] = field(default_factory=list)
-    alike: list[str] = field(default_factory=list)
-    nearer: list[str] = field(default_factory=list)
 
 
 def read_probe(directory: Path) -> Probe:
@@ -224,13 +214,14 @@ def judge(
     """
     largest, mean = measure_differences(served, saved)
     own_distance = mean_difference(served, saved, cap)
-    comparison = _Comparison()
+    distances: dict[str, float] = {}
+    same, alike, nearer = list[str](), list[str](), list[str]()
     for name, rival in rivals.items():
         # 1. The same weights under another name are no rival.
         if rival.same_weights:
-            comparison.same.append(name)
+            same.append(name)
             continue
-        comparison.distances[name] = measure_differences(rival.served, saved)[1]
+        distances[name] = measure_differences(rival.served, saved)[1]
         # 2. Nor is one that can't be told from the model by its served or its saved figures.
         references = [
             reference
@@ -238,31 +229,31 @@ def judge(
             if reference is not None and is_apart(reference, saved, noise, cap)
         ]
         if rival.nearly_same_weights or not references:
-            comparison.alike.append(name)
+            alike.append(name)
         # 3. The served figures must be nearer to the saved ones than to any other rival's; and no
         #    rival may serve the model instead of itself.
         elif any(
             not own_distance < mean_difference(served, reference, cap) for reference in references
         ) or _serves_another(rival, saved, noise, cap):
-            comparison.nearer.append(name)
+            nearer.append(name)
     # 4. Where the model is not near itself, name the rivals that are nearer. It has failed already:
     #    the names help to find the reason.
     if own_distance > tolerance:
-        for name in [*comparison.alike]:
+        for name in [*alike]:
             if mean_difference(rivals[name].served, saved, cap) < own_distance:
-                comparison.alike.remove(name)
-                comparison.nearer.append(name)
-    nearest = min(comparison.distances, key=lambda key: comparison.distances[key], default=None)
-    return own_distance <= tolerance and not comparison.nearer, {
+                alike.remove(name)
+                nearer.append(name)
+    nearest = min(distances, key=lambda key: distances[key], default=None)
+    return own_distance <= tolerance and not nearer, {
         "tolerance": tolerance,
         "distance": own_distance,
         "distance_max": largest,
         "distance_mean": mean,
         "nearest_other": nearest,
-        "nearest_other_distance_mean": None if nearest is None else comparison.distances[nearest],
-        "nearer_than_own": comparison.nearer,
-        "indistinguishable": comparison.alike,
-        "same_weights_as": comparison.same,
+        "nearest_other_distance_mean": None if nearest is None else distances[nearest],
+        "nearer_than_own": nearer,
+        "indistinguishable": alike,
+        "same_weights_as": same,
     }
 
 

@@ -145,14 +145,9 @@ def name_answer(
         name
         for name, values in known_logprobs.items()
         if is_apart(values, probe.logprobs, noise, limits.cap)
-        and _is_near(answer, values, tolerance, limits.cap, fewest)
+        and len(answer.telling(values)) >= fewest
+        and _measure(answer, values, limits.cap) <= tolerance
     ]
-
-
-def _is_near(
-    answer: ScoredAnswer, values: Sequence[float], tolerance: float, cap: float, fewest: int
-) -> bool:
-    return len(answer.telling(values)) >= fewest and _measure(answer, values, cap) <= tolerance
 
 
 def _is_exact(answer: ScoredAnswer | None) -> bool:

@@ -47,7 +47,7 @@ async def compare_with_base(
         says = f"can't tell: the server gives no log-probabilities of given tokens: {error}"
         return Verdict(name, "cannot_tell", says)
     *of_name, first, second = answers
-    few = min(map(_count_known, answers))
+    few = min(sum(value is not None for value in answer.logprobs) for answer in answers)
     if few < CPU_PLACES:
         says = f"can't tell: answers say something of {few} tokens, {CPU_PLACES} are needed"
         return Verdict(name, "cannot_tell", says, answers=len(of_name), way=way)
@@ -80,19 +80,13 @@ async def compare_with_base(
     )
 
 
-def _count_known(answer: ScoredAnswer) -> int:
-    return sum(value is not None for value in answer.logprobs)
-
-
 def _distance(first: ScoredAnswer, second: ScoredAnswer) -> float:
     """The mean distance at the common places of both answers."""
     pairs = [
-        (first_value, second_value)
-        for first_value, second_value in zip(first.logprobs, second.logprobs, strict=True)
-        if first_value is not None and second_value is not None
+        (one, other)
+        for one, other in zip(first.logprobs, second.logprobs, strict=True)
+        if one is not None and other is not None
     ]
     if not pairs:
         return _CAP
-    return mean_difference(
-        [first_value for first_value, _ in pairs], [second_value for _, second_value in pairs], _CAP
-    )
+    return mean_difference([one for one, _ in pairs], [other for _, other in pairs], _CAP)

@@ -58,6 +58,7 @@ which reads 312, took 14; each had one matrix of 210 missing."""
 
 Tokens = tuple[int, ...]
 Logprobs = tuple[float, ...]
+Score = Callable[[str, Tokens, Sequence[int]], Awaitable[Logprobs]]
 Call = Callable[[str, str, Mapping[str, Any]], Awaitable[Any]]
 """(method, path, body) -> vLLM's answer. Raises EngineError."""
 
@@ -94,10 +95,9 @@ class VllmProver:
         limits = choose_limits(probe, self._dtype, self._quantization)
         # Any other precision has noise, which many places average out.
         is_quick = not self._has_cuda and limits.mean <= LIMITS["float32"].mean
-        most = CPU_RIVALS if is_quick else RIVALS
-        places = choose_places(count, PLACES)
+        most, places = RIVALS, choose_places(count, PLACES)
         if is_quick:
-            places = choose_telling(probe, count, CPU_TOKENS)
+            most, places = CPU_RIVALS, choose_telling(probe, count, CPU_TOKENS)
         probe = probe.at(places)
         compare = partial(
             judge_probe,
@@ -121,7 +121,7 @@ class VllmProver:
             # 2. Compare with the scores of the base and the rivals.
             if not matches:
                 score = self._score if scorings else self._score_cached
-                rivals = await self._list_rivals(name, adapters, probe, places, most, score=score)
+                rivals = await self._list_rivals(name, adapters, probe, places, most, score)
                 matches, figures = compare(logprobs, rivals)
             scorings += 1
         figures["scorings"] = scorings
@@ -136,19 +136,17 @@ class VllmProver:
         probe: Probe,
         places: Sequence[int],
         most: int,
-        *,
-        score: Callable[[str, Tokens, Sequence[int]], Awaitable[Logprobs]] | None = None,
+        score: Score | None = None,
     ) -> dict[str, Scores]:
         """List the base and the adapters loaded last, by their `score` and their saved figures.
 
         Without `score` they have the saved figures alone, if there are any for these tokens.
         """
         digest = adapters[name].digest if name in adapters else None
+        others = [(rival, adapter) for rival, adapter in adapters.items() if rival != name]
         # The same weights under another name must give the same, so they are not scored.
-        candidates = [(rival, adapter) for rival, adapter in adapters.items() if rival != name]
-        rivals = {r: Scores((), same_weights=True) for r, a in candidates if a.digest == digest}
-        different = [(rival, adapter) for rival, adapter in candidates if rival not in rivals]
-        for rival, adapter in different[-most:]:
+        rivals = {r: Scores((), same_weights=True) for r, a in others if a.digest == digest}
+        for rival, adapter in [each for each in others if each[0] not in rivals][-most:]:
             saved = await asyncio.to_thread(saved_logprobs, adapter.path, probe.tokens, places)
             served = await score(rival, probe.tokens, places) if score else saved
             if served is not None:
