@@ -121,11 +121,13 @@ def _warn(parameters: HyperParameters, estimate: "Estimate") -> None:
     from nip_core.parameters.shutdowns import list_shutdown_warnings
     from nip_core.servers.missing_packages import list_missing_packages
     from nip_core.session.attacked_run import warn_of_untold
+    from nip_core.trainers.expert_iteration import list_price_warnings
 
     sys.stdout.flush()
     for line in (
         *_few_examples(parameters, estimate.train_episodes),
         *_unreachable_threshold(parameters),
+        *list_price_warnings(parameters),
         *list_shutdown_warnings(parameters, datetime.now(UTC).date()),
         *_short_budget(parameters, estimate),
         *_shows_little(parameters, estimate),

@@ -9,6 +9,8 @@ two answers of the agent become one user message, its parts divided by blank lin
 with the speaker's name ("Expert_1: ..."; a message without a name stays without one). A system
 message in the middle is such a part too, of the speaker "System".
 
+The call of a tool and its result stay the two messages that they are in OpenAI's API.
+
 Answers of the agent are never merged, so that each can be trained as it was given. Where nothing
 was said before one, a short user message fills the place, in prompts as in training examples.
 
@@ -17,8 +19,9 @@ another's. In "named" chats they stand outside the text.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-ChatMessage = dict[str, str]
+ChatMessage = dict[str, Any]
 
 YOUR_TURN = "It is your turn."
 _SYSTEM = "System"
@@ -40,7 +43,9 @@ def format_chat(
             formed.append(_message("system" if form == "alternating" else "user", content))
         elif role == "assistant":
             _ensure_user_is_last(formed)
-            formed.append(_message("assistant", content))
+            formed.append({**message})
+        elif role == "tool":
+            formed.append({**message})
         else:
             _add_user(formed, content, _SYSTEM if role == "system" else message.get("name"))
     if is_request or (formed and formed[-1]["role"] == "system"):
@@ -61,5 +66,5 @@ def _add_user(formed: list[ChatMessage], content: str, speaker: str | None) -> N
 
 
 def _ensure_user_is_last(formed: list[ChatMessage]) -> None:
-    if not formed or formed[-1]["role"] != "user":
+    if not formed or formed[-1]["role"] not in ("user", "tool"):
         formed.append(_message("user", YOUR_TURN))

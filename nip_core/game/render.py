@@ -43,9 +43,10 @@ from nip_core.scenarios.checked import (
     use_tool,
 )
 from nip_core.scenarios.prompts import SystemPrompts
-from nip_core.tools import MOST_IN_ARGUMENT, ToolUse
+from nip_core.tools import MOST_IN_ARGUMENT, Tool, ToolUse
 
-ChatMessage = dict[str, str]
+ChatMessage = dict[str, Any]
+"""Role and content, of others a name; a call has `tool_calls`, its result the call's id."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Game:
 
     @cached_property
     def token_limits(self) -> Mapping[str, int]:
-        """By agent that reads prompts, the most tokens of an answer."""
+        """By prompted agent, the most tokens of an answer."""
         parameters = self.parameters
         return {name: parameters.max_tokens(name) for name in parameters.prompted_agents}
 
@@ -174,7 +175,7 @@ class Game:
             from_others = []
             for turn in now:
                 if turn.agent == agent:
-                    chat += self._show_exchanges(agent, turn.exchanges)
+                    chat += self._show_exchanges(agent, turn.exchanges, len(chat))
                 else:
                     from_others.append(turn)
             for channel in view.channels if from_others else ():
@@ -188,7 +189,7 @@ class Game:
                         if name is not None:
                             message["name"] = name
                         chat.append(message)
-        chat += self._show_exchanges(agent, exchanges)
+        chat += self._show_exchanges(agent, exchanges, len(chat))
         if wrong is not None:
             chat.append(self._make_hint(agent, round_, seed, turns, wrong))
         # 3. In the form that its model takes.
@@ -215,8 +216,7 @@ class Game:
     def told(
         self, agent: str, situation: Situation, turns: Sequence[Turn] = (), round_: int = 0
     ) -> tuple[str, str | None]:
-        """Render the agent's system prompt, and the text that it reads right before its turn in
-        `round_`."""
+        """Render the agent's system prompt, and the text right before its turn in `round_`."""
         by_round: dict[int, list[Turn]] = {}
         for turn in turns:
             by_round.setdefault(turn.round, []).append(turn)
@@ -313,15 +313,27 @@ class Game:
             message["name"] = self.parameters.prompted_agents[agent].supervisor_name
         return message
 
-    def _show_exchanges(self, agent: str, exchanges: Iterable[Exchange]) -> list[ChatMessage]:
-        """Show an agent its own answers, and the results of its calls."""
+    def _show_exchanges(
+        self, agent: str, exchanges: Iterable[Exchange], begin: int
+    ) -> list[ChatMessage]:
+        """Show an agent its own answers, and the results of its calls, after `begin` messages."""
         chat: list[ChatMessage] = []
-        name = self.parameters.prompted_agents[agent].supervisor_name
+        name, tool = self.parameters.prompted_agents[agent].supervisor_name, self.native_tool(agent)
         for exchange in exchanges:
+            if tool is not None and exchange.result is not None:
+                from nip_core.game.native_calls import show_call
+
+                chat += show_call(exchange.text, exchange.result, tool, begin + len(chat))
+                continue
             chat.append({"role": "assistant", "content": exchange.text})
             if exchange.result is not None:
                 chat.append({"role": "user", "content": exchange.result, "name": name})
         return chat
+
+    def native_tool(self, agent: str) -> Tool | None:
+        """Return the tool of an agent with calls by OpenAI's `tools`; None for others."""
+        use = self.tools.get(agent)
+        return use.tool if use is not None and use.is_native else None
 
     async def use_tool(
         self, agent: str, argument: str, situation: Situation, turns: Sequence[Turn], number: int
@@ -439,11 +451,17 @@ class Game:
 def list_tools(
     parameters: HyperParameters, protocol: Protocol, scenario: Scenario
 ) -> Mapping[str, ToolUse]:
-    """List by agent its tool; agents that decide have one."""
+    """List the tools by agent: an agent has one if it may decide."""
     settings = parameters.tool
     if not settings.per_turn or scenario.tool is None:
         return {}
-    use = ToolUse(scenario.tool, settings.per_turn, settings.per_episode, settings.price)
+    use = ToolUse(
+        scenario.tool,
+        settings.per_turn,
+        settings.per_episode,
+        settings.price,
+        is_native=settings.call == "native",
+    )
     users = filter(protocol.may_decide, protocol.agent_names)
     return {agent: use for agent in users if agent in parameters.prompted_agents}
 

@@ -136,6 +136,10 @@ def _check(parameters: HyperParameters, program: str | None) -> None:
                 f"agents.{name}.chat_format: {program}'s messages carry no names (got 'named'); "
                 "use alternating, which writes them into the text"
             )
+    if program is not None and parameters.tool.call == "native":
+        raise SettingsError(
+            f"tool.call: {program}'s models are asked without OpenAI's tools (got native); use line"
+        )
     if not parameters.model_agents:
         raise SettingsError("agents: all of them are random, so that no model would play")
     if parameters.target_run is not None:

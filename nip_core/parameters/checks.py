@@ -82,6 +82,12 @@ def check_tool(parameters: "HyperParameters", scenario: Scenario) -> None:
             "tool.per_turn: a guided verifier can call no tool; set "
             "agents.verifier.guided_decoding to false"
         )
+    if parameters.tool.call == "native" and not verifier.freeze_agent:
+        raise ValueError(
+            "tool.call: a verifier that is trained calls by a line of its text (got native), as "
+            "examples have no other form; set tool.call: line, or agents.verifier.freeze_agent: "
+            "true"
+        )
 
 
 def check_groups(parameters: "HyperParameters") -> None:
@@ -153,7 +159,7 @@ def check_log_probs(parameters: "HyperParameters") -> None:
 
 
 def check_attack(parameters: "HyperParameters") -> None:
-    """An attack has a verifier to attack, and provers that do."""
+    """An attack has a verifier to attack, and attacking provers."""
     attack = parameters.attack
     if attack.run is None:
         return

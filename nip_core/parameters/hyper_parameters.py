@@ -379,6 +379,8 @@ class HyperParameters(AttackQuestions, Parameters):
         values = super().to_dict()
         if not self.tool.per_turn:
             del values["tool"]
+        elif self.tool.call == "line":
+            del values["tool"]["call"]
         if self.imitation.chats is None:
             del values["imitation"]
         return values

@@ -34,6 +34,7 @@ from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.storage.table_rows import CallRecord, Generation, Timing
 from nip_core.scenarios import RULE_MODEL
 from nip_core.scenarios.scripts import LoadedScript
+from nip_core.tools import Tool
 
 RANDOM_MODEL = "random"  # stands where a model's name would
 _LETTERS = 20
@@ -159,7 +160,8 @@ async def ask(
         return
     assert player.endpoint is not None  # only random agents play without a model
     limit = game.token_limits[player.agent]
-    body = request_body(player.model, player.parameters, chat, seed, limit, n, form)
+    tool = game.native_tool(player.agent)
+    body = request_body(player.model, player.parameters, chat, seed, limit, n, form, tool)
     top_logprobs = game.top_logprobs(player.agent)
     kept_top = max(top_logprobs, player.top_logprobs)
     # Where nothing can be decided there is nothing to estimate, and answers are long.
@@ -182,7 +184,24 @@ async def ask(
                 "zk_protocol.similarity: text or use an engine that does"
             )
         temperature = body.get("temperature")
-        yield Call(player, form, started, answers[:n], kept_top, temperature)
+        settled_answers = [_settle_calls(answer, form) for answer in answers[:n]]
+        yield Call(player, form, started, settled_answers, kept_top, temperature)
+
+
+def _settle_calls(answer: ChatAnswer, form: AnswerForm) -> ChatAnswer:
+    """Write the calls of an answer as its text, or their fault."""
+    if not answer.calls or form.tool is None:
+        return answer
+    from nip_core.game.native_calls import describe_calls, write_call
+
+    text, reason = answer.text or "", answer.finish_reason
+    try:
+        text, fault = write_call(text, answer.calls, form), None
+    except InvalidResponse as invalid:
+        text, fault = describe_calls(text, answer.calls), invalid.reason
+    if reason in ("tool_calls", "function_call"):
+        reason = "stop"
+    return replace(answer, text=text, finish_reason=reason, fault=fault)
 
 
 def random_answer(form: AnswerForm, seed: int) -> str:
@@ -258,11 +277,12 @@ def request_body(
     max_tokens: int,
     n: int = 1,
     form: AnswerForm | None = None,
+    tool: Tool | None = None,
 ) -> dict[str, Any]:
     """Make the JSON body of a chat completion; settings of None are left to the provider.
 
     It asks for `n` completions. They have one seed: a server may give the i-th of them to no seed
-    alone. Where the agent is guided, they have this `form`.
+    alone. Where the agent is guided, they have this `form`. They may call the `tool`.
     """
     dialect = find_dialect(parameters)
     body: dict[str, Any] = {"model": model, "messages": chat, dialect.limit: max_tokens}
@@ -272,6 +292,10 @@ def request_body(
     if form is not None and parameters.guided_decoding:
         grammar = write_guide(form, max_tokens, parameters.message_tokens)
         body[GUIDE_FIELD] = {"grammar": grammar}
+    if tool is not None:
+        from nip_core.game.native_calls import describe_tools
+
+        body["tools"] = describe_tools(tool)
     if n > 1:
         body["n"] = n
     for setting in ("temperature", "top_p", "repetition_penalty"):
@@ -292,6 +316,8 @@ def judge_answer(
     `objection` may find a reason of its own in a move of a valid form. The loop and agents that
     play by hand both go by this rule.
     """
+    if answer.fault is not None:
+        raise InvalidResponse(answer.fault)
     if answer.finish_reason not in ("stop", "length"):
         raise InvalidResponse(f"finish reason {answer.finish_reason}")
     if answer.text is None:

@@ -1,4 +1,10 @@
-"""Whether the server of a guided agent holds answers to a form, asked before anything is played."""
+"""Whether a server does what settings ask of it, asked before anything is played.
+
+It holds the answers of a guided agent to their form, and takes the tools of an agent that calls by
+OpenAI's `tools`.
+"""
+
+from typing import Any
 
 import aiohttp
 
@@ -10,18 +16,22 @@ from nip_core.game.render import Game
 from nip_core.proxies import proxy_for
 from nip_core.redaction import redact
 from nip_core.rollouts.client.chat_client import read_error
+from nip_core.rollouts.client.completions import Endpoint
+from nip_core.rollouts.model_call import request_body
 from nip_core.session.prompt_checks import sample_conversation
 from nip_core.session.session import Session
+from nip_core.tools import Tool
 
 _WORD = "guided in 3 words"  # tokenizers differ in these: blanks, digits
 _GRAMMAR = f"%llguidance {{}}\nstart: word\nword[max_tokens={2 * len(_WORD)}]: /{_WORD}/\n"
+_LEAST_TOKENS = 16  # that OpenAI takes as a limit
 _TIMEOUT_S = 300.0  # a small answer, but the first one of a model may wait for much
 _NOT_OF_THE_FORM = frozenset({401, 402, 403, 408, 429, 500, 502, 503, 504})
 """For any parameter: a key, a bill, too many calls, a server in trouble."""
 
 
 async def check_guides(session: Session) -> None:
-    """Refuse agents with `guided_decoding` without room for answers, or with a server that can't.
+    """Refuse agents with `guided_decoding` without room for answers, or at a server without it.
 
     Raises SettingsError, or ServerError for a server that does not answer.
     """
@@ -51,19 +61,44 @@ def _check_room(game: Game, agent: str) -> None:
         )
 
 
-async def _check_server(
-    http: aiohttp.ClientSession, session: Session, group: str, agent: str
+async def check_native_tools(session: Session) -> None:
+    """Refuse to call by OpenAI's `tools` at a server without them.
+
+    Raises SettingsError, or ServerError for a server that does not answer.
+    """
+    parameters, game = session.parameters, session.game
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as http:
+        for group, agents in parameters.groups.items():
+            for agent in agents:
+                if (tool := game.native_tool(agent)) is not None:
+                    await _check_tools(http, session, group, agent, tool)
+
+
+async def _check_tools(
+    http: aiohttp.ClientSession, session: Session, group: str, agent: str, tool: Tool
 ) -> None:
-    """Ask for words that the model would hardly write by itself."""
     endpoint, model = session.at(group).play, session.base_model(group)
+    chat = [{"role": "user", "content": "Hello."}]
+    settings = session.parameters.model_agents[agent]
+    body = request_body(model, settings, chat, 0, _LEAST_TOKENS, tool=tool)
+    unknown = f"so it is not known whether it lets agents.{agent} call tools"
+    status, raw, words = await _ask(http, endpoint, body, unknown)
+    if raw is not None and status != 200:
+        raise SettingsError(
+            f"tool.call: {endpoint.base_url} does not take OpenAI's tools for model {model!r} "
+            f"(HTTP {status}: {words}); set tool.call: line, or serve the model where its chat "
+            "template has tools, vLLM with --enable-auto-tool-choice"
+        )
+
+
+async def _ask(
+    http: aiohttp.ClientSession, endpoint: Endpoint, body: dict[str, Any], unknown: str
+) -> tuple[int, bytes | None, str]:
+    """Return status, body and words of an answer; no body where the server answers later.
+
+    Raises ServerError for an answer that tells nothing: then something is `unknown`.
+    """
     url = f"{endpoint.base_url}/chat/completions"
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Hello."}],
-        "max_tokens": 2 * len(_WORD),
-        "temperature": 0.0,
-        GUIDE_FIELD: {"grammar": _GRAMMAR},
-    }
     headers = {"Authorization": f"Bearer {endpoint.api_key}", **dict(endpoint.headers)}
     try:
         async with http.post(url, json=body, headers=headers, proxy=proxy_for(url)) as response:
@@ -71,15 +106,33 @@ async def _check_server(
     except (aiohttp.ClientError, TimeoutError) as error:
         reason = redact(f"{type(error).__name__}: {error}", endpoint.api_key)
         raise ServerError(f"{url}: no answer ({reason})") from None
+    words = " ".join(redact(raw.decode(errors="replace"), endpoint.api_key).split())[:300]
     if status == 503 and read_error(raw).get("code") == "engine_training":
         # It leaves its device to a training of this run, before which it was asked.
-        return
-    words = " ".join(redact(raw.decode(errors="replace"), endpoint.api_key).split())[:300]
+        return status, None, words
     if status in _NOT_OF_THE_FORM:
         raise ServerError(
-            f"{url}: HTTP {status}: {words}; so it is not known whether it holds agents.{agent} to "
-            "the form of its answers: mend that, or wait, and run again"
+            f"{url}: HTTP {status}: {words}; {unknown}: mend that, or wait, and run again"
         )
+    return status, raw, words
+
+
+async def _check_server(
+    http: aiohttp.ClientSession, session: Session, group: str, agent: str
+) -> None:
+    """Ask for words that the model would hardly write by itself."""
+    endpoint, model = session.at(group).play, session.base_model(group)
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Hello."}],
+        "max_tokens": 2 * len(_WORD),
+        "temperature": 0.0,
+        GUIDE_FIELD: {"grammar": _GRAMMAR},
+    }
+    unknown = f"so it is not known whether it holds agents.{agent} to the form of its answers"
+    status, raw, words = await _ask(http, endpoint, body, unknown)
+    if raw is None:
+        return
     try:
         answer = parse_json(raw)
         text = answer["choices"][0]["message"]["content"] if status == 200 else None

@@ -27,7 +27,7 @@ from nip_core.run_store.lease import Lease, acquire
 from nip_core.servers.kept_models import keep_models, restore_models
 from nip_core.servers.own_server import OwnServer, find_server_directory, make_server_spec
 from nip_core.servers.shutdown_dates import warn_of_shutdowns
-from nip_core.session.guide_checks import check_guides
+from nip_core.session.guide_checks import check_guides, check_native_tools
 from nip_core.session.origin import bring_adapters
 from nip_core.session.prepare import Prepared, prepare
 from nip_core.session.prompt_checks import check_prompts
@@ -40,6 +40,7 @@ from nip_core.session.server_checks import (
 )
 from nip_core.session.server_speed import measure_speed
 from nip_core.session.session import Session
+from nip_core.trainers.expert_iteration import list_price_warnings
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ async def open_session(
     await check_trainable(prepared.parameters, prepared.endpoints, progress)
     today = datetime.now(UTC).date()
     await warn_of_shutdowns(prepared.parameters, prepared.endpoints, today)
+    for words in list_price_warnings(prepared.parameters):
+        _log.warning("run %r: %s", run.name, words)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(collect_seldom())
         # 2. The run is this process's alone, and half a rewind is done.
@@ -104,6 +107,7 @@ async def open_session(
             await check_engines(session)
             too_long = await check_prompts(session)
             await check_guides(session)
+            await check_native_tools(session)
         with progress.doing("measuring the speed of the models' server"):
             await measure_speed(session)
         left_out = settle_left_out(

@@ -97,7 +97,8 @@ def render_chat_to_come(parameters: HyperParameters, place: Place) -> AskedChat:
     seed = spec.generation_seed(parameters.seed, AnswerPlace(round_, agent))
     limit = parameters.max_tokens(agent)
     form = game.form(agent, round_, spec.seed, [turn for turn in turns if turn.round < round_])
-    request = request_body(settings.model_name, settings, (), seed, limit, form=form)
+    tool = game.native_tool(agent)
+    request = request_body(settings.model_name, settings, (), seed, limit, form=form, tool=tool)
     del request["messages"]
     return AskedChat(
         agent=agent,

@@ -25,6 +25,8 @@ class ToolUse:
     """Most calls in an episode; None: as many as its turns allow."""
     price: float = 0.0
     """Taken from the reward for each call."""
+    is_native: bool = False
+    """Whether it is called by the field `tools` of OpenAI's API, and not by a line of text."""
 
     def count_left(self, agent: str, turns: Iterable[Turn]) -> int:
         """Count the calls of the agent's next turn at most, after `turns`."""
@@ -60,19 +62,24 @@ class ToolUse:
 
     def describe(self, *, is_short: bool) -> str:
         """Write the part of its user's prompt about it."""
-        tool, call = self.tool, f"{self.tool.label} {self.tool.example}"
+        tool, line = self.tool, f"{self.tool.label} {self.tool.example}"
         often = f"at most {_count(self.per_turn)} in a turn"
         if self.per_episode is not None:
             often += f" and {_count(self.per_episode)} in all"
         if is_short:
             price = f", for {self.price:g} each" if self.price else ""
-            return f"{call}\nshows {tool.result}, {often}{price}."
+            begin = f"The tool {tool.name} " if self.is_native else f"{line}\n"
+            return f"{begin}shows {tool.result}, {often}{price}."
         price = f" Each time costs you {self.price:g} of your reward." if self.price else ""
+        which = f'the tool "{tool.name}"' if self.is_native else "a tool"
+        way = (
+            f'For that write only a line that begins with "{tool.label}" and goes on with '
+            f'{tool.argument}, such as "{line}". '
+        )
         return (
-            f"Before you answer, also where you must decide, you can use a tool, {often}. For that "
-            f'write only a line that begins with "{tool.label}" and goes on with {tool.argument}, '
-            f'such as "{call}". You are then shown {tool.result}, which nobody else sees, and go '
-            f"on with your turn.{price}"
+            f"Before you answer, also where you must decide, you can use {which}, {often}. "
+            f"{'' if self.is_native else way}You are then shown {tool.result}, which nobody else "
+            f"sees, and go on with your turn.{price}"
         )
 
     def show_result(self, result: str) -> str:

@@ -4,6 +4,7 @@ choose_examples        the trainer, see `nip_core.trainers.base`
 select                 by threshold or by weighted sampling
 replacement_proportion how many of the verifier's answers become the true label
 find_never_chosen           agents that can't earn the threshold
+list_price_warnings         whether calls of the tool cost a verifier its threshold
 
 The choice is made from small columns of all rollouts. In this order: the verifier's answers
 that become the true label; selection from the others; one of equal conversations, if the setting
@@ -19,6 +20,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,6 +156,35 @@ def find_never_chosen(parameters: HyperParameters) -> dict[str, float]:
         for agent, reward in highest_rewards.items()
         if not at_least(reward, threshold)
     }
+
+
+def list_price_warnings(parameters: HyperParameters) -> list[str]:
+    """Warn where a right verdict after all allowed calls of the tool is not trained on."""
+    tool, settings = parameters.tool, parameters.pure_text_ei
+    is_trained = "verifier" in (
+        a for g in parameters.trainable_groups for a in parameters.groups[g]
+    )
+    is_chosen = parameters.trainer == "pure_text_ei" and is_trained
+    if not tool.price or not is_chosen or settings.rollout_selection_method != "threshold":
+        return []
+    protocol, threshold = make_protocol(parameters), settings.reward_threshold
+    if protocol.common.reward_function is not None:
+        return []  # it is told the price, and pays as it likes
+    rounds = range(protocol.max_message_rounds)
+    turns = sum("verifier" in protocol.active(round_, 0) for round_ in rounds)
+    allowed = tool.per_turn * turns
+    if tool.per_episode is not None:
+        allowed = min(allowed, tool.per_episode)
+    most = bound_reward(protocol, "verifier")[1]
+    if not at_least(most, threshold) or at_least(most - tool.price * allowed, threshold):
+        return []
+    taught = next(n for n in count(allowed, -1) if at_least(most - tool.price * n, threshold))
+    return [
+        f"tool.price: a right verdict after {allowed} calls, as many as a game allows, earns the "
+        f"verifier at most {most - tool.price * allowed:g}, less than "
+        f"pure_text_ei.reward_threshold, {threshold:g}; answers with more than "
+        f"{taught} calls are never trained; lower one of them, or set tool.per_episode"
+    ]
 
 
 def select(

@@ -139,7 +139,7 @@ class Check:
     def document(
         self, path: str, *, demanded_by: str | None = None, derived: bool = False
     ) -> Any | None:
-        """Read a document as `read` does; `demanded_by` names the file that speaks of it."""
+        """Read a document as `read` does; `demanded_by` is another file."""
         demanded = demanded_by and f"the file that {demanded_by} speaks of"
         return self.read(path, lambda: self.run.read_json(path), demanded, derived=derived)
 

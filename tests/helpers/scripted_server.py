@@ -3,16 +3,64 @@
 `script(body)` gets the request's JSON and returns what to do: a text, an `aiohttp.web.Response`,
 `DROP` (close the connection without an answer), or a dict of changes to the usual answer. A list
 of texts or dicts is an answer with so many choices; the first may change the `usage`.
+
+`calling` is an answer that calls tools, and `refuse_request` says what OpenAI's API has against the
+tools and calls of a request.
 """
 
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import jsonschema
 from aiohttp import web
 
 DROP = object()
+
+
+def calling(*calls: tuple[str, str], text: str | None = None, **changes: Any) -> dict[str, Any]:
+    """An answer with calls of tools, each a name with its arguments, as OpenAI's API gives it."""
+    tool_calls = [
+        {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": given}}
+        for number, (name, given) in enumerate(calls)
+    ]
+    return {
+        "text": text,
+        "message": {"tool_calls": tool_calls},
+        "finish_reason": "tool_calls",
+        **changes,
+    }
+
+
+def refuse_request(body: dict[str, Any]) -> web.Response | None:
+    """HTTP 400 for messages of calls and results that do not belong together; else None."""
+
+    def refuse(message: str) -> web.Response:
+        return web.json_response({"error": {"message": message, "param": "messages"}}, status=400)
+
+    for tool in body.get("tools", ()):
+        jsonschema.Draft202012Validator.check_schema(tool["function"]["parameters"])
+        if not re.fullmatch(r"[\w-]{1,64}", tool["function"]["name"]):
+            return refuse("tools[0].function.name")
+    waiting: list[str] = []
+    seen: set[str] = set()
+    for message in body["messages"]:
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in waiting:
+                return refuse("a tool message that answers no call")
+            waiting.remove(message["tool_call_id"])
+            continue
+        if waiting:
+            return refuse(f"calls without a result: {waiting}")
+        for call in message.get("tool_calls", ()):
+            json.loads(call["function"]["arguments"])
+            waiting.append(call["id"])
+        if len({*waiting} | seen) != len(waiting) + len(seen):
+            return refuse("the id of a call twice")
+        seen |= {*waiting}
+    return refuse(f"calls without a result: {waiting}") if waiting else None
 
 
 class ScriptedServer:
@@ -56,7 +104,11 @@ class ScriptedServer:
                 "choices": [
                     {
                         "index": index,
-                        "message": {"role": "assistant", "content": choice.get("text", "")},
+                        "message": {
+                            "role": "assistant",
+                            "content": choice.get("text", ""),
+                            **choice.get("message", {}),
+                        },
                         "finish_reason": choice.get("finish_reason", "stop"),
                         "logprobs": choice.get("logprobs"),
                     }

@@ -1,9 +1,15 @@
-"""Every protocol with every scenario that has a tool: limits, results and prices, counted anew."""
+"""Every protocol with every scenario that has a tool: limits, results and prices, counted anew.
 
+A verifier calls by a line of text, and by OpenAI's `tools` at a server: both are the same on record.
+"""
+
+import json
 from collections import defaultdict
 from random import Random
 
 import pytest
+from playing import play_at
+from scripted_server import calling, refuse_request, scripted_server
 
 from nip_core.library import make_game, play
 from nip_core.protocols import protocol_names
@@ -19,37 +25,64 @@ PER_TURN, PER_EPISODE, PRICE = 2, 3, 0.125
 
 def find_label(prompt):
     """The label of the tool in a system prompt, or None."""
-    return next((label for label in ARGUMENTS if f'begins with "{label}:"' in prompt), None)
+    words = ('begins with "{}:"', 'the tool "{}"')
+    labels = (
+        (label, told.format(w))
+        for label in ARGUMENTS
+        for told, w in zip(words, (label, label.lower()), strict=True)
+    )
+    return next((label for label, told in labels if told in prompt), None)
+
+
+def choose(system, seed):
+    """What an agent says, by its seed alone: a text, and the label and argument of a call."""
+    draw, label = Random(seed), find_label(system)
+    if label and draw.random() < 0.6:
+        first = draw.choice(["", "Let me see.\n", "Result: 7\n"])
+        return first, label, draw.choice(ARGUMENTS[label])
+    if "Decision: accept" in system and draw.random() < 0.7:
+        return draw.choice(["Decision: accept", "Decision: reject"]), None, None
+    return "Question: why?" if "Question: <" in system else "It is so.", None, None
 
 
 def speak(chats):
-    """All agents, by their seeds alone; `chats` gets every chat."""
+    """All agents, by lines of text; `chats` gets every chat."""
 
     async def ask(messages, seed, n=1, **sampling):
-        system, draw = messages[0]["content"], Random(seed)
         chats.append(messages)
-        label = find_label(system)
-        if label and draw.random() < 0.6:
-            first = draw.choice(["", "Let me see.\n", "Result: 7\n"])
-            return f"{first}{label}: {draw.choice(ARGUMENTS[label])}"
-        if "Decision: accept" in system and draw.random() < 0.7:
-            return draw.choice(["Decision: accept", "Decision: reject"])
-        return "Question: why?" if "Question: <" in system else "It is so."
+        text, label, argument = choose(messages[0]["content"], seed)
+        return text if label is None else f"{text}{label}: {argument}"
 
     return ask
 
 
-async def play_with(scenario, protocol, price):
+def call_tools(body):
+    """The same agents at OpenAI's API, which refuses what belongs to no call."""
+    system = body["messages"][0]["content"]
+    text, label, argument = choose(system, body["seed"])
+    assert ("tools" in body) == (find_label(system) is not None)
+    if (refusal := refuse_request(body)) is not None or label is None:
+        return refusal or text
+    name = body["tools"][0]["function"]["name"]
+    assert name == label.lower() and not any(f"{label}:" in m["content"] for m in body["messages"])
+    return calling((name, json.dumps({"argument": argument})), text=text or None)
+
+
+def make(scenario, protocol, price, *more):
     settings = [
+        *more,
         *(f"tool.per_turn={PER_TURN}", f"tool.per_episode={PER_EPISODE}", f"tool.price={price}"),
         *("dataset_options.max_test_size=6", "dataset_options.max_train_size=2"),
         *("rollouts.failure_threshold=1", "agents._default.num_invalid_generation_retries=2"),
     ]
     if (scenario, protocol) == ("chain", "adp"):
         settings.append("scenario_settings.checked=drawn")
-    game = make_game(protocol=protocol, scenario=scenario, settings=settings)
+    return make_game(protocol=protocol, scenario=scenario, settings=settings)
+
+
+async def play_with(scenario, protocol, price):
     chats = []
-    return await play(game, speak(chats)), chats
+    return await play(make(scenario, protocol, price), speak(chats)), chats
 
 
 @pytest.mark.parametrize(("scenario", "protocol"), GAMES)
@@ -86,3 +119,31 @@ async def test_limits_results_and_prices_are_those_of_the_rows(scenario, protoco
         if find_label(messages[0]["content"]) is None:
             assert not any(result in m["content"] for m in messages for result in told)
     assert calls or protocol not in ("nip", "adp", "solo_verifier")
+
+
+@pytest.mark.parametrize("form", ["alternating", "named"])
+@pytest.mark.parametrize(("scenario", "protocol"), GAMES)
+async def test_calls_by_openais_tools_are_the_same_on_record(scenario, protocol, form):
+    by_line, _ = await play_with(scenario, protocol, PRICE)
+    more = [
+        "tool.call=native",
+        "agents.verifier.freeze_agent=true",
+        f"agents._default.chat_format={form}",
+    ]
+    game = make(scenario, protocol, PRICE, *more)
+    async with scripted_server(call_tools) as server:
+        native = await play_at(server.url, game.parameters, game.plan(), game=game.game)
+    assert not any(
+        isinstance(e["error"], str) and "HTTP" in e["error"] for e in native.shard.episodes
+    )
+    columns = ["text", "tool_result", "invalid_reason", "decision", "exchange", "attempt"]
+    expected = {row["key"]: row for row in by_line.generations.to_pylist()}
+    assert {row["key"] for row in native.shard.generations} == {*expected}
+    for row in native.shard.generations:
+        for name in columns:
+            ours, line = row[name], expected[row["key"]][name]
+            assert (ours.strip(), 0) == (line.strip(), 0) if name == "text" else ours == line
+    rewards = {row["key"]: row["rewards"] for row in by_line.episodes.to_pylist()}
+    for episode in native.typed.episodes:
+        paid = {entry["agent"]: entry["reward"] for entry in rewards[episode.key]}
+        assert {**episode.rewards} == pytest.approx(paid)

@@ -78,3 +78,58 @@ async def test_a_refusal_for_another_reason_is_not_blamed_on_the_form(
     async with TestServer(app) as other:
         with pytest.raises(ServerError, match=rf"HTTP {status}: <html> not now </html>; so it is"):
             await opened(tmp_path, f"agents._default.base_url={other.make_url('/v1')}")
+
+
+NATIVE = ("dataset=chains", "scenario=arithmetic", "tool.per_turn=1", "tool.call=native")
+
+
+async def open_native(folder, *overrides):
+    agent = {**AGENT, "guided_decoding": False, "freeze_agent": True}
+    config = write_config(folder, agents={"_default": agent})
+    async with open_session(load_parameters(config, [*NATIVE, *overrides])) as session:
+        return session
+
+
+@pytest.mark.parametrize("status", [400, 404])
+async def test_a_server_without_tools_is_named_before_anything_is_played(
+    tmp_path, monkeypatch, status
+):
+    """What vLLM says without a parser of calls, and OpenRouter of a model without tools."""
+    words = "tool choice requires --enable-auto-tool-choice"
+
+    async def answer(request):
+        return web.json_response({"error": {"message": words}}, status=status)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    async with TestServer(app) as other:
+        url = f"agents._default.base_url={other.make_url('/v1')}"
+        with pytest.raises(
+            SettingsError, match=rf"tool\.call: .*HTTP {status}: .*{words}"
+        ) as caught:
+            await open_native(tmp_path, url, "agents._default.model_provider=OpenAI")
+    assert "set tool.call: line" in str(caught.value)
+    assert not list((tmp_path / "runs").glob("*/run.json"))
+
+
+async def test_an_engine_of_nips_own_server_with_tools_is_taken(tmp_path):
+    assert await open_native(tmp_path)
+
+
+async def test_a_server_with_tools_is_asked_once_and_taken(tmp_path, monkeypatch):
+    bodies = []
+
+    async def answer(request):
+        bodies.append(json.loads(await request.read()))
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Hello!"}}
+        return web.json_response({"model": bodies[-1]["model"], "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    async with TestServer(app) as other:
+        url = f"agents._default.base_url={other.make_url('/v1')}"
+        assert await open_native(tmp_path, url, "agents._default.model_provider=OpenAI")
+    [body] = bodies
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["check"]

@@ -135,13 +135,17 @@ class ToolParameters(Parameters):
     """Most calls in an episode, 1 to 1024. None: as many as its turns allow."""
     price: Annotated[float, Field(ge=0)] = 0.0
     """Taken from the verifier's reward for each call; at least 0."""
+    call: Literal["line", "native"] = "line"
+    """How it is called: by a "line" of text, or, by a verifier that is not trained, by OpenAI's
+    `tools` ("native")."""
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
-        if not self.per_turn and (self.price or self.per_episode is not None):
+        is_set = self.price or self.per_episode is not None or self.call != "line"
+        if not self.per_turn and is_set:
             raise ValueError(
-                "per_turn: with 0 there is no tool, so price and per_episode have no effect; set "
-                "it, or leave them out"
+                "per_turn: with 0 there is no tool, so price, per_episode and call have no effect; "
+                "set it, or leave them out"
             )
         return self
 

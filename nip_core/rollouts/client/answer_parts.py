@@ -4,9 +4,11 @@ read_answers        all choices of a response
 split_count         a count of all choices over them
 refuse_other_model  an answer of another model than the one asked for
 make_storable       a text as it can be stored
+read_calls          of tools
 read_ids, read_logprobs   tokens
 """
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -57,6 +59,7 @@ def read_answers(
                 reasoning_tokens=thought[number],
                 # Once for all answers, as the prompt is paid.
                 cached_tokens=None if number else usage.cached_tokens,
+                calls=read_calls(choice["message"].get("tool_calls")),
             )
             for number, (choice, (text, reasoning)) in enumerate(
                 zip(choices, contents, strict=True)
@@ -95,6 +98,19 @@ def make_storable(text: Any) -> str:
     storable = str(text)
     # Nearly every text is; there may be thousands of tokens in an answer.
     return storable if storable.isascii() else storable.encode("utf-8", "replace").decode()
+
+
+def read_calls(calls: Any) -> tuple[tuple[str, str], ...]:
+    """Read the names and arguments of calls of functions; of others the name is empty."""
+    functions = [call.get("function") or {} for call in calls or () if isinstance(call, dict)]
+    return tuple(
+        (
+            make_storable(function.get("name", "")),
+            make_storable(given if isinstance(given, str) else json.dumps(given)),
+        )
+        for function in functions
+        for given in [function.get("arguments")]
+    )
 
 
 def read_ids(ids: Any) -> list[int] | None:

@@ -70,6 +70,10 @@ class ChatAnswer:
     cached_tokens: int | None = None
     """How many of `prompt_tokens` the API had read before, where it counts them; of several answers
     to a request the first has them all."""
+    calls: tuple[tuple[str, str], ...] = ()
+    """Names and arguments of calls by OpenAI's `tools`; the arguments may be no JSON."""
+    fault: str | None = None
+    """Why the calls are none that can be made."""
 
 
 class ChatCompletions(Protocol):
