@@ -46,7 +46,6 @@ from beside import alone, kills, load, schedule, starts, swap, training, weights
 from beside.models import Model, find_model
 from beside.page import list_parts, page
 from beside.players import PLAYERS, InspectCheckpointed, Player, commit
-from beside.runs import Failed
 
 SHARES = {"user": (0, 2), "low_priority": (1,), "idle": (3, 4)}
 """Of the machine's CPU time, by columns of /proc/stat: user and system, nice, idle and waiting."""
@@ -188,6 +187,16 @@ def parts_of(options: argparse.Namespace, models: list[Model]) -> list[tuple[str
     return chosen
 
 
+def drop_others(result: dict[str, Any], chosen: list[tuple[str, Model]]) -> None:
+    """Forget parts that a whole run does not measure, which an older one did."""
+    names = {(name, model.name) for name, model in chosen}
+    for model, parts in [(DEFAULT, result), *result.get("models", {}).items()]:
+        for name in PARTS:
+            if (name, model) not in names:
+                parts.pop(name, None)
+    result["models"] = {model: parts for model, parts in result.get("models", {}).items() if parts}
+
+
 def is_done(part: dict[str, Any] | None, options: argparse.Namespace) -> bool:
     """Say whether a part is there that would be measured in the same way at the same commit."""
     at = commit()
@@ -244,7 +253,10 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     failed: list[str] = []
-    for name, model in parts_of(options, models):
+    chosen = parts_of(options, models)
+    if options.only == [*PARTS] and not options.model:
+        drop_others(result, chosen)
+    for name, model in chosen:
         parts = result
         if model.name != DEFAULT:
             parts = result.setdefault("models", {}).setdefault(model.name, {})
@@ -254,8 +266,9 @@ def main() -> None:
         began = time.strftime("%H:%M:%S")
         try:
             measured = measure(name, options, model)
-        except Failed as error:
-            failed.append(f"{name} {model.name}: {error}")
+        except Exception as error:  # the other parts are worth their time all the same
+            failed.append(f"{name} {model.name}: {type(error).__name__}: {error}")
+            say(failed[-1])
             continue
         turns = {key: it for key, it in parts.get(name, {}).items() if key.startswith("by_turns")}
         parts[name] = measured = measured | turns  # swap_by_turns.py has measured those

@@ -456,7 +456,8 @@ def starts(part: dict[str, Any]) -> str:
     """Show how long a command takes to begin."""
     text = (
         "From the start of the process to the first call that reaches the stub, or to the end of a "
-        "command that prints. nip is `nip play`. One round in front does not count."
+        "command that prints, `nip ls` of an empty store. nip is `nip play`. One round in front "
+        "does not count."
     )
     lines = ["## Start", "", _made(part), "", _filled(text), ""]
     lines += ["| | median, s | each, s |", "|---|---|---|"]

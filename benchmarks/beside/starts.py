@@ -18,11 +18,13 @@ from beside.players import TURNS, Nip, Peer, Player
 from beside.runs import Failed, Run
 from beside.stub import Stub
 
+STORE = "runs"
+"""An empty one, for `nip ls`."""
 MOST_S, GAMES, IN_FLIGHT, WAIT_S = 300.0, 64, 16, 5.0
 
 
 class NipTrain(Nip):
-    """`nip train`, with a Prefect server that it starts."""
+    """`nip train`, with a Prefect server that it starts, whose home is new."""
 
     name = "nip train"
 
@@ -30,6 +32,11 @@ class NipTrain(Nip):
         """Train on the same configuration."""
         super().start(place, url, games, in_flight)
         return [sys.executable, "-m", "nip_cli", "train", str(place / "config.yaml")]
+
+    def environment(self, place: Path, url: str) -> dict[str, str]:
+        """Name no Prefect server, and a home for the one that is started."""
+        named = super().environment(place, url) | {"PREFECT_HOME": str(place / "prefect")}
+        return {name: value for name, value in named.items() if name != "PREFECT_API_URL"}
 
 
 def first_call_s(player: Player) -> float:
@@ -50,6 +57,7 @@ def first_call_s(player: Player) -> float:
 def printed_s(command: Sequence[str]) -> float:
     """Run a command that prints; the seconds. Raises Failed."""
     with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / STORE).mkdir()
         began = time.monotonic()
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         seconds = time.monotonic() - began
@@ -61,7 +69,7 @@ def printed_s(command: Sequence[str]) -> float:
 def commands(players: Sequence[Player]) -> dict[str, list[str]]:
     """Name what prints: nip's, and that of the peers that are there."""
     nip = str(Path(sys.executable).with_name("nip"))
-    named = {"nip --help": [nip, "--help"], "nip ls": [nip, "ls", "--run-store", "runs"]}
+    named = {"nip --help": [nip, "--help"], "nip ls": [nip, "ls", "--run-store", STORE]}
     programs = {"verifiers": "vf-eval", "inspect": "inspect"}
     for player in players:
         program = programs.get(player.name)
