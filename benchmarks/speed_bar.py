@@ -17,9 +17,9 @@ processor time alone.
 
 The code of this working tree and that of the commit before have a process each for a piece, with
 the packages of this environment; both do each round at the same time, so that other work on the
-machine falls on both. A figure is worse if the least of its rounds now is more than 5 % above the
-most of its rounds before, or 30 % above the most of the published ones, if those are of such a
-machine; then the piece is measured once more by new processes, and has to be so in all rounds. With
+machine falls on both. A figure is worse if in three of four rounds it is more than 5 % above that
+of the tree before, or in all rounds more than 30 % above the published ones, if those are of such a
+machine; then the piece is measured once more by new processes, and all rounds have to say so. With
 --check the command ends with 1 where a figure is worse.
 
 Not counted: time that is waited, GPUs.
@@ -112,12 +112,19 @@ def measure(
                     rounds.setdefault(figure, {}).setdefault(name, []).append(amount / units)
 
 
+def compare(by_tree: Mapping[str, Sequence[float]]) -> float | None:
+    """The ratio to the tree before that three of four rounds reach; None without both."""
+    pairs = zip(by_tree.get(NOW, ()), by_tree.get(BEFORE, ()), strict=False)
+    ratios = sorted(now / before for now, before in pairs)
+    return ratios[len(ratios) // 4] if ratios else None
+
+
 def is_worse(by_tree: Mapping[str, Sequence[float]], published: Sequence[float] = ()) -> bool:
-    """Tell whether every round now is above every one before, or above every published one."""
-    now, before = by_tree.get(NOW, ()), by_tree.get(BEFORE, ())
-    limits = [MARGIN * max(before)] if before else []
-    limits += [PUBLISHED_MARGIN * max(published)] if published else []
-    return bool(now) and any(min(now) > limit for limit in limits)
+    """Tell whether a figure is above that of the tree before, or above every published round."""
+    ratio, now = compare(by_tree), by_tree.get(NOW, ())
+    if now and published and min(now) > PUBLISHED_MARGIN * max(published):
+        return True
+    return ratio is not None and ratio > MARGIN
 
 
 def read_published(machine: str) -> dict[str, list[float]]:
@@ -152,8 +159,8 @@ def describe(rounds: Rounds, published: Mapping[str, Sequence[float]]) -> dict[s
             row["ratio_to_before"] = medians[NOW] / medians[BEFORE]
         if earlier and NOW in medians:
             row["ratio_to_published"] = medians[NOW] / statistics.median(earlier)
-        if by_tree.get(BEFORE) and by_tree.get(NOW):
-            row["seen_from"] = MARGIN * max(by_tree[BEFORE]) / min(by_tree[NOW])
+        if (ratio := compare(by_tree)) is not None:
+            row["seen_from"] = MARGIN / ratio
         rows[figure] = row
     return rows
 
