@@ -1,6 +1,9 @@
 """The client retries what can pass, stops at what can't, and never takes another model's answer."""
 
 import asyncio
+import resource
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -158,3 +161,19 @@ async def test_a_server_that_sends_the_key_back_can_not_make_us_print_it(status,
     shown = str(caught.value) + "".join(traceback.format_exception(caught.value)) + "".join(reasons)
     assert "***" in shown
     assert key[:10] not in shown
+
+
+def test_a_client_has_a_descriptor_for_each_of_its_calls():
+    code = (
+        "import asyncio, resource\n"
+        "from nip_core.rollouts.client.chat_client import ChatClient\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
+        "async def main():\n"
+        "    async with ChatClient(concurrency=4096, timeout_s=1, retries=0):\n"
+        "        print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert int(done.stdout) >= 1024 or int(done.stdout) == hard

@@ -24,6 +24,7 @@ from typing import Any, Self
 import aiohttp
 
 from nip_base.formats.bounds import parse_json
+from nip_base.machine.open_files import raise_open_files
 from nip_base.wire import JOIN_HEADER
 from nip_core.errors import ServerError, StageError
 from nip_core.progress.traffic import Traffic
@@ -120,6 +121,7 @@ class ChatClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
+        raise_open_files()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._most, keepalive_timeout=60),
         )

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
+from nip_base.machine.open_files import raise_open_files
 from nip_base.machine.processes import process_identity, watch_parent
 from nip_base.spec import Start
 from nip_base.version import SERVER_VERSION
@@ -27,7 +28,6 @@ from nip_lm_server.api.connections import (
     BACKLOG,
     make_runner,
     quiet_loop,
-    raise_open_files,
 )
 from nip_lm_server.auth import TINKER_PREFIX, KeyRing, is_loopback, load_keys
 from nip_lm_server.engines.base import EngineError

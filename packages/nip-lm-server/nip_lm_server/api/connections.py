@@ -1,7 +1,6 @@
 """Connections below the routes: their greatest number, and the requests that aiohttp refuses.
 
 make_runner           the application's runner, with these connections
-raise_open_files      as many descriptors as the system lets this process have
 quiet_loop            an exception handler that says once a minute that descriptors are short
 SparseLog             a log line for events that clients can cause as often as they like
 
@@ -11,7 +10,6 @@ connection that has nothing to answer makes room; if none does, the newcomer get
 """
 
 import asyncio
-import contextlib
 import errno
 import json
 import logging
@@ -32,7 +30,6 @@ BACKLOG = 4096
 """Connections that the system holds until they are accepted."""
 ACCEPTED_AT_ONCE = 16
 """... of which so many are accepted before the next look at the limit."""
-MAX_OPEN_FILES = 65_536
 _KEPT_BACK = 128
 _MAX_CONNECTIONS, _MIN_CONNECTIONS = 16_384, 16
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -61,16 +58,6 @@ class SparseLog:
 
 short_of_descriptors = SparseLog()
 _refused = SparseLog()
-
-
-def raise_open_files() -> None:
-    """Let this process and its children open as many files as the system allows, within reason."""
-    # Every process may raise its soft limit as far as to the hard one.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def most_connections() -> int:
