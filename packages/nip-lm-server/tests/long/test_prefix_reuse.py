@@ -17,8 +17,10 @@ from nip_lm_server.engines.base import EngineError, GenerationRequest
 from nip_lm_server.engines.embedded.decoding import slot_decoder
 from nip_lm_server.engines.embedded.decoding.batching import Decoder, Row
 from nip_lm_server.engines.embedded.decoding.plain_llama import (
+    Copies,
     computes_the_same,
-    may_pack,
+    find_copies,
+    halve,
     read_plain_llama,
 )
 from nip_lm_server.engines.embedded.decoding.sampling import Settings, row_random
@@ -303,9 +305,9 @@ def configurations():
     }
 
 
-@pytest.mark.parametrize("packs", [False, *([True] if IS_X86 else [])])
+@pytest.mark.parametrize("copies", [set(), *([{"packed"}, {"half"}] if IS_X86 else [])])
 @pytest.mark.parametrize("name", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
-async def test_the_plain_pass_is_that_of_the_models_own_library(name, packs):
+async def test_the_plain_pass_is_that_of_the_models_own_library(name, copies):
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -314,9 +316,12 @@ async def test_the_plain_pass_is_that_of_the_models_own_library(name, packs):
     with torch.inference_mode():
         for parameter in model.parameters():  # norms and biases too, which begin as ones and zeros
             parameter.add_(torch.randn_like(parameter) * 0.1)
+            if "half" in copies:
+                parameter.copy_(parameter.bfloat16())
         lora = RowwiseLora(model)
-        plain = read_plain_llama(model, lora, packs=packs)
+        plain = read_plain_llama(model, lora, Copies(*(it in copies for it in ("packed", "half"))))
         assert plain is not None and computes_the_same(plain, model, range(2, 58))
+        assert (plain._head.half is not None) == ("half" in copies)
         library, slots = (
             Decoder(model, lora, frozenset()),
             SlotDecoder(model, lora, frozenset(), plain),
@@ -344,16 +349,35 @@ async def test_a_model_that_computes_anything_else_is_left_to_its_library(name):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(configurations()[name])
-    assert read_plain_llama(model, RowwiseLora(model)) is None
+    assert read_plain_llama(model, RowwiseLora(model), Copies()) is None
 
 
-async def test_weights_are_packed_where_it_pays_and_the_second_copy_has_room(base):
+async def test_weights_are_copied_where_it_pays_and_the_copies_have_room(base):
     import torch
     from transformers import AutoModelForCausalLM
 
     size = 64 << 20
     large = torch.nn.Linear(4096, size // (4 * 4096), bias=False)
-    assert not may_pack(large, 7 * size)
-    assert may_pack(large, 9 * size) == IS_X86
-    assert not may_pack(large.bfloat16(), 9 * size)
-    assert not may_pack(AutoModelForCausalLM.from_pretrained(base), 9 * size)
+    assert find_copies(large, 3 * size) == Copies()
+    assert find_copies(large, 7 * size) == Copies(half=IS_X86)
+    assert find_copies(large, 9 * size) == Copies(packed=IS_X86, half=IS_X86)
+    assert find_copies(large.bfloat16(), 9 * size) == Copies()
+    assert find_copies(AutoModelForCausalLM.from_pretrained(base), 9 * size) == Copies()
+
+
+@pytest.mark.skipif(not IS_X86, reason="measured there alone")
+async def test_weights_are_halved_where_float16_holds_them_as_well_as_float32():
+    import torch
+
+    torch.manual_seed(0)
+    weight, x = torch.randn(300, 64) * 0.02, torch.randn(9, 64)
+    assert halve(weight, None) is None  # numbers of float32 alone
+    saved = weight.bfloat16().float()
+    saved[0, :3] = 1e-6  # below float16's whole precision, by no more than float32 rounds
+    multiply, exact = torch.ops.quantized.linear_dynamic_fp16, x.double() @ saved.double().T
+    output = multiply(x, halve(saved, None))
+    assert float((output - exact).abs().max()) < 1e-6
+    assert torch.equal(multiply(x[:1], halve(saved, None)), output[:1])  # in any company
+    for wrong in (1e5, torch.nan, torch.inf):
+        saved[299, 0] = wrong
+        assert halve(saved, None) is None

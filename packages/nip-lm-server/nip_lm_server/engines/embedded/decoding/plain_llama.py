@@ -13,7 +13,6 @@ to its library: `computes_the_same` compares.
 """
 
 import itertools
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,13 +30,25 @@ _TABLE = 512
 
 _PACKED_ROWS = 4
 """With fewer rows, both forms read a weight once, and the packed one has more overhead."""
-_PACKED_OPERATIONS = ("_reorder_linear_weight", "_linear_pointwise")
-_PACKED_SHARE = 1 / 8
-"""The largest share of the machine's memory for the second copy."""
+_HALF_ROWS = 48
+"""With more rows, a processor multiplies for longer than it reads weights, and float16 only costs
+their conversion."""
+_HALF_ERROR = 2**-22
+"""The largest error of a row of weights in float16, by its length: four times float32's own."""
+_COPY_SHARE = 1 / 8
+"""The largest share of the machine's memory for each copy."""
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, queries [rows, tokens, heads, size], keys and values [rows, tokens, key heads, size])
 -> [rows, tokens, heads * size]"""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The copies of weights that a pass keeps: `packed` for many rows, `half` for few."""
+
+    packed: bool = False
+    half: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,7 @@ class _Product:
     weight: torch.Tensor
     bias: torch.Tensor | None
     packed: torch.Tensor | None  # the weight in oneDNN's fastest form
+    half: Any  # weight and bias in FBGEMM's form, the weight in float16
 
 
 @dataclass(frozen=True)
@@ -66,10 +78,10 @@ class _Layer:
 class PlainLlama:
     """The pass over `model`. Make a new one after the model was moved to another device.
 
-    `packs`: keep a second copy of the weights, for faster products; see `may_pack`.
+    `copies` of the weights are kept for faster products; see `find_copies`.
     """
 
-    def __init__(self, model: Any, lora: RowwiseLora, *, packs: bool = False):
+    def __init__(self, model: Any, lora: RowwiseLora, copies: Copies):
         config = model.config
         self._model, self._lora = model, lora
         self.layers = int(config.num_hidden_layers)
@@ -77,12 +89,12 @@ class PlainLlama:
         self.key_heads = int(config.num_key_value_heads or config.num_attention_heads)
         self.size = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self._eps = float(config.rms_norm_eps)
-        self.packs = packs
+        self.copies = copies
         self._layers = [
-            _read_layer(layer, f"model.layers.{i}", packs)
+            _read_layer(layer, f"model.layers.{i}", copies)
             for i, layer in enumerate(model.model.layers)
         ]
-        self._head = _join({"lm_head": model.lm_head}, packs)
+        self._head = _join({"lm_head": model.lm_head}, copies)
         self._cos = self._sin = torch.empty(0)
 
     def run(
@@ -101,18 +113,21 @@ class PlainLlama:
         cos, sin = self._rotations(positions, longest)
         x = self._model.model.embed_tokens(ids)
         for number, layer in enumerate(self._layers):
-            normed = functional.rms_norm(x, (x.shape[-1],), layer.input_norm, self._eps)
+            normed = self._norm(x, layer.input_norm)
             x = x + self._attention(number, layer, normed, cos, sin, attend)
-            normed = functional.rms_norm(x, (x.shape[-1],), layer.middle_norm, self._eps)
-            both = self._apply(layer.gates, normed)
-            gate, up = both.chunk(2, -1)
+            gate, up = self._apply(layer.gates, self._norm(x, layer.middle_norm)).chunk(2, -1)
             x = x + self._apply(layer.down, functional.silu(gate) * up)
         if last:
             x = x[:, -1:]
-        norm = self._model.model.norm
-        return self._apply(
-            self._head, functional.rms_norm(x, (x.shape[-1],), norm.weight, self._eps)
-        )
+        return self._apply(self._head, self._norm(x, self._model.model.norm.weight))
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float32 or x.device.type != "cpu":
+            return functional.rms_norm(x, weight.shape, weight, self._eps)
+        # On a CPU, torch's own reads all of `x` two times more.
+        factor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        factor.square_().div_(x.shape[-1]).add_(self._eps).rsqrt_()
+        return (x * factor).mul_(weight)
 
     def _attention(
         self,
@@ -127,24 +142,15 @@ class PlainLlama:
         heads = self._apply(layer.attention, normed).view(rows, tokens, -1, self.size)
         unrotated, values = heads.split([self.heads + self.key_heads, self.key_heads], 2)
         if layer.query_norm is not None and layer.key_norm is not None:
-            parts = unrotated.split([self.heads, self.key_heads], 2)
-            norms = (layer.query_norm, layer.key_norm)
-            unrotated = torch.cat(
-                [
-                    functional.rms_norm(part, (self.size,), norm, self._eps)
-                    for part, norm in zip(parts, norms, strict=True)
-                ],
-                2,
-            )
-        half = self.size // 2
-        rotated = unrotated * cos
-        rotated[..., :half].addcmul_(unrotated[..., half:], sin[..., :half], value=-1)
-        rotated[..., half:].addcmul_(unrotated[..., :half], sin[..., half:])
+            queries, keys = unrotated.split([self.heads, self.key_heads], 2)
+            normed = (self._norm(queries, layer.query_norm), self._norm(keys, layer.key_norm))
+            unrotated = torch.cat(normed, 2)
+        rotated = (unrotated * cos).addcmul_(unrotated.roll(self.size // 2, -1), sin)
         queries, keys = rotated.split([self.heads, self.key_heads], 2)
         return self._apply(layer.out, attend(number, queries, keys, values))
 
     def _apply(self, product: _Product, x: torch.Tensor) -> torch.Tensor:
-        output = _multiply(product, x)
+        output: torch.Tensor = _multiply(product, x)
         if self._lora.adapting:
             start = 0
             for name, end in zip(product.names, product.ends, strict=True):
@@ -155,49 +161,55 @@ class PlainLlama:
     def _rotations(
         self, positions: torch.Tensor, longest: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [rows, tokens, 1, size]."""
+        """Cosines and sines [rows, tokens, 1, size]; the sines of the first half are negative."""
         if longest > len(self._cos):
             weight = self._model.model.embed_tokens.weight
             places = torch.arange(-(-longest // _TABLE) * _TABLE, device=weight.device)
             cos, sin = self._model.model.rotary_emb(weight, places[None])
             self._cos, self._sin = cos[0], sin[0]
+            self._sin[:, : self.size // 2] *= -1
         return self._cos[positions][:, :, None], self._sin[positions][:, :, None]
 
 
-def _multiply(product: _Product, x: torch.Tensor) -> torch.Tensor:
-    if product.packed is None or x.numel() < _PACKED_ROWS * x.shape[-1]:
+def _multiply(product: _Product, x: torch.Tensor) -> Any:
+    rows = x.numel() // x.shape[-1]
+    # The kernels compute in float32, and a row's result doesn't depend on the number of rows.
+    if product.half is not None and (rows < _HALF_ROWS or product.packed is None):
+        return torch.ops.quantized.linear_dynamic_fp16.default(x, product.half)
+    if product.packed is None or rows < _PACKED_ROWS:
         return functional.linear(x, product.weight, product.bias)
-    return _multiply_packed(x, product.packed, product.bias)
+    return torch.ops.mkldnn._linear_pointwise(x, product.packed, product.bias, "none", [], "")
 
 
-def may_pack(model: Any, machine_bytes: int) -> bool:
-    """Say whether packed weights of `model` are possible, are faster, and have room in memory."""
+def find_copies(model: Any, machine_bytes: int) -> Copies:
+    """The copies that are possible, make products of `model` faster, and have room in memory."""
     weights = list(model.parameters())
     size = sum(weight.nbytes for weight in weights)
-    return (
+    is_possible = (
         all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
-        and platform.machine() in ("x86_64", "AMD64")  # measured there alone
-        and torch.backends.mkldnn.is_available()
-        # No public names: another version of torch may lack them.
-        and all(hasattr(torch.ops.mkldnn, name) for name in _PACKED_OPERATIONS)
-        # Weights in the processor's own caches are as fast unpacked, with less overhead.
-        and SMALL_BYTES <= size <= _PACKED_SHARE * machine_bytes
+        and torch.backends.quantized.engine in ("x86", "fbgemm")  # measured there alone
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # no public name
+        # Weights in the processor's own caches are as fast without, with less overhead.
+        and size >= SMALL_BYTES
     )
+    room = _COPY_SHARE * machine_bytes if is_possible else 0
+    return Copies(packed=size <= room, half=size // 2 <= room)
 
 
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
-    return packed
+def halve(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    """The weight for products from float16; None where float32 would give other results.
+
+    Most published models were saved in half precisions, so that all or nearly all of their weights
+    are numbers of float16.
+    """
+    for rows in weight.split(256):  # pieces that fit into the processor's caches
+        error = (rows - rows.half()).norm(dim=1)
+        if not bool((error <= _HALF_ERROR * rows.norm(dim=1)).all()):
+            return None
+    return torch.ops.quantized.linear_prepack_fp16(weight, bias)
 
 
-def _multiply_packed(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return output
-
-
-def read_plain_llama(model: Any, lora: RowwiseLora, *, packs: bool = False) -> PlainLlama | None:
+def read_plain_llama(model: Any, lora: RowwiseLora, copies: Copies) -> PlainLlama | None:
     """The pass over a model's parts; None if the model may compute anything else."""
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}
@@ -207,13 +219,14 @@ def read_plain_llama(model: Any, lora: RowwiseLora, *, packs: bool = False) -> P
         and rope.get("rope_type", "default") in _ROPE_TYPES
         and not _has_sliding_attention(config)
     )
-    return PlainLlama(model, lora, packs=packs) if is_plain else None
+    return PlainLlama(model, lora, copies) if is_plain else None
 
 
 def computes_the_same(plain: PlainLlama, model: Any, ids: Sequence[int]) -> bool:
     """Say whether the pass gives the logits of the model's own library, up to rounding."""
     device = model.device
-    tokens = torch.tensor([[*ids]], device=device)
+    ids = [*ids] * -(-_HALF_ROWS // len(ids))
+    tokens = torch.tensor([ids], device=device)
     expected = model(input_ids=tokens, use_cache=False).logits.float()
     # Float32 rounds in the sixth digit, and so do a library's norms in float64. A twentieth in half
     # precisions is a rule of thumb: a missing or wrong operation moves logits by more.
@@ -281,47 +294,38 @@ def score_causally(plain: PlainLlama, sequences: Sequence[Sequence[int]], device
     return plain.run(ids, places[None].expand(len(rows), -1), longest, attend, last=False)
 
 
-def _read_layer(layer: Any, name: str, packs: bool) -> _Layer:
+def _read_layer(layer: Any, name: str, copies: Copies) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return _Layer(
         input_norm=layer.input_layernorm.weight,
         middle_norm=layer.post_attention_layernorm.weight,
         attention=_join(
-            {
-                f"{name}.self_attn.{part}": getattr(attention, part)
-                for part in ("q_proj", "k_proj", "v_proj")
-            },
-            packs,
+            {f"{name}.self_attn.{it}_proj": getattr(attention, f"{it}_proj") for it in "qkv"},
+            copies,
         ),
-        query_norm=_find_weight(getattr(attention, "q_norm", None)),
-        key_norm=_find_weight(getattr(attention, "k_norm", None)),
-        out=_join({f"{name}.self_attn.o_proj": attention.o_proj}, packs),
+        query_norm=getattr(getattr(attention, "q_norm", None), "weight", None),
+        key_norm=getattr(getattr(attention, "k_norm", None), "weight", None),
+        out=_join({f"{name}.self_attn.o_proj": attention.o_proj}, copies),
         gates=_join(
-            {f"{name}.mlp.{part}": getattr(mlp, part) for part in ("gate_proj", "up_proj")}, packs
+            {f"{name}.mlp.{part}": getattr(mlp, part) for part in ("gate_proj", "up_proj")}, copies
         ),
-        down=_join({f"{name}.mlp.down_proj": mlp.down_proj}, packs),
+        down=_join({f"{name}.mlp.down_proj": mlp.down_proj}, copies),
     )
 
 
-def _find_weight(module: Any) -> torch.Tensor | None:
-    return None if module is None else module.weight
-
-
-def _join(modules: dict[str, Any], packs: bool) -> _Product:
+def _join(modules: dict[str, Any], copies: Copies) -> _Product:
     """Lay the weights of some linear layers next to each other; their modules keep views."""
     lengths = [len(module.weight) for module in modules.values()]
-    ends = tuple(itertools.accumulate(lengths))
     first = next(iter(modules.values()))
-    if len(modules) == 1:
-        packed = _pack(first.weight) if packs else None
-        return _Product(tuple(modules), ends, first.weight, first.bias, packed)
-    joined: dict[str, torch.Tensor | None] = {"weight": None, "bias": None}
-    for kind in joined if first.bias is not None else ("weight",):
-        whole = torch.cat([getattr(module, kind).data for module in modules.values()])
-        for module, part in zip(modules.values(), whole.split(lengths), strict=True):
-            getattr(module, kind).data = part
-        joined[kind] = whole
-    weight = joined["weight"]
-    assert weight is not None
-    packed = _pack(weight) if packs else None
-    return _Product(tuple(modules), ends, weight, joined["bias"], packed)
+    joined: dict[str, Any] = {"weight": first.weight, "bias": first.bias}
+    for kind, own in joined.items() if len(modules) > 1 else ():
+        if own is not None:
+            whole = torch.cat([getattr(module, kind).data for module in modules.values()])
+            for module, part in zip(modules.values(), whole.split(lengths), strict=True):
+                getattr(module, kind).data = part
+            joined[kind] = whole
+    weight, bias = joined["weight"], joined["bias"]
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight) if copies.packed else None
+    half = halve(weight, bias) if copies.half else None
+    ends = tuple(itertools.accumulate(lengths))
+    return _Product(tuple(modules), ends, weight, bias, packed, half)

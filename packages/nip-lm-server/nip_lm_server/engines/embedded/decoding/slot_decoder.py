@@ -32,7 +32,7 @@ from nip_lm_server.engines.embedded.decoding.plain_llama import (
     PlainLlama,
     attend_grouped,
     computes_the_same,
-    may_pack,
+    find_copies,
     read_plain_llama,
     score_causally,
     spread,
@@ -71,7 +71,7 @@ class SlotDecoder(Decoder):
     ):
         super().__init__(model, lora, stop_tokens)
         self.plain: PlainLlama | None = plain
-        self._packs = plain.packs
+        self._copies = plain.copies
         self.kept = KeptPrefixes(0)
         self._scarce = ScarceMemory() if self._device.type == "cpu" else None
         self._slots = SlotCache(plain, model.dtype, self._device)
@@ -98,7 +98,7 @@ class SlotDecoder(Decoder):
         self.plain = None
 
     def return_to_model(self) -> None:
-        self.plain = PlainLlama(self._model, self._lora, packs=self._packs)
+        self.plain = PlainLlama(self._model, self._lora, self._copies)
 
     def heed_memory(self) -> None:
         self._make_room(self._slots.bytes)
@@ -349,14 +349,10 @@ class SlotDecoder(Decoder):
             # Read in the order of the slots, so that a pass copies nothing of the cache.
             layer_states = states[layer]
             layer_states[0][write], layer_states[1][write] = keys, values
-            slot_keys, slot_values = (
-                layer_states[0, :, :, :longest],
-                layer_states[1, :, :, :longest],
-            )
-            if is_sorted:
-                return attend_grouped(queries, slot_keys, slot_values, mask)
-            output = attend_grouped(queries[slot_order], slot_keys, slot_values, mask)
-            return output[slot_indices]
+            slot_keys, slot_values = layer_states[:, :, :, :longest].unbind()
+            ordered = queries if is_sorted else queries[slot_order]
+            output = attend_grouped(ordered, slot_keys, slot_values, mask)
+            return output if is_sorted else output[slot_indices]
 
         with self._lora.rows([row.adapter for row in rows]):
             tokens = torch.tensor(ids, device=self._device)
@@ -394,7 +390,7 @@ def make_decoder(loaded: LoadedModel, lora: RowwiseLora) -> Decoder:
     Raises EngineError for float64 where that is not a `SlotDecoder`.
     """
     model, stop_tokens = loaded.model, loaded.stop_tokens
-    plain = read_plain_llama(model, lora, packs=may_pack(model, allowed_bytes()))
+    plain = read_plain_llama(model, lora, find_copies(model, allowed_bytes()))
     if plain is not None:
         user = ({"role": "user", "content": "Is the code right?"},)
         ids = chat_template.encode_prompt(loaded.tokenizer, user)
