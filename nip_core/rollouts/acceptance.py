@@ -15,9 +15,10 @@ from nip_core.rollouts.trees import for_each_episode
 
 LIKELIEST = 5
 """Both words are among so many where a model decides; if one is not, its probability is at most
-that of the last. Asking for 5 takes some 5 % of the processor time of play with the bundled tiny
-model, for 20 more (docs/results/README.md)."""
+that of the last."""
 _WORDS = {ACCEPT: "accept", REJECT: "reject"}
+PLACES = {"top_logprobs_at": [*_WORDS.values()]}
+"""Of a request to a server of nip's: no other place is looked at, and each has its cost."""
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
 _LABEL = re.compile(
     r"(?m)^\W*(?:my |the )?(?:final )?(?:decision|verdict|answer)\b[^\w\n]*?(?:[:=–—-]|$)"

@@ -28,7 +28,12 @@ from nip_core.game.render import ChatMessage, Game, InvalidResponse
 from nip_core.parameters import PureTextAgentParameters, RandomAgentParameters
 from nip_core.parameters.services.dialects import find_dialect
 from nip_core.protocols import Move
-from nip_core.rollouts.acceptance import LIKELIEST, can_be_estimated, estimate_acceptance
+from nip_core.rollouts.acceptance import (
+    LIKELIEST,
+    PLACES,
+    can_be_estimated,
+    estimate_acceptance,
+)
 from nip_core.rollouts.client.completions import ChatAnswer, ChatCompletions, Endpoint
 from nip_core.rollouts.plan import EpisodeSpec
 from nip_core.rollouts.storage.table_rows import CallRecord, Generation, Timing
@@ -53,6 +58,7 @@ class Player:
     record_logprobs: bool = False  # and their log-probabilities, where the engine has them
     top_logprobs: int = 0  # ask for the likeliest tokens, so many, and do without if there are none
     record_p_accept: bool = False  # of its verdicts, where the engine gives log-probabilities
+    has_own_server: bool = False  # the run's, which takes fields of nip's
     script: LoadedScript | None = None  # writes its messages in the place of a model
 
     @property
@@ -170,6 +176,8 @@ async def ask(
     takes_logprobs = find_dialect(player.parameters).takes_logprobs
     if takes_logprobs and (top_count := max(kept_top, estimate_top)):
         body |= {"logprobs": True, "top_logprobs": top_count}
+        if player.has_own_server and not kept_top:
+            body |= PLACES
     if player.record_tokens:
         # Training takes the answers for samples of the model's own distribution, so nothing may
         # change it, and a server's defaults may. Other settings that could (top_k, min_p) aren't

@@ -285,6 +285,7 @@ class SplitPlay:
                     record_logprobs=is_recorded and find_host(parameters, settings).gives_logprobs,
                     top_logprobs=max(recorded_top, LIKELIEST if agent in judges else 0),
                     record_p_accept=records_p_accept(parameters, settings),
+                    has_own_server=find_host(parameters, settings).takes_every_request,
                 )
         return players
 

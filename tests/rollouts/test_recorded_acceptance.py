@@ -71,6 +71,26 @@ async def test_only_who_may_decide_is_asked_for_tokens_and_only_p_accept_is_kept
     assert {row.token_logprobs for row in rows} == {None}
 
 
+async def test_the_run_s_own_server_is_asked_for_the_likeliest_at_the_verdict_alone():
+    def judge_at_the_verdict(body):
+        text = "Question: why?" if len(body["messages"]) < 4 else "Decision: accept"
+        if agent_of(body) == "prover":
+            text = "Answer: yes"
+        said = answer(text, [("Decision:", {"Decision:": 1.0}), (" accept", HOW_LIKELY)], True)
+        said["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = []
+        return web.json_response({"model": body["model"], **said})
+
+    own = {**RECORDS, "has_own_server": True}
+    played = await play(settings(), judge_at_the_verdict, of_players=own)
+    asked = {(agent_of(b), str(b.get("top_logprobs_at"))) for b in played.server.bodies}
+    assert asked == {("verifier", "['accept', 'reject']"), ("prover", "None")}
+    elsewhere = await play(settings(), judge, of_players=RECORDS)
+    kept = await play(settings(), judge, of_players={**own, "top_logprobs": 2})
+    for other in (elsewhere, kept):
+        assert all("top_logprobs_at" not in body for body in other.server.bodies)
+    assert played.answers()[-1].p_accept == elsewhere.answers()[-1].p_accept
+
+
 async def test_what_is_said_and_its_digest_are_the_same_with_and_without_it():
     with_it = await play(settings(), judge, of_players=RECORDS)
     without = await play(settings(), judge)

@@ -156,6 +156,7 @@ async def test_what_the_upstream_would_ignore_is_refused(
         assert (status, error["code"], error["param"]) == (400, code, param)
         assert upstream.bodies == []
         harmless = {"user": "me", "store": False, "presence_penalty": 0, "temperature": None}
+        harmless |= {"top_logprobs_at": ["accept"]}
         assert (await here.post("/v1/chat/completions", {**CHAT, **harmless}))[0] == 200
 
 

@@ -376,42 +376,38 @@ def _accept_only(*allowed: Any) -> Parse:
 
 
 _NO_EFFECT: dict[str, Parse] = {
-    "user": _text,
-    "safety_identifier": _text,
-    "prompt_cache_key": _text,
-    "prompt_cache_retention": _text,
+    **dict.fromkeys(("user", "safety_identifier"), _text),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention"), _text),
     "prompt_cache_options": _object,
     "metadata": _metadata,
     "store": _accept_only(False),
     "service_tier": _accept_only("auto", "default"),
 }
 
+_NO_PENALTY: dict[str, Parse] = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _accept_only(0)),
+    "logit_bias": _accept_only({}),
+}
+
 CHAT_HARMLESS: dict[str, Parse] = {
     **_NO_EFFECT,
-    "presence_penalty": _accept_only(0),
-    "frequency_penalty": _accept_only(0),
-    "logit_bias": _accept_only({}),
+    **_NO_PENALTY,
     "response_format": _accept_only({"type": "text"}),
     "modalities": _accept_only(["text"]),
     "reasoning_effort": _accept_only("none"),
     "verbosity": _accept_only("medium"),
-    "tools": _accept_only([]),
-    "tool_choice": _accept_only("none", "auto"),
+    **dict.fromkeys(("tools", "functions"), _accept_only([])),
+    **dict.fromkeys(("tool_choice", "function_call"), _accept_only("none", "auto")),
     "parallel_tool_calls": _boolean,
-    "functions": _accept_only([]),
-    "function_call": _accept_only("none", "auto"),
-    "audio": _accept_only(None),
-    "prediction": _accept_only(None),
-    "moderation": _accept_only(None),
-    "web_search_options": _accept_only(None),
+    "top_logprobs_at": _stop,  # an upstream lists alternatives everywhere
+    **dict.fromkeys(("audio", "prediction"), _accept_only(None)),
+    **dict.fromkeys(("moderation", "web_search_options"), _accept_only(None)),
 }
 """Parameters that chat completions take without doing anything about them, in these values."""
 
 COMPLETION_HARMLESS: dict[str, Parse] = {
     "user": _text,
-    "presence_penalty": _accept_only(0),
-    "frequency_penalty": _accept_only(0),
-    "logit_bias": _accept_only({}),
+    **_NO_PENALTY,
     "echo": _accept_only(False),
     "suffix": _accept_only(None, ""),
 }
@@ -440,6 +436,7 @@ CHAT_PARAMETERS: dict[str, tuple[str, Parse]] = {
     "max_completion_tokens": ("max_tokens", _integer(1, 2**31 - 1)),
     "logprobs": ("logprobs", _boolean),
     "top_logprobs": ("top_logprobs", _integer(0, MAX_TOP_LOGPROBS)),
+    "top_logprobs_at": ("top_at", _stop),
     "metadata": ("metadata", _metadata),
     "return_tokens_as_token_ids": ("tokens_as_ids", _boolean),
 }

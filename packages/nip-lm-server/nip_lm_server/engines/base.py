@@ -102,6 +102,7 @@ class GenerationRequest:
     top_k: int = 0  # draw from so many likeliest tokens; 0: from all
     logprobs: bool = False  # log-probability of each generated token
     top_logprobs: int = 0  # alternatives for each generated token
+    top_at: tuple[str, ...] = ()  # only where one of these words may begin; (): everywhere
     echo: bool = False  # the answer begins with the prompt, which is scored as well
     return_token_ids: bool = False
     schema: dict[str, Any] | None = None  # the answer is JSON of this schema

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from nip_lm_server.engines.embedded.decoding.answers import may_begin  # noqa: E402
 from nip_lm_server.engines.embedded.decoding.sampling import BatchSampler, Settings  # noqa: E402
 
 NEVER = -float("inf")
@@ -79,3 +80,34 @@ def test_the_likeliest_tokens_are_the_same_however_many_another_row_asks_for():
     many = sampler.choose(logits, logprobs=True, top=20).top
     for few in (1, 3, 6):
         assert sampler.choose(logits, logprobs=True, top=few).top == [row[:few] for row in many]
+
+
+def test_the_likeliest_are_listed_only_where_a_row_wants_them():
+    logits = torch.full((3, 50), -5.0)
+    for row, token in enumerate((7, 8, 7)):
+        logits[row, token] = 50.0
+
+    def choose(top_at):
+        generators = [Given(0.5)] * 3
+        sampler = BatchSampler([Settings()] * 3, generators, [[]] * 3, 50, torch.device("cpu"))
+        return sampler.choose(logits, logprobs=True, top=2, asking=[0, 1, 2], top_at=top_at)
+
+    every = choose([None] * 3)
+    assert choose([lambda token: token == 7, lambda token: False, None]).top == [
+        every.top[0],
+        [],
+        every.top[2],
+    ]
+    assert choose([lambda token: False] * 3).top == [[], [], []]
+    assert choose(()) == every
+
+
+@pytest.mark.parametrize(
+    ("token", "begins"),
+    [
+        *((" Accept", True), (" a", True), ("REJECT", True), ("n: r", True), ("-accepted", True)),
+        *(("bar", False), ("unacceptable", False), ("ccept", False), (" b", False), ("", False)),
+    ],
+)
+def test_a_token_may_begin_a_word_of_any_case_but_not_within_another(token, begins):
+    assert may_begin(token, ("accept", "reject")) is begins

@@ -20,6 +20,7 @@ from nip_core.rollouts.client.chat_client import ChatClient
 from nip_core.rollouts.client.completions import Endpoint
 from nip_core.rollouts.client.joined_calls import EngineHangsError
 from nip_lm_server.engines.base import EngineError, EngineRequestError, GenerationRequest
+from nip_lm_server.engines.embedded.decoding.answers import may_begin
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
 MODELS = ("tiny", "ft:tiny:a:1", "ft:tiny:b.x:2", "ft:tiny:c:3")
@@ -391,6 +392,18 @@ async def test_in_float64_company_and_what_is_kept_change_no_bit(wide_engine):
     together = await asyncio.gather(*(wide_engine.generate(request) for request in requests))
     assert again == alone == [result.choices for result in together]
     assert wide_engine.status()["prompt_tokens_reused"] > 0
+
+
+async def test_alternatives_are_the_same_where_a_chosen_word_may_begin_and_else_there_are_none(
+    wide_engine,
+):
+    request = ask("compare", max_tokens=60, top_logprobs=3)
+    [every] = (await wide_engine.generate(request)).choices
+    [some] = (await wide_engine.generate(replace(request, top_at=("t", "a")))).choices
+    assert (some.tokens, some.logprobs) == (every.tokens, every.logprobs)
+    begins = [may_begin(token, ("t", "a")) for token in every.tokens]
+    assert [bool(top) for top in some.top_logprobs] == begins and True in begins
+    assert all(a == b for a, b in zip(some.top_logprobs, every.top_logprobs, strict=True) if a)
 
 
 async def test_in_float64_log_probabilities_are_numbers_of_float32_near_those_of_peft(

@@ -128,6 +128,7 @@ def make_rows(
             stop_tokens=stops,
             wants_logprobs=request.logprobs,
             wants_top=request.top_logprobs,
+            top_at=worker.begins(request.top_at) if request.top_at else None,
             # The grammar is compiled once, and each choice goes its own way through it.
             guide=guide if guide is None or choice == 0 else guide.copy(),
         )

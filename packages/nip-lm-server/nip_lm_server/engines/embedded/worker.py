@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import torch
 
 from nip_lm_server.engines.base import EngineError, EngineState
-from nip_lm_server.engines.embedded.decoding.answers import wake_listeners
+from nip_lm_server.engines.embedded.decoding.answers import may_begin, wake_listeners
 from nip_lm_server.engines.embedded.decoding.batching import Decoder, Row
 from nip_lm_server.engines.embedded.decoding.kv_cache import find_cache_room
 from nip_lm_server.engines.embedded.decoding.loaded_model import (
@@ -104,6 +104,10 @@ class ModelWorker:
         self._tokenizer_lock = threading.Lock()
         # The text of one token, special or not. Cached, since the likeliest ones come again.
         self.show_token = cache(lambda token: self.decode([token], special=True))
+        # Whether a token may begin one of these words.
+        self.begins = lru_cache(maxsize=8)(
+            lambda words: cache(lambda token: may_begin(self.show_token(token), words))
+        )
         self._guides_lock = threading.Lock()
         self._vocabulary: Any = None
         self._guides: dict[str, Guide] = {}

@@ -1,6 +1,7 @@
 """From the tokens of an answer to its text, piece by piece.
 
 AnswerText       tokens one by one -> text that is certain, cut at the first stop string
+may_begin        whether one of some words may begin in a token
 wake_listeners   wakes the readers of answers, on their event loops
 
 `generate` reads a row once, at its end, and `stream` again and again while it grows. Both give the
@@ -24,6 +25,14 @@ all waiting tokens are decoded anew. No character has nearly so many tokens. Onl
 characters, each begun by the last token of the one before, would be cut in the middle."""
 
 Decode = Callable[[Sequence[int]], str]
+
+
+def may_begin(token: str, words: Sequence[str]) -> bool:
+    """Tell whether one of these words may begin in a token, in whatever case."""
+    text = token.lower()
+    ends = [text[i:] for i in range(len(text)) if not (i and "a" <= text[i - 1] <= "z")]
+    begins = (end.startswith(w) or w.startswith(end) for end in ends for w in map(str.lower, words))
+    return any(begins)
 
 
 class AnswerText:

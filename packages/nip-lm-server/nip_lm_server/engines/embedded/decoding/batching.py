@@ -8,7 +8,7 @@ one adapter lie next to each other. A finished row is reported at once. It leave
 quarter of the rows are finished or when others join, since that copies the cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -47,6 +47,7 @@ class Row:
     random: Random
     wants_logprobs: bool = False
     wants_top: int = 0  # alternatives per token, likeliest first
+    top_at: Callable[[int], bool] | None = None  # the tokens that have some; None: all
     generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # id, logprob
@@ -321,6 +322,7 @@ class Decoder:
             logprobs=bool(asking),
             top=max((row.wants_top for row in rows), default=0),
             asking=asking,
+            top_at=[rows[i].top_at for i in asking],
         )
         positions = {index: place for place, index in enumerate(asking)}
         for index, row in enumerate(rows):

@@ -13,7 +13,7 @@ draws one uniform number per token from its own generator and inverts its own di
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -129,12 +129,14 @@ class BatchSampler:
         logprobs: bool,
         top: int = 0,
         asking: Sequence[int] | None = None,
+        top_at: Sequence[Callable[[int], bool] | None] = (),
     ) -> Chosen:
         """One token per row, from logits of shape [rows, vocabulary].
 
         Log-probabilities are the model's own among the allowed tokens: before temperature, penalty
         and top-p, rounded to float32. They are given for the rows `asking`, in that order; None:
         for all. The likeliest tokens of a row may include forbidden ones, with minus infinity.
+        There are none where the row's `top_at`, in the order of `asking`, says no to the token.
         """
         # 1. Apply the grammar and the settings to the model's scores. No penalty brings back a
         #    token at minus infinity.
@@ -157,23 +159,30 @@ class BatchSampler:
         # Most batches want none, and need no sum over the vocabulary.
         if not logprobs and not top:
             return Chosen(tokens.tolist())
-        ids = tokens
+        ids: list[int] = tokens.tolist()
         # Only for the rows that ask.
-        if asking is not None:
+        if asking is not None and len(asking) < len(ids):
             indices = torch.tensor(asking, device=logits.device)
             logits, tokens = logits[indices], tokens[indices]
         total = logits.logsumexp(-1)
         # Rounded at the very end: so in float64 the other rows of a batch leave no trace.
         token_logprobs = (logits.gather(1, tokens[:, None])[:, 0] - total).float()
         if not top:
-            return Chosen(ids.tolist(), token_logprobs.tolist())
-        # At least MAX_TOP_LOGPROBS, always: the order of two equal tokens depends on the number of
-        # tokens taken, which would depend on the wishes of the other rows.
-        best = logits.topk(min(max(top, MAX_TOP_LOGPROBS), logits.shape[1]))
-        values = (best.values[:, :top] - total[:, None]).float()
-        rows = zip(best.indices[:, :top].tolist(), values.tolist(), strict=True)
-        alternatives = [list(zip(ids, values, strict=True)) for ids, values in rows]
-        return Chosen(ids.tolist(), token_logprobs.tolist(), alternatives)
+            return Chosen(ids, token_logprobs.tolist())
+        own_ids = ids if asking is None else [ids[i] for i in asking]
+        wanted = zip(top_at or [None] * len(own_ids), own_ids, strict=True)
+        listed = [i for i, (at, token) in enumerate(wanted) if at is None or at(token)]
+        alternatives: list[list[tuple[int, float]]] = [[] for _ in own_ids]
+        if listed:
+            logits, total = logits[listed], total[listed]
+            # At least MAX_TOP_LOGPROBS, always: the order of two equal tokens depends on the number
+            # of tokens taken, which would depend on the wishes of the other rows.
+            best = logits.topk(min(max(top, MAX_TOP_LOGPROBS), logits.shape[1]))
+            values = (best.values[:, :top] - total[:, None]).float()
+            rows = zip(listed, best.indices[:, :top].tolist(), values.tolist(), strict=True)
+            for place, top_ids, top_values in rows:
+                alternatives[place] = list(zip(top_ids, top_values, strict=True))
+        return Chosen(ids, token_logprobs.tolist(), alternatives)
 
     def _apply_penalty(self, logits: torch.Tensor) -> torch.Tensor:
         if not len(self._penalised_rows):
