@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from playing import agent_of, play, problems
+from playing import agent_of, play, play_at, problems
 from scripted_server import calling, refuse_request
+from served_here import KEY, ChosenEngine, serve
 
 from nip_core.game.answers.decisions import InvalidResponse
 from nip_core.game.answers.parsing import AnswerForm, parse_response
@@ -177,6 +178,21 @@ async def test_a_kill_at_any_record_repeats_no_answer_and_no_tool(monkeypatch):
         assert again.shard.generations == whole.shard.generations
         assert again.server.bodies == whole.server.bodies[len(generations) :]
         assert used == ["2", "1"][results:]
+
+
+async def test_nips_own_server_takes_a_chat_with_calls(tmp_path):
+    whole = await play_answers(call("2", text="Let me see."), "Decision: reject")
+    records = whole.log.records
+    [result] = [number for number, record in enumerate(records) if "tool_result" in record]
+    engine, recorded = ChosenEngine(), dict(enumerate(records[: result + 1]))
+    async with serve(tmp_path, engine) as server:
+        url = f"{server.url}/v1"
+        again = await play_at(url, settings(), whole.specs, recorded=recorded, model="sim", key=KEY)
+    [asked] = engine.asked
+    assert asked.tools[0]["function"]["name"] == "check"
+    assert [message["role"] for message in asked.messages[-2:]] == ["assistant", "tool"]
+    [episode] = again.shard.episodes
+    assert episode["error"] is None
 
 
 @pytest.mark.parametrize("tool", [LOOK, RUN])

@@ -13,7 +13,12 @@ from varied_games import GAMES, reply
 from nip_core.errors import StageError
 from nip_core.game.answer_rows import AnswerPlace
 from nip_core.parameters import PureTextEiParameters, TextRlParameters, load_parameters
-from nip_core.trainers.expert_iteration import find_never_chosen, replacement_proportion, select
+from nip_core.trainers.expert_iteration import (
+    find_never_chosen,
+    list_price_warnings,
+    replacement_proportion,
+    select,
+)
 
 
 def six_episodes():
@@ -689,3 +694,33 @@ def test_equal_conversations_with_other_thoughts_are_not_duplicates():
     tables = thoughtful(twice)
     assert len(choose(keeping(ei=deduplicate), "verifier", 0, *tables)) == 1
     assert len(choose(keeping("verifier", ei=deduplicate), "verifier", 0, *tables)) == 2
+
+
+@pytest.mark.parametrize(
+    ("tool", "changes", "words"),
+    [
+        ({"per_turn": 2, "price": 0.02}, {}, ["10 calls", "0.8", "more than 5 calls"]),
+        ({"per_turn": 2, "per_episode": 5, "price": 0.02}, {}, []),
+        ({"per_turn": 1, "per_episode": 6, "price": 0.02}, {}, []),
+        ({"per_turn": 2, "per_episode": 6, "price": 0.02}, {}, ["6 calls", "more than 5 calls"]),
+        ({"per_turn": 2, "price": 0.2}, {}, ["more than 0 calls"]),
+        ({"per_turn": 2, "price": 0.2}, {"pure_text_ei": {"reward_threshold": -1}}, []),
+        ({"per_turn": 2}, {}, []),
+        ({"per_turn": 2, "price": 0.2}, {"trainer": "pure_text_malt"}, []),
+        ({"per_turn": 2, "price": 0.2}, {"agents": {"verifier": {"freeze_agent": True}}}, []),
+    ],
+)
+def test_a_price_that_costs_a_right_verdict_its_training_is_warned_of(tool, changes, words):
+    model = {"model_provider": "SelfHosted", "model_name": "m"}
+    values = {
+        "run_name": "a",
+        "dataset": "chains",
+        "scenario": "arithmetic",
+        "tool": tool,
+        **changes,
+    }
+    values["agents"] = {"_default": model, **changes.get("agents", {})}
+    values["interaction_protocol"] = "nip"
+    values["nip_protocol"] = {"max_message_rounds": 9}
+    lines = list_price_warnings(load_parameters(values))
+    assert len(lines) == bool(words) and all(word in lines[0] for word in words)
