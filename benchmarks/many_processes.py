@@ -78,7 +78,7 @@ class Player:
         settings["nip_protocol"] = rounds
         file.write_text(yaml.safe_dump(settings))
         if options.open_files:
-            command = ["bash", "-c", f'ulimit -n {options.open_files}; exec "$@"', "-", *command]
+            command = ["bash", "-c", f'ulimit -Sn {options.open_files}; exec "$@"', "-", *command]
         self._log, self._out = own / "log", own / "printed"
         environment = {**Nip().environment(own, url), "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log, self._out.open("wb") as out:
