@@ -284,12 +284,6 @@ def _text_choice(index: int, piece: Delta, batch: PromptBatch, offset: int = 0) 
     return body
 
 
-def _text_pieces(
-    index: int, delta: Delta, batch: PromptBatch, offset: int | None
-) -> Iterator[TextChoice]:
-    yield _text_choice(index, delta, batch, offset or 0)
-
-
 def _parallel_lists(
     tokens: Sequence[str],
     logprobs: Sequence[float | None],
@@ -339,5 +333,5 @@ COMPLETION = Shape(
     usage_details={},
     parse=lambda body, body_bytes: PromptBatch(*parse_completion(body, body_bytes)),
     choice=_text_choice,
-    pieces=_text_pieces,
+    pieces=lambda index, delta, batch, at: iter([_text_choice(index, delta, batch, at or 0)]),
 )

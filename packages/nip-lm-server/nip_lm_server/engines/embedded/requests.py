@@ -271,10 +271,8 @@ class RowReader:
             finish_reason=finish_reason,
             tokens=tuple(map(self._show, ids)) if request.logprobs else (),
             token_ids=ids if request.return_token_ids else (),
-            logprobs=tuple(row.logprobs[added]) if request.logprobs else (),
-            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[added]))
-            if request.top_logprobs
-            else (),
+            logprobs=tuple(row.logprobs[added]),
+            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[added])),
             completion_tokens=len(ids),
         )
 
