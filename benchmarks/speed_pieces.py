@@ -47,14 +47,22 @@ def count_cpu_s() -> float:
     return seconds
 
 
-def peak_mb(words: str = "") -> float:
-    """The most memory that this process or one below has had, with these words in its command."""
-    peaks, this = [0.0], psutil.Process()
+def find_processes(words: str = "") -> list[int]:
+    """Find this process and those below it with these words in their commands."""
+    found, this = [], psutil.Process()
     for process in (this, *this.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess, OSError):
-            if words in " ".join(process.cmdline()):
-                status = Path(f"/proc/{process.pid}/status").read_text()
-                peaks += [int(kb) / 1000 for kb in re.findall(r"VmHWM:\s+(\d+)", status)]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [process.pid] if words in " ".join(process.cmdline()) else []
+    return found
+
+
+def peak_mb(pids: list[int] | None = None) -> float:
+    """The most memory that one of these has had; of this process and all below it by default."""
+    peaks = [0.0]
+    for pid in find_processes() if pids is None else pids:
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            peaks += [int(kb) / 1000 for kb in re.findall(r"VmHWM:\s+(\d+)", status)]
     return max(peaks)
 
 
@@ -194,7 +202,8 @@ def train(place: Path) -> Rounds:
 async def _run_job(server: Any, data: bytes, seed: int) -> Figures:
     headers = {"Authorization": f"Bearer {server.api_key}"}
     settings = {"n_epochs": 24, "batch_size": 8}
-    began_s, first_s, first_step, last_step, most_mb = count_cpu_s(), 0.0, 0, 0, 0.0
+    began_s, first_s, first_step, most_mb = count_cpu_s(), 0.0, 0, 0.0
+    trainers: list[int] = []
     async with aiohttp.ClientSession(server.url, headers=headers) as session:
         form = aiohttp.FormData({"purpose": "fine-tune"})
         form.add_field("file", io.BytesIO(data), filename="data.jsonl")
@@ -213,10 +222,11 @@ async def _run_job(server: Any, data: bytes, seed: int) -> Figures:
             await asyncio.sleep(4 * POLL_S)
             async with session.get(path) as response:
                 job = await response.json()
-            most_mb = max(most_mb, peak_mb("nip_lm_server.training"))
-            if not first_step:
-                first_s = count_cpu_s()
-                first_step = max(await _list_steps(session, path), default=0)
+            # To look for processes takes long on a busy machine, and is counted: once is enough.
+            most_mb = max(most_mb, peak_mb(trainers))
+            if not first_step and (steps := await _list_steps(session, path)):
+                first_step, first_s = max(steps), count_cpu_s()
+                trainers = find_processes("nip_lm_server.training")
         if job["status"] != "succeeded":
             raise RuntimeError(f"the job {job['status']}: {job['error']}")
         last_step = max(await _list_steps(session, path))
@@ -320,7 +330,7 @@ def _train_by_command(place: Path, name: str) -> tuple[dict[str, float], float]:
             begun = re.search(r"(iteration \d+): playing test", line)
             if begun is not None:
                 marks[begun[1]] = count_cpu_s()
-                most_mb = max(most_mb, peak_mb("nip_cli"))
+                most_mb = max(most_mb, peak_mb(find_processes("nip_cli")))
     if process.returncode:
         raise RuntimeError(f"nip train: {''.join(said)[-500:]}")
     return marks, most_mb
