@@ -172,7 +172,13 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
         Raises SeatError where a seat owes an answer, or comes to owe one to the task that waits
         here: the play would wait for ever.
         """
-        owing = [name for name, place in self._seats.items() if place.owes()]
+        await asyncio.sleep(0)  # a task that was just made may take a request
+        this = asyncio.current_task()
+        owing = [
+            name
+            for name, place in self._seats.items()
+            if place.owes() and (place.asked_by in (None, this) or place.asked_by.done())
+        ]
         while not self._is_over():
             if owing:
                 seat = owing[0]
