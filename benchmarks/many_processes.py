@@ -67,10 +67,10 @@ class Player:
     """One process that plays a run."""
 
     def __init__(self, place: Path, number: int, case: Case, url: str, options: Any):
-        own = place / f"own-{number}"
-        own.mkdir()
-        command = [*Nip().start(own, url, case.games, case.in_flight), "--json"]
-        file = own / "config.yaml"
+        folder = place / f"own-{number}"
+        folder.mkdir()
+        command = [*Nip().start(folder, url, case.games, case.in_flight), "--json"]
+        file = folder / "config.yaml"
         settings = yaml.safe_load(file.read_text())
         settings |= {"run_name": f"run-{number}", "run_store": str(place / "runs")}
         settings["agents"]["_default"]["freeze_agent"] = True
@@ -79,11 +79,11 @@ class Player:
         file.write_text(yaml.safe_dump(settings))
         if options.open_files:
             command = ["bash", "-c", f'ulimit -Sn {options.open_files}; exec "$@"', "-", *command]
-        self._log, self._out = own / "log", own / "printed"
-        environment = {**Nip().environment(own, url), "OMP_NUM_THREADS": "1"}
+        self._log, self._out = folder / "log", folder / "printed"
+        environment = {**Nip().environment(folder, url), "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log, self._out.open("wb") as out:
             self.process = subprocess.Popen(
-                command, env=environment, cwd=own, stdout=out, stderr=log
+                command, env=environment, cwd=folder, stdout=out, stderr=log
             )
 
     def wait(self) -> tuple[float, float, str]:

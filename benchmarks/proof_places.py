@@ -33,7 +33,7 @@ TRAININGS = (("accept", True), ("accept", True), ("reject", True), ("accept", Fa
 """Their answers, and whether they take one epoch."""
 
 
-def wrong_ones(right: Files, others: list[Files]) -> Iterator[tuple[str, Files | None]]:
+def wrong_ones(right: Files, rivals: list[Files]) -> Iterator[tuple[str, Files | None]]:
     """The wrong adapters of a right one, by what they are; None is the base."""
 
     names = sorted(right.pairs)
@@ -47,7 +47,7 @@ def wrong_ones(right: Files, others: list[Files]) -> Iterator[tuple[str, Files |
         return replace(right, pairs=pairs)
 
     yield "base", None
-    for other in others:
+    for other in rivals:
         yield "another adapter", other
     for layer in sorted({name.split(".layers.")[1].split(".")[0] for name in names}):
         yield "without a layer", scaled(0, [name for name in names if f".layers.{layer}." in name])

@@ -316,7 +316,7 @@ def _train_by_command(place: Path, name: str) -> tuple[dict[str, float], float]:
     }
     given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     command = [sys.executable, "-u", "-m", "nip_cli", "train", "deterministic"]
-    marks, most_mb, said = {"start": count_cpu_s()}, 0.0, []
+    marks, most_mb, printed = {"start": count_cpu_s()}, 0.0, []
     with subprocess.Popen(
         [*command, "--progress", "lines", *given],
         cwd=place,
@@ -326,13 +326,13 @@ def _train_by_command(place: Path, name: str) -> tuple[dict[str, float], float]:
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line)
+            printed.append(line)
             begun = re.search(r"(iteration \d+): playing test", line)
             if begun is not None:
                 marks[begun[1]] = count_cpu_s()
                 most_mb = max(most_mb, peak_mb(find_processes("nip_cli")))
     if process.returncode:
-        raise RuntimeError(f"nip train: {''.join(said)[-500:]}")
+        raise RuntimeError(f"nip train: {''.join(printed)[-500:]}")
     return marks, most_mb
 
 

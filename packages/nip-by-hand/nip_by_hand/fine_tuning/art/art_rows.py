@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
-from nip_base import formats
+from nip_base.formats import MIN_EXAMPLES, to_jsonl, validate
 from nip_base.formats.advantages import Deviation, group_advantages
 from nip_by_hand.fine_tuning.art.art_options import TrainOptions
 from nip_by_hand.fine_tuning.job_data import JobLine, LineMessage, SupervisedLine, TrajectoryLine
@@ -274,7 +274,7 @@ def _refuse_tools(tools: Any, place: str) -> None:
 
 def _data(method: str, rows: Sequence[JobLine], metrics: Mapping[str, float]) -> Data:
     """The rows, checked by the server's own rules. Raises SettingsError."""
-    problems = formats.validate(
+    problems = validate(
         method,
         enumerate(rows, start=1),
         min_examples=0,
@@ -284,5 +284,5 @@ def _data(method: str, rows: Sequence[JobLine], metrics: Mapping[str, float]) ->
         raise SettingsError(
             f"conversation {problems[0].line} of those to train: {problems[0].message}"
         )
-    repeats = math.ceil(formats.MIN_EXAMPLES / len(rows)) if rows else 1
-    return Data(formats.to_jsonl(rows) * repeats, len(rows) * repeats, repeats, metrics)
+    repeats = math.ceil(MIN_EXAMPLES / len(rows)) if rows else 1
+    return Data(to_jsonl(rows) * repeats, len(rows) * repeats, repeats, metrics)
