@@ -294,7 +294,10 @@ def locust() -> Path:
 
 
 def measure(model: Model, rounds: int, size: Size, say: Any) -> dict[str, Any]:
-    """All in turn on servers that stay up; each is asked for all of its models once before."""
+    """All in turn on servers that stay up; each is asked for all of its models once before.
+
+    SkyRL compiles for the base and for adapters apart, seconds each.
+    """
     locust()
     with tempfile.TemporaryDirectory() as folder, servers(model, Path(folder), size, say) as able:
         rows: dict[str, dict[str, Any]] = {
@@ -304,10 +307,11 @@ def measure(model: Model, rounds: int, size: Size, say: Any) -> dict[str, Any]:
         up = {name: server for name, server in able.items() if isinstance(server, Server)}
         for name, server in up.items():
             try:
-                plan = chats(server, len(server.adapters), size, "before")
-                for in_flight in size.in_flight:
-                    if in_flight < size.long:
-                        ask(server, plan, in_flight, 1, size)
+                for adapters in sorted({0, len(server.adapters)}):
+                    plan = chats(server, adapters, size, "before")
+                    for in_flight in size.in_flight:
+                        if in_flight < size.long:
+                            ask(server, plan, in_flight, 1, size)
             except Failed as error:
                 rows[name]["reason"] = str(error)
                 say(f"a {name}: {error}")
