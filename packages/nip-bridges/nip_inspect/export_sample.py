@@ -5,6 +5,7 @@ usage_by   tokens by model or agent
 Split      what the samples of a split share
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from inspect_ai.model import (
     ChatMessage,
     ChatMessageAssistant,
     ChatMessageSystem,
+    ChatMessageTool,
     ChatMessageUser,
     GenerateConfig,
     ModelOutput,
@@ -34,10 +36,12 @@ from inspect_ai.model import (
     StopReason,
 )
 from inspect_ai.scorer import Score
+from inspect_ai.tool import ToolCall
 
 from nip_core.evaluation.episode_transcripts import DECISION_WORDS
 from nip_core.game.answer_rows import AnswerPlace, place_of, place_of_move
 from nip_core.game.answers.reasons import Kind
+from nip_core.game.render import ChatMessage as SentMessage
 from nip_core.game.render import Game, InvalidResponse, Situation, parse_columns
 from nip_core.library.games import join_problem_text
 from nip_core.protocols import Turn
@@ -52,6 +56,7 @@ _KINDS = {
     "system": ChatMessageSystem,
     "user": ChatMessageUser,
     "assistant": ChatMessageAssistant,
+    "tool": ChatMessageTool,
 }
 _STOP_REASONS: Mapping[str, StopReason] = {
     "stop": "stop",
@@ -61,16 +66,8 @@ _STOP_REASONS: Mapping[str, StopReason] = {
 }
 _FACTS = (
     *("key", "problem", "question_id", "sample", "branch_path", "protocol", "y", "difficulty"),
-    *(
-        "mutation",
-        "seed",
-        "prover_stance",
-        "opponent",
-        "opponent_iteration",
-        "opponent_run",
-        "rounds",
-    ),
-    *("decision", "decision_value", "outcome", "error"),
+    *("mutation", "seed", "prover_stance", "opponent", "opponent_iteration", "opponent_run"),
+    *("rounds", "decision", "decision_value", "outcome", "error"),
 )
 
 
@@ -237,7 +234,7 @@ class _Calls:
     hints: Mapping[AnswerPlace, Kind]  # with which answers were asked for again
 
     def __post_init__(self) -> None:
-        self._messages: dict[tuple[str, str, str | None], ChatMessage] = {}
+        self._messages: dict[tuple[str, ...], ChatMessage] = {}
 
     def events(self, rows: Sequence[Generation]) -> Iterator[Event]:
         """Of each call: a span of its agent with the call and its outcome."""
@@ -324,18 +321,35 @@ class _Calls:
         chat = asking.render_at(place, self.situation, self.turns, self.hints.get(place))
         return [self._message(message) for message in chat]
 
-    def _message(self, message: Mapping[str, str]) -> ChatMessage:
+    def _message(self, message: SentMessage) -> ChatMessage:
         """Make a message object, the same one each time in the episode's chats; logs keep each
         once.
         """
         role, content, name = message["role"], message["content"], message.get("name")
-        message_object = self._messages.get((role, content, name))
+        fields = _make_call_fields(message)
+        key = role, content, name or "", repr(fields)
+        message_object = self._messages.get(key)
         if message_object is None:
             metadata = None if name is None else {"name": name}
             place = f"{self.episode.key}-chat-{len(self._messages)}"
-            message_object = _KINDS[role](id=place, content=content, metadata=metadata)
-            self._messages[role, content, name] = message_object
+            message_object = _KINDS[role](id=place, content=content, metadata=metadata, **fields)
+            self._messages[key] = message_object
         return message_object
+
+
+def _make_call_fields(message: SentMessage) -> dict[str, Any]:
+    """Make the fields of a call by OpenAI's `tools`, or of its result; others have none."""
+    if "tool_call_id" in message:
+        return {"tool_call_id": message["tool_call_id"]}
+    if "tool_calls" not in message:
+        return {}
+    functions = [(call["id"], call["function"]) for call in message["tool_calls"]]
+    return {
+        "tool_calls": [
+            ToolCall(id=i, function=f["name"], arguments=json.loads(f["arguments"]))
+            for i, f in functions
+        ]
+    }
 
 
 def _begin(episode: str, sample: Sample, clock: _Clock) -> Iterator[Event]:
