@@ -10,6 +10,9 @@ each call after the latency. All runs make the same calls, and the stub must hav
 them once for each run. The first --alone runs of several are then played once more, by a process
 alone in a store of its own, and must have the same digests: a run's name is in its digest.
 
+All calls of a case are in flight at once only where the latency is longer than it takes to begin
+them; `most_in_flight` says how many were.
+
 Processor seconds are those of a process and its children, less those of the same command with one
 game. `busy` is the part of the machine that was not idle from the first call to the last answer,
 by whatever ran; `rate_by_ideal` compares the calls per second with the calls in flight over the
@@ -29,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +43,7 @@ from beside.players import Nip
 from beside.stub import Stub
 from measured_commit import describe_commit, describe_machine
 
-CASES = ("1x64@2:512", "12x64@2:512", "1x1000@10", "1x4096@30", "12x834@30")
+CASES = ("1x64@2:512", "12x64@2:512", "1x1000@10", "1x4096@30", "12x834@120")
 PAUSE_S = 0.5
 
 
@@ -130,6 +133,13 @@ class Watch:
         return round(1 - idle / sum(spent[:8]), 2) if sum(spent[:8]) else None
 
 
+def is_each_once(case: Case, turns: int, state: Mapping[str, Any]) -> bool:
+    """Tell whether the stub had all calls of a case, each once for each process."""
+    once = [case.processes, case.processes]
+    each = (state["begun_each"], state["answered_each"])
+    return each == (once, once) and state["different"] == case.games * turns
+
+
 def is_over(player: Player) -> bool:
     """Tell whether a process has ended, and leave it to be waited for."""
     return psutil.Process(player.process.pid).status() == psutil.STATUS_ZOMBIE
@@ -163,6 +173,7 @@ def play(case: Case, options: Any, first: int = 0) -> dict[str, Any]:
         "lost": calls - state["answered"],
         "doubled": state["begun"] - calls,
         "different": state["different"],
+        "each_once": is_each_once(case, options.turns, state),
         "digests": [*digests],
         "most_in_flight": state["most_in_flight"],
         "calls_per_s": round(calls / state["seconds"], 1),
@@ -182,8 +193,9 @@ def is_as_alone(case: Case, digests: Sequence[str], options: Any) -> bool:
     """Tell whether each run has the digest of the same one, played by one process alone."""
     lone = Case(1, 64, 0.02, case.games)
     return all(
-        play(lone, options, first=number)["digests"] == [digest]
+        (row["digests"], row["each_once"]) == ([digest], True)
         for number, digest in enumerate(digests[: options.alone])
+        for row in [play(lone, options, first=number)]
     )
 
 
@@ -204,7 +216,9 @@ def measure(text: str, options: Any, start_s: float) -> dict[str, Any]:
     same = all(each == digests[0] for each in digests)
     if case.processes > 1:
         same = same and is_as_alone(case, digests[0], options)
-    return {**rounds[-1], **medians, "rounds": len(rounds), "same_digests": same}
+    worst = {name: max(row[name] for row in rounds) for name in ("lost", "doubled")}
+    worst["each_once"] = all(row["each_once"] for row in rounds)
+    return {**rounds[-1], **medians, **worst, "rounds": len(rounds), "same_digests": same}
 
 
 def main() -> None:
@@ -233,8 +247,7 @@ def main() -> None:
     print(json.dumps(document, indent=1))
     if options.out is not None:
         options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    wrong = ("lost", "doubled")
-    if any(any(row[name] for name in wrong) or not row["same_digests"] for row in rows.values()):
+    if not all(row["each_once"] and row["same_digests"] for row in rows.values()):
         raise SystemExit("calls were lost or doubled, or runs differ")
 
 

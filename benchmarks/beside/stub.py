@@ -61,12 +61,16 @@ class Counts:
 
     def state(self) -> dict[str, Any]:
         """All of it; seconds from the first call to the last answer, and from the mark to the
-        first new one."""
+        first new one; the least and the most that one call was begun and answered."""
         begun = self.begun.total()
+        begun_each = [*self.begun.values()] or [0]
+        answered_each = [self.answered[key] for key in self.begun] or [0]
         return {
             "begun": begun,
             "answered": self.answered.total(),
             "different": len(self.begun),
+            "begun_each": [min(begun_each), max(begun_each)],
+            "answered_each": [min(answered_each), max(answered_each)],
             "in_flight": self.in_flight,
             "most_in_flight": self.most_in_flight,
             "seconds": self.last_s - self.first_s,

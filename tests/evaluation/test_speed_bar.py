@@ -1,4 +1,4 @@
-"""benchmarks/speed_bar.py: when a figure is worse, and what a tree that is slower comes to."""
+"""benchmarks/speed_bar.py: when a figure is worse, what fails. many_processes.py: what is counted."""
 
 import json
 import sys
@@ -66,3 +66,25 @@ def test_a_slower_tree_is_seen_and_a_piece_that_fails_is_an_error(tmp_path, monk
     assert errors == {} and speed_bar.is_worse(rounds["call"])
     speed_bar.measure("run", trees, 3, rounds, errors)
     assert "no such setting" in json.dumps(errors)
+
+
+@pytest.mark.parametrize(
+    ("asked", "once"),
+    [
+        (("a", "b", "a", "b"), True),
+        (("a", "a", "a", "b"), False),  # as many, one twice and one not at all
+        (("a", "b", "c", "d"), False),
+    ],
+)
+def test_of_many_processes_each_call_is_counted_by_itself(asked, once):
+    from beside.stub import Counts
+    from many_processes import Case, is_each_once
+
+    counts = Counts()
+    for call in asked:
+        counts.begin(call, 1)
+        counts.end(call, True)
+    assert is_each_once(Case.read("2x2@1"), 1, counts.state()) is once
+    counts.begin("a", 1)
+    counts.end("a", False)
+    assert not is_each_once(Case.read("2x2@1"), 1, counts.state())
