@@ -174,6 +174,8 @@ class EpisodeState:
         turns of agents that have answered already.
         """
         prefetched, ready_turns = prefetched or {}, ready_turns or {}
+        # Answers from the journal, or of a function without a pause, let no other task run.
+        await asyncio.sleep(0)
         # 1. Ask all other movers.
         agents = [agent for agent in self.movers if agent not in ready_turns]
         # An error here stops the stage, so the other movers are not waited for: their answers that

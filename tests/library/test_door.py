@@ -249,3 +249,16 @@ async def test_what_is_wrong_is_an_error_that_names_it(models, split, error, wor
 def test_an_attack_that_can_not_be_is_refused_before_anything_is_asked(by, options, words):
     with pytest.raises(SettingsError, match=words):
         make_attack_game(game(), by, **options)
+
+
+async def test_a_function_that_returns_at_once_lets_the_loop_go_on_after_each_round():
+    async def ponder(messages, **sampling):  # it asks as long as it may
+        decides = "Decision: accept" in messages[0]["content"]
+        return "Question: is it so?" if decides else "Every step is right."
+
+    task, turns = asyncio.create_task(play(game(protocol="nip"), ponder)), 0
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0)
+    rounds = task.result().episodes["rounds"].to_pylist()
+    assert turns > max(rounds) > 4
