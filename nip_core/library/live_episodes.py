@@ -65,6 +65,17 @@ class _Seat:
         """Tell whether the play waits for this seat."""
         return self.answer is not None and not self.answer.done()
 
+    def is_left_by(self, task: "asyncio.Task[Any] | None") -> bool:
+        """Tell whether `task` asked last, or who did failed with the request in hand."""
+        asker = self.asked_by
+        has_failed = asker is not None and asker.done() and _ended_badly(asker)
+        # One that ended well may have only brought the request, as `asyncio.wait_for` has it.
+        return asker is task or (self.is_asked and has_failed)
+
+
+def _ended_badly(task: "asyncio.Task[Any]") -> bool:
+    return task.cancelled() or task.exception() is not None
+
 
 def _pick(seats: Mapping[str, T], name: str) -> T:
     if name not in seats:
@@ -133,7 +144,10 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
         place = _pick(self._seats, seat)
         if place.is_asked:
             raise SeatError(f"{seat} is asked already; give its answer before the next request")
-        place.is_asked, request, place.asked_by = True, None, asyncio.current_task()
+        place.is_asked, request, task = True, None, asyncio.current_task()
+        if task is not None and place.asked_by is not task:
+            task.add_done_callback(lambda _: self._news.set())
+        place.asked_by = task
         try:
             if not self._is_over():
                 request = await place.requests.get()
@@ -169,16 +183,10 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
     async def finish(self) -> FinishedEpisode:
         """Wait for the end. Raises the error that ended the play.
 
-        Raises SeatError where a seat owes an answer, or comes to owe one to the task that waits
-        here: the play would wait for ever.
+        Raises SeatError where a seat owes an answer, comes to owe one to the task that waits here,
+        or is left by a task that failed: the play would wait for ever.
         """
-        await asyncio.sleep(0)  # a task that was just made may take a request
-        this = asyncio.current_task()
-        owing = [
-            name
-            for name, place in self._seats.items()
-            if place.owes() and (place.asked_by in (None, this) or place.asked_by.done())
-        ]
+        owing = [name for name, place in self._seats.items() if place.owes()]
         while not self._is_over():
             if owing:
                 seat = owing[0]
@@ -190,8 +198,8 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
             self._news.clear()
             await self._news.wait()
             # Another task may still go on with its seats.
-            ours = {n: p for n, p in self._seats.items() if p.asked_by is asyncio.current_task()}
-            owing = [name for name, place in ours.items() if place.owes()]
+            this = asyncio.current_task()
+            owing = [n for n, p in self._seats.items() if p.owes() and p.is_left_by(this)]
         result = await self._wait()
         [row], records = result.episodes, result.records
         generations, timings = [r.generation for r in records], [r.timing for r in records]

@@ -1,6 +1,7 @@
 """An episode that a loop goes through step by step is the one that `play` plays."""
 
 import asyncio
+import contextlib
 import gc
 import random
 from collections import Counter
@@ -321,6 +322,63 @@ async def test_the_end_is_waited_for_while_other_tasks_go_on_with_their_seats():
         end = await asyncio.wait_for(live.finish(), 10)
         await going_on
     assert end.generations.num_rows > 2
+
+
+async def get_ready_first(live):
+    await asyncio.sleep(0.02)  # the first request is there before it is taken
+    while await live.next_request("verifier") is not None:
+        await asyncio.sleep(0.01)
+        live.answer("verifier", "Decision: accept")
+
+
+async def take_requests_by_tasks(live):
+    while await asyncio.create_task(live.next_request("verifier")) is not None:
+        await asyncio.sleep(0.01)
+        live.answer("verifier", "Decision: accept")
+
+
+async def give_up_waiting(live):
+    """Wait for each request again and again, each time in a task that is cancelled."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            if await asyncio.wait_for(live.next_request("verifier"), 0.01) is None:
+                return
+            live.answer("verifier", "Decision: accept")
+
+
+@pytest.mark.parametrize("work", [get_ready_first, take_requests_by_tasks, give_up_waiting])
+async def test_the_end_is_waited_for_however_another_task_takes_its_requests(work):
+    async def prover(messages, **sampling):
+        await asyncio.sleep(0.05)
+        return "Every step is right."
+
+    opened = game("nip")
+    async with LiveEpisode(opened, opened.plan()[0], ["verifier"], prover) as live:
+        going_on = asyncio.create_task(work(live))
+        await asyncio.wait_for(live.finish(), 10)
+        await going_on
+
+
+async def fail(live):
+    await live.next_request("verifier")
+    await asyncio.sleep(0.02)
+    raise Broken("of the loop")
+
+
+async def ask_and_stop(live):
+    await live.next_request("verifier")
+    live.answer("verifier", "Is it so?")
+
+
+@pytest.mark.parametrize(("work", "begins_s"), [(fail, 0.0), (fail, 0.01), (ask_and_stop, 0.05)])
+async def test_the_end_is_not_waited_for_where_who_had_the_seat_is_gone(work, begins_s):
+    opened = game("nip")
+    async with LiveEpisode(opened, opened.plan()[0], ["verifier"], ask_prover) as live:
+        task = asyncio.create_task(work(live))
+        await asyncio.sleep(begins_s)
+        with pytest.raises(SeatError, match="verifier owes an answer"):
+            await asyncio.wait_for(live.finish(), 10)
+        await asyncio.wait({task})
 
 
 async def ask_prover(messages, **sampling):
