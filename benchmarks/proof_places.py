@@ -5,8 +5,9 @@
 Adapters are trained by jobs: three by one epoch (two on one answer, by different seeds, and one on
 another), one by the model's own number of epochs. Each has its wrong ones: the base, the other
 adapters, a layer or a kind of matrix left out, single matrices left out, other scales, lower ranks.
-What they would answer comes from transformers in float32, and is judged at the places that tell
-most (`choose_telling`) and at twelve places spread over the first 48 tokens.
+What they would answer comes from transformers in float32, not from vLLM, with the base as the only
+rival. It is judged at the places that tell most (`choose_telling`), within CPU_MEAN, and as earlier
+at twelve places spread over the first 48 tokens, within the precision's limit.
 """
 
 import argparse
@@ -27,8 +28,8 @@ from measured_commit import describe_commit
 from swap_by_turns import Short
 
 Files = Any
-PLACES, TOKENS, SINGLE = 12, 48, 24
-"""Of the spread places; the most of both; and about how many single matrices are left out."""
+PLACES, SPREAD, SINGLE = 12, 48, 24
+"""Spread places, the first tokens in which they lie, and about how many matrices are left out."""
 TRAININGS = (("accept", True), ("accept", True), ("reject", True), ("accept", False))
 """Their answers, and whether they take one epoch."""
 
@@ -73,6 +74,7 @@ def count_taken(model_path: Path, adapters: list[Path]) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from nip_lm_server.engines.vllm.adapter_proof import CPU_MEAN, CPU_TOKENS
     from nip_lm_server.lora import probes
     from nip_lm_server.lora.prove_weights import apply_adapter
     from nip_lm_server.lora.rowwise_lora import read_lora
@@ -86,27 +88,31 @@ def count_taken(model_path: Path, adapters: list[Path]) -> dict[str, Any]:
 
     loaded = [read_lora(path) for path in adapters]
     ways: dict[str, Any] = {
-        name: {"tokens": [], "right": 0, "wrong": 0, "taken": {}} for name in ("telling", "spread")
+        name: {"tokens": [], "right": 0, "right_distances": [], "wrong": 0, "taken": {}}
+        for name in ("telling", "spread")
     }
     for path, right in zip(adapters, loaded, strict=True):
         probe = probes.read_probe(path)
-        tokens = [*probe.tokens[: TOKENS + 1]]
+        tokens = [*probe.tokens[: SPREAD + 1]]
         base, own = score(None, tokens), score(right, tokens)
         answers = [("right", own)]
-        others = [other for other in loaded if other is not right]
-        answers += [(what, score(files, tokens)) for what, files in wrong_ones(right, others)]
-        for name, places in {
-            "telling": probes.choose_telling(probe, TOKENS, TOKENS),
-            "spread": probes.choose_places(TOKENS, PLACES),
-        }.items():
+        rivals_of = [each for each in loaded if each is not right]
+        answers += [(what, score(files, tokens)) for what, files in wrong_ones(right, rivals_of)]
+        for name, places, mean in (
+            ("telling", probes.choose_telling(probe, SPREAD, CPU_TOKENS), CPU_MEAN),
+            ("spread", probes.choose_places(SPREAD, PLACES), None),
+        ):
             way, at = ways[name], probe.at(places)
             way["tokens"].append(sum(place + 1 for place in places))
             rivals = {"base": probes.Scores([base[place] for place in places])}
             for what, each in answers:
                 served = [each[place] for place in places]
-                passes, _ = probes.judge_probe(at, served, rivals, base="base", dtype="float32")
+                passes, figures = probes.judge_probe(
+                    at, served, rivals, base="base", dtype="float32", mean=mean
+                )
                 if what == "right":
                     way["right"] += passes
+                    way["right_distances"].append(figures["distance"])
                     continue
                 way["wrong"] += 1
                 if passes:

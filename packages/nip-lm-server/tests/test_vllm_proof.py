@@ -100,9 +100,13 @@ def test_other_weights_are_refused_however_often_they_are_scored(tmp_path, inste
 def test_the_adapters_that_were_loaded_last_are_the_rivals(tmp_path):
     many = {f"a{number}": drawn(number + 10, BASE) for number in range(9)}
     served = Served(base=BASE, **MODELS, **many)
-    # In float32 they are scored only where the answers are not those of the saved weights.
-    cases = (("bfloat16", 0, RIVALS), ("float32", 1e-4, CPU_RIVALS), ("float32", 0, 0))
-    for dtype, off, rivals in cases:
+    # In float32 they are asked at one place, and at all where the answers are not at once the own.
+    cases = (
+        ("bfloat16", 0, RIVALS, 1),
+        ("float32", 5e-5, CPU_RIVALS, 1),
+        ("float32", 0, CPU_RIVALS, 1),
+    )
+    for dtype, off, rivals, scorings in cases:
         adapters = {name: written(tmp_path / name, name, dtype, **many) for name in [*many, "own"]}
         adapters["twin"] = ServedAdapter(path=tmp_path / "own", digest="own", rank=8)
         served.salts.clear()
@@ -110,27 +114,52 @@ def test_the_adapters_that_were_loaded_last_are_the_rivals(tmp_path):
         proof = prove(served, tmp_path / "own", adapters, has_cuda=False, dtype=dtype)
         assert proof.matches and proof.detail["same_weights_as"] == ["twin"]
         assert proof.detail["nearest_other"] and proof.detail["indistinguishable"] == []
-        scored = {"base", *[*many][-rivals:]} if rivals else set()
-        assert set(served.salts) == {"own", *scored}
+        assert {name: len(salts) for name, salts in served.salts.items()} == dict.fromkeys(
+            ["own", "base", *[*many][-rivals:]], scorings
+        )
+        assert proof.detail.get("others_scored") is (
+            False if (dtype, off) == ("float32", 0) else None
+        )
 
 
 def test_in_float32_the_places_tell_most_and_few_tokens_are_read(tmp_path):
     written(tmp_path / "own", "own", "float32")
     probe = read_probe(tmp_path / "own")
-    places = choose_telling(probe, 80, CPU_TOKENS)
-    assert sum(place + 1 for place in places) <= CPU_TOKENS and len(places) >= 4
-    assert max(places) < CPU_TOKENS // 2
+    *places, late = choose_telling(probe, 80, CPU_TOKENS)
+    assert sum(place + 1 for place in [*places, late]) <= CPU_TOKENS and len(places) >= 3
+    # What is wrong with a position shows at no early place.
+    assert late == CPU_TOKENS // 2 - 1 and max(places) < CPU_TOKENS // 6
     changes = [abs(a - b) for a, b in zip(probe.logprobs, probe.base_logprobs, strict=True)]
     assert fmean(changes[place] for place in places) > fmean(changes[: CPU_TOKENS // 2])
+    # The first of them is asked of the others, too.
+    assert places[0] == max(range(late), key=lambda place: changes[place] / (place + 1))
     # Where the parent gives the same, a place tells nothing.
     continued = replace(probe, parent_logprobs=(probe.logprobs[0], *probe.base_logprobs[1:]))
     assert 0 not in choose_telling(continued, 80, CPU_TOKENS) and 0 in places
     unchanged = replace(probe, logprobs=probe.base_logprobs)
-    assert choose_telling(unchanged, 80, CPU_TOKENS) == [*range(9)]
+    assert choose_telling(unchanged, 80, CPU_TOKENS) == [*range(7), late]
     assert choose_telling(probe, 1, CPU_TOKENS) == [0]
+    assert choose_telling(probe, 2, CPU_TOKENS) == [0, 1]
 
 
-@pytest.mark.parametrize("off", [0.5, 2e-3, -2e-3])
+@pytest.mark.parametrize("wrong", ["a rival", "the base", "the base a little"])
+def test_in_float32_others_that_serve_wrong_weights_are_noticed(tmp_path, wrong):
+    """The model in question is right, and what stands beside it in the same engine is not."""
+    served = Served(base=BASE, **MODELS)
+    adapters = {name: written(tmp_path / name, name, "float32") for name in MODELS}
+    assert prove(served, tmp_path / "own", adapters, has_cuda=False, dtype="float32").matches
+    if wrong == "a rival":
+        served.models["third"] = MODELS["own"]
+    elif wrong == "the base":
+        served.models["base"] = MODELS["own"]
+    else:
+        served.models["base"] = {token: value + 0.5 for token, value in BASE.items()}
+    proof = prove(served, tmp_path / "own", adapters, has_cuda=False, dtype="float32")
+    assert not proof.matches and proof.detail["scorings"] == SCORINGS
+    assert proof.detail["base_distance"] == 0.0 or wrong != "a rival"
+
+
+@pytest.mark.parametrize("off", [0.5, 2e-3, -2e-4])
 def test_in_float32_a_little_off_is_refused(tmp_path, off):
     near = {token: value + off for token, value in MODELS["own"].items()}
     served = Served(base=BASE, **{**MODELS, "own": near})

@@ -171,20 +171,24 @@ def choose_places(count: int, limit: int) -> list[int]:
 
 
 def choose_telling(probe: Probe, count: int, tokens: int) -> list[int]:
-    """Choose among the first `count` places those with the largest change for their cost.
+    """Choose among the first `count` places those with the largest change for their cost, and last
+    a late one, as what is wrong with a position shows at no early place.
 
-    A place costs the tokens up to it. All cost `tokens` at most, and none more than half of that.
+    A place costs the tokens up to it, all of them `tokens` at most. The late one takes half of
+    that, every other one a sixth of the rest at most, so that there are several.
     """
-    origins = (probe.base_logprobs, probe.parent_logprobs or probe.base_logprobs)
+    late, origins = min(count, tokens // 2) - 1, (probe.base_logprobs, probe.parent_logprobs)
 
     def worth(place: int) -> float:
-        return min(abs(probe.logprobs[place] - each[place]) for each in origins) / (place + 1)
+        changes = (abs(probe.logprobs[place] - each[place]) for each in origins if each)
+        return min(changes) / (place + 1)
 
-    chosen: list[int] = []
-    for place in sorted(range(min(count, tokens // 2)), key=worth, reverse=True):
-        if sum(chosen) + len(chosen) + place < tokens:
+    chosen, left = list[int](), tokens - late - 1
+    for place in sorted(range(min(late, tokens // 6)), key=worth, reverse=True):
+        if place < left:
             chosen.append(place)
-    return sorted(chosen)
+            left -= place + 1
+    return [*chosen, late]
 
 
 def saved_logprobs(
@@ -275,8 +279,11 @@ def judge_probe(
     base: str | None,
     dtype: str,
     quantization: str = "none",
+    mean: float | None = None,
 ) -> tuple[bool, dict[str, Any]]:
     """(whether `served` is the probe's model, the figures). All figures are for the same places.
+
+    `mean` is a stricter limit than that of the precisions.
 
     `base` names the rival that is the base model of the probe: it must give the probe's figures for
     it, and shows how much two computations of the same weights differ. None: the base is not served
@@ -286,7 +293,7 @@ def judge_probe(
     the saved difference.
     """
     allowed = choose_limits(probe, dtype, quantization)
-    tolerance, noise = allowed.mean, allowed.noise
+    tolerance, noise = mean or allowed.mean, allowed.noise
     base_largest, base_distance = None, 0.0
     if base is None:
         base_scores = Scores(probe.base_logprobs, probe.base_logprobs)

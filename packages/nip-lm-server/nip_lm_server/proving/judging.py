@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES, PLACES
+from nip_lm_server.engines.vllm.adapter_proof import PLACES
 from nip_lm_server.lora.probes import (
     LIMITS,
     Limits,
@@ -24,7 +24,7 @@ from nip_lm_server.lora.probes import (
     judge_probe,
     mean_difference,
 )
-from nip_lm_server.proving.scoring import ScoredAnswer
+from nip_lm_server.proving.scoring import FEW_PLACES, ScoredAnswer
 
 BASE = "the base model"
 PARENT = "the adapter that its training began with"
@@ -86,13 +86,13 @@ def _measure(answer: ScoredAnswer, saved: Sequence[float], cap: float) -> float:
 
 
 def fewest_places(probe: Probe, dtype: str) -> int:
-    """The least number of places that an answer must have, as in the proof of a swap.
+    """The least number of places that an answer must have.
 
     A training with little text leaves a probe of fewer than 32 places. Then all of them count, and
     never fewer than 12: at one place, another model may be near by chance.
     """
-    full_count = CPU_PLACES if dtype == "float32" else PLACES
-    return min(full_count, max(CPU_PLACES, len(probe.logprobs)))
+    full_count = FEW_PLACES if dtype == "float32" else PLACES
+    return min(full_count, max(FEW_PLACES, len(probe.logprobs)))
 
 
 def judge_answer(probe: Probe, answer: ScoredAnswer, surroundings: Surroundings) -> Judgement:

@@ -15,9 +15,9 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
-from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES, PLACES
+from nip_lm_server.engines.vllm.adapter_proof import PLACES
 from nip_lm_server.lora.probes import LIMITS, OVER_NOISE, Limits, mean_difference
-from nip_lm_server.proving.scoring import NoLogprobsError, score_at
+from nip_lm_server.proving.scoring import FEW_PLACES, NoLogprobsError, score_at
 from nip_lm_server.proving.stranger import RefusedError, Stranger
 
 LONGEST = 320
@@ -43,7 +43,7 @@ async def check_prefix_cache(
 ) -> CacheCheck:
     """Compare the answers of `model` from the cache with its answers without it."""
     length = min(LONGEST, (context or LONGEST) - 1)
-    count = CPU_PLACES if limits == LIMITS["float32"] else PLACES
+    count = FEW_PLACES if limits == LIMITS["float32"] else PLACES
     step = min(_STEP, length // (2 * count))
     if step < 1:
         return CacheCheck(None, reason=f"its context of {context} tokens is too short")

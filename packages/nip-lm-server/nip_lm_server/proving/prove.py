@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nip_lm_server.engines.vllm.adapter_proof import (
-    CPU_PLACES,
     CPU_RIVALS,
-    CPU_TOKENS,
     PLACES,
     RIVALS,
 )
@@ -34,6 +32,8 @@ from nip_lm_server.proving.judging import (
 )
 from nip_lm_server.proving.prefix_cache import CacheCheck, check_prefix_cache
 from nip_lm_server.proving.scoring import (
+    FEW_PLACES,
+    FEW_TOKENS,
     TOP_REPEATS,
     NoLogprobsError,
     ScoredAnswer,
@@ -181,15 +181,15 @@ class NameChecker:
     def _shorten(self, name: str, candidate: Candidate, way: str, dtype: str | None) -> _Text:
         """Cut a probe to the tokens to ask for.
 
-        In float32 a part is enough, as in the proof of a swap. It is cut only for `token_ids`,
+        In float32 a part is enough. It is cut only for `token_ids`,
         where each token is a prompt of its own.
         """
         assert candidate.probe is not None
         is_quick = way == "token_ids" and dtype == "float32"
         tokens = self._cut(name, candidate.probe.tokens)
-        tokens = tokens[: CPU_TOKENS + 1] if is_quick else tokens
+        tokens = tokens[: FEW_TOKENS + 1] if is_quick else tokens
         probe = candidate.probe.at(range(len(tokens) - 1))
-        return _Text(way, tokens, probe, CPU_PLACES if is_quick else PLACES)
+        return _Text(way, tokens, probe, FEW_PLACES if is_quick else PLACES)
 
     async def _score(self, name: str, text: _Text, rank: int | None = None) -> ScoredAnswer:
         return await score(self._server, text.way, name, text.tokens, rank, text.places)
@@ -235,7 +235,7 @@ class NameChecker:
 
     async def _ask_rivals(self, name: str, text: _Text) -> dict[str, ScoredAnswer]:
         """Ask the adapters that were loaded last, without this one."""
-        max_rivals = CPU_RIVALS if text.places == CPU_PLACES else RIVALS
+        max_rivals = CPU_RIVALS if text.places == FEW_PLACES else RIVALS
         rivals = [n for n, s in self._names.items() if s.is_adapter and n != name][-max_rivals:]
         answers = await asyncio.gather(*(self._try(rival, text) for rival in rivals))
         return {n: a for n, a in zip(rivals, answers, strict=True) if a is not None}

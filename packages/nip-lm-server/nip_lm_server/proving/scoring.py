@@ -29,6 +29,8 @@ from nip_lm_server.engines.vllm.adapter_proof import PLACES
 from nip_lm_server.lora.probes import choose_places
 from nip_lm_server.proving.stranger import RefusedError, Stranger
 
+FEW_PLACES, FEW_TOKENS = 12, 48
+"""Places, and the first tokens with them, in float32, which has hardly any noise."""
 BEST = 5
 """Most alternatives of OpenAI's completions."""
 TOP_PLACES = 64

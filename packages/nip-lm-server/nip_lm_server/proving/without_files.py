@@ -7,11 +7,10 @@ from the base, too.
 import asyncio
 import time
 
-from nip_lm_server.engines.vllm.adapter_proof import CPU_PLACES
 from nip_lm_server.lora.probes import LIMITS, OVER_NOISE, mean_difference
 from nip_lm_server.proving.judging import BASE
 from nip_lm_server.proving.prefix_cache import canary
-from nip_lm_server.proving.scoring import NoLogprobsError, ScoredAnswer, find_way, score
+from nip_lm_server.proving.scoring import FEW_PLACES, NoLogprobsError, ScoredAnswer, find_way, score
 from nip_lm_server.proving.stranger import InputError, RefusedError, ServedName, Stranger
 from nip_lm_server.proving.verdict import Kind, Verdict, list_names
 
@@ -48,8 +47,8 @@ async def compare_with_base(
         return Verdict(name, "cannot_tell", says)
     *of_name, first, second = answers
     few = min(sum(value is not None for value in answer.logprobs) for answer in answers)
-    if few < CPU_PLACES:
-        says = f"can't tell: answers say something of {few} tokens, {CPU_PLACES} are needed"
+    if few < FEW_PLACES:
+        says = f"can't tell: answers say something of {few} tokens, {FEW_PLACES} are needed"
         return Verdict(name, "cannot_tell", says, answers=len(of_name), way=way)
     allowed = max(OVER_NOISE * _distance(first, second), LIMITS["float32"].mean)
     distances = [_distance(answer, first) for answer in of_name]

@@ -49,12 +49,13 @@ KEPT_SCORES = 256
 """So many scorings are remembered, the newest. A proof leaves at most RIVALS + 2, so the scorings
 of dozens of proofs are there; a forgotten one is made again. Without a limit they would grow with
 every adapter of a long run."""
-CPU_PLACES, CPU_TOKENS, CPU_RIVALS = 12, 48, 2
-"""The places, the tokens and the rivals in float32 on a CPU, which has hardly any noise. An
-adapter's token takes 6 ms there at 135 million parameters, and a new adapter has to answer within
-1.5 s: so `VllmProver` takes the places that tell most, and reads CPU_TOKENS for all of them. Of 300
-wrong adapters of that size it took 4 for right ones, where CPU_PLACES spread over so many tokens,
-which reads 312, took 14; each had one matrix of 210 missing."""
+CPU_TOKENS, CPU_RIVALS = 64, 2
+"""The tokens and the rivals in float32 on a CPU, which has hardly any noise. An
+adapter's token takes some 3 ms there at 135 million parameters, and a new adapter has to answer
+within 1.5 s: so `VllmProver` reads CPU_TOKENS for the places that tell most, and a late one."""
+CPU_MEAN = 1e-4
+"""So near an adapter has to be at so few places, or OVER_NOISE times as far as its base is from its
+own figures; right ones are within 1e-5. One of some hundred matrices left out is 3e-4 to 2e-3."""
 
 Tokens = tuple[int, ...]
 Logprobs = tuple[float, ...]
@@ -106,55 +107,63 @@ class VllmProver:
             base=None if name == self._base else self._base,
             dtype=self._dtype,
             quantization=self._quantization,
+            # The base has no noise of its own to be measured by.
+            mean=CPU_MEAN if is_quick and name != self._base else None,
         )
+        digest = adapters[name].digest if name in adapters else None
+        rivals = {n: each for n, each in adapters.items() if n != name and each.digest != digest}
+        # The same weights under another name must give the same, so they are not scored.
+        same = {n: Scores((), same_weights=True) for n in adapters if n not in {*rivals, name}}
+        paths = {rival: each.path for rival, each in [*rivals.items()][-most:]}
+        bases = {} if name == self._base else {self._base: None}
         figures: dict[str, Any] = {}
         matches, scorings = False, 0
         # Kernels round otherwise in another batch, so one scoring that fails proves nothing yet.
         while not matches and scorings < SCORINGS:
             logprobs = await self._score(name, probe.tokens, places)
-            # 1. Compare with the figures on record. An answer this near to its own is farther from
-            #    all that can be told from them, so that nothing else has to be scored.
+            # 1. Compare with the base, scored anew, and with the saved figures of others. An answer
+            #    this near to its own is farther from all that can be told from them; and that they
+            #    don't serve this model instead shows at the place that tells most.
             if is_quick and not scorings:
-                rivals = await self._list_rivals(name, adapters, probe, places, most)
-                matches, figures = compare(logprobs, rivals)
-                matches = matches and figures["distance"] <= CLEARLY * limits.noise / 2
+                scores = await self._score_all(bases, probe, places, self._score)
+                saved = await self._score_all(paths, probe, places, None)
+                matches, figures = compare(logprobs, {**same, **saved, **scores})
+                figures["others_scored"], least = False, CLEARLY * limits.noise
+                matches = matches and figures["distance"] <= least / 2
+                for rival in paths if matches else ():
+                    (there,) = await self._score(rival, probe.tokens, places[:1])
+                    matches = matches and abs(there - probe.logprobs[0]) > least
             # 2. Compare with the scores of the base and the rivals.
             if not matches:
                 score = self._score if scorings else self._score_cached
-                rivals = await self._list_rivals(name, adapters, probe, places, most, score)
-                matches, figures = compare(logprobs, rivals)
+                scores = await self._score_all({**paths, **bases}, probe, places, score)
+                matches, figures = compare(logprobs, {**same, **scores})
             scorings += 1
         figures["scorings"] = scorings
         figures["unchanged"] = await asyncio.to_thread(is_unchanged, path)
-        figures["weights_sha256"] = adapters[name].digest if name in adapters else None
+        figures["weights_sha256"] = digest
         return Proof(matches, figures)
 
-    async def _list_rivals(
+    async def _score_all(
         self,
-        name: str,
-        adapters: Mapping[str, ServedAdapter],
+        paths: Mapping[str, Path | None],
         probe: Probe,
         places: Sequence[int],
-        most: int,
-        score: Score | None = None,
+        score: Score | None,
     ) -> dict[str, Scores]:
-        """List the base and the adapters loaded last, by their `score` and their saved figures.
+        """Score models, and read the saved figures of those with a path.
 
         Without `score` they have the saved figures alone, if there are any for these tokens.
         """
-        digest = adapters[name].digest if name in adapters else None
-        others = [(rival, adapter) for rival, adapter in adapters.items() if rival != name]
-        # The same weights under another name must give the same, so they are not scored.
-        rivals = {r: Scores((), same_weights=True) for r, a in others if a.digest == digest}
-        for rival, adapter in [each for each in others if each[0] not in rivals][-most:]:
-            saved = await asyncio.to_thread(saved_logprobs, adapter.path, probe.tokens, places)
-            served = await score(rival, probe.tokens, places) if score else saved
+        scores = {}
+        for model, path in paths.items():
+            saved = None
+            if path is not None:
+                saved = await asyncio.to_thread(saved_logprobs, path, probe.tokens, places)
+            served = await score(model, probe.tokens, places) if score else saved
             if served is not None:
-                rivals[rival] = Scores(served, saved)
-        if name != self._base:
-            scored = await score(self._base, probe.tokens, places) if score else None
-            rivals[self._base] = Scores(scored or probe.base_logprobs)
-        return rivals
+                scores[model] = Scores(served, saved)
+        return scores
 
     async def _score_cached(self, model: str, tokens: Tokens, places: Sequence[int]) -> Logprobs:
         """The newest scores of `model`. It is scored now if it has none."""

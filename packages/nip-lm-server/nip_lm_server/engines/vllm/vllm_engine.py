@@ -223,7 +223,7 @@ class VllmEngine(Engine):
         installation = self._installation
         if self._options.dtype != "auto" or installation is None:
             return self._options.dtype
-        # Without the noise of half precisions a proof needs few places (`CPU_PLACES`), and so is
+        # Without the noise of half precisions a proof needs few places (`CPU_TOKENS`), and so is
         # quick enough on a CPU.
         if installation.capability is None:
             return "float32"
