@@ -222,14 +222,16 @@ async def _run_job(server: Any, data: bytes, seed: int) -> Figures:
             await asyncio.sleep(4 * POLL_S)
             async with session.get(path) as response:
                 job = await response.json()
-            # To look for processes takes long on a busy machine, and is counted: once is enough.
-            most_mb = max(most_mb, peak_mb(trainers))
             if not first_step and (steps := await _list_steps(session, path)):
                 first_step, first_s = max(steps), count_cpu_s()
+                # This takes long on a busy machine, and is counted: once is enough.
                 trainers = find_processes("nip_lm_server.training")
+            most_mb = max(most_mb, peak_mb(trainers))
         if job["status"] != "succeeded":
             raise RuntimeError(f"the job {job['status']}: {job['error']}")
         last_step = max(await _list_steps(session, path))
+    if last_step == first_step or not most_mb:
+        raise RuntimeError(f"the job ended after step {last_step}, too soon to be looked at")
     tokens = int(job["trained_tokens"]) * (last_step - first_step) / last_step
     return {
         "trained token": (count_cpu_s() - first_s, tokens),
