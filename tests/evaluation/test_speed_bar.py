@@ -1,5 +1,6 @@
 """benchmarks/speed_bar.py: when a figure is worse, what fails. many_processes.py: what is counted."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_a_row_has_its_unit_and_says_from_where_it_would_be_seen():
         "call": {NOW: [0.002, 0.002], BEFORE: [0.002, 0.0021]},
         "server, MB": {NOW: [400.0], BEFORE: [200.0]},
     }
-    rows = describe(rounds, {"call": [0.001]})
+    rows = describe([rounds], {"call": [0.001]})
     assert rows["call"]["median"] == 2.0 and rows["call"]["ratio_to_published"] == 2.0
     assert rows["call"]["seen_from"] == pytest.approx(1.05 * 1.05)
     assert rows["server, MB"]["median"] == 400.0 and rows["server, MB"]["is_worse"]
@@ -57,15 +58,58 @@ def test_a_slower_tree_is_seen_and_a_piece_that_fails_is_an_error(tmp_path, monk
         "slow = 'now' in os.environ['PYTHONPATH']\n"
         "for line in sys.stdin:\n"
         "    if sys.argv[1] == 'run': raise ValueError('no such setting')\n"
+        "    if sys.argv[1] == 'play' and not slow: raise ValueError('too old')\n"
+        "    if sys.argv[1] == 'train': print('{\"trained token\": [1.0, 0]}', flush=True)\n"
+        "    sys.stderr.write('a warning ' * 10_000)\n"
         "    print(json.dumps({'call': [1.2 if slow else 1.0, 1]}), flush=True)\n"
     )
     monkeypatch.setattr(speed_bar, "ROOT", tmp_path)
     trees = {speed_bar.NOW: tmp_path / "now", speed_bar.BEFORE: tmp_path / "earlier"}
-    rounds, errors = {}, {}
-    speed_bar.measure("call", trees, 3, rounds, errors)
+    errors = {}
+    rounds = speed_bar.measure("call", trees, 3, errors)
     assert errors == {} and speed_bar.is_worse(rounds["call"])
-    speed_bar.measure("run", trees, 3, rounds, errors)
-    assert "no such setting" in json.dumps(errors)
+    assert speed_bar.measure("run", trees, 3, errors) == {}
+    assert "no such setting" in errors.pop("run, now") and "run, before" in errors
+    assert speed_bar.measure("play", trees, 3, errors) == {"call": {speed_bar.NOW: [1.2] * 3}}
+    assert "too old" in errors["play, before"] and "play, now" not in errors
+    speed_bar.measure("train", trees, 3, errors)
+    assert "0 units" in errors["train, now"]
+
+
+def test_a_figure_is_worse_where_each_measurement_says_so_by_itself():
+    from speed_bar import BEFORE, NOW, describe
+
+    worse = {"call": {NOW: [2.0] * 4, BEFORE: [1.0] * 4}}
+    equal = {"call": {NOW: [1.0, 1.0, 1.2, 1.2], BEFORE: [1.0] * 4}}
+    assert describe([worse, worse], {})["call"]["is_worse"]
+    row = describe([worse, equal], {})["call"]
+    assert not row["is_worse"] and row["seen_from"] == 1.05
+    assert row["measurements"] == 2 and len(row["rounds"][NOW]) == 8
+
+
+def test_what_fails_ends_with_1_and_published_rows_without_rounds_are_an_error(
+    tmp_path, monkeypatch
+):
+    import speed_bar
+
+    rows = {"call": {"is_worse": True}}
+    asked = argparse.Namespace(check=True, allow_before=False)
+    assert speed_bar.find_faults({}, {"call, before": "too old"}, asked)
+    assert speed_bar.find_faults(rows, {}, asked) == ["call: worse"]
+    asked = argparse.Namespace(check=False, allow_before=True)
+    assert speed_bar.find_faults(rows, {"call, before": "too old"}, asked) == []
+    assert speed_bar.find_faults(rows, {"call, now": "failed"}, asked)
+
+    monkeypatch.setattr(speed_bar, "PUBLISHED", tmp_path / "speed_bar.json")
+    row = {"rounds_ms": {"now": [1.0]}}
+    document = {"machine": "this one", "figures": {"call": row}}
+    speed_bar.PUBLISHED.write_text(json.dumps(document))
+    assert speed_bar.read_published("another one") == {}
+    with pytest.raises(ValueError, match=r"no rounds of .*call"):
+        speed_bar.read_published("this one")
+    row["rounds"] = row.pop("rounds_ms")
+    speed_bar.PUBLISHED.write_text(json.dumps(document))
+    assert speed_bar.read_published("this one") == {"call": [0.001]}
 
 
 @pytest.mark.parametrize(
