@@ -59,7 +59,7 @@ async def open_session(
     `prepared` is the result of `prepare` for `parameters`, where that was just called.
 
     Raises SettingsError, DatasetError, StoreError, RunConflictError, LeaseError or ServerError;
-    nothing has been spent then.
+    nothing has been spent then, but for the few tokens of the checks at models' servers.
     """
     # 1. Everything that can be known before anything is held or started.
     prepared = prepared or prepare(parameters, environment)

@@ -90,7 +90,24 @@ async def open_native(folder, *overrides):
         return session
 
 
-@pytest.mark.parametrize("status", [400, 404])
+async def open_at(folder, monkeypatch, answer, times=1):
+    """Open a run whose agents call tools at a server that answers by `answer`."""
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    async with TestServer(app) as other:
+        url = f"agents._default.base_url={other.make_url('/v1')}"
+        settings = (url, "agents._default.model_provider=OpenAI", "rollouts.transport_retries=2")
+        return [await open_native(folder, *settings) for _ in range(times)]
+
+
+def greet(body, prompt_tokens=0):
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Hello!"}}
+    usage = {"prompt_tokens": prompt_tokens}
+    return web.json_response({"model": body["model"], "choices": [choice], "usage": usage})
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
 async def test_a_server_without_tools_is_named_before_anything_is_played(
     tmp_path, monkeypatch, status
 ):
@@ -100,36 +117,66 @@ async def test_a_server_without_tools_is_named_before_anything_is_played(
     async def answer(request):
         return web.json_response({"error": {"message": words}}, status=status)
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
-    async with TestServer(app) as other:
-        url = f"agents._default.base_url={other.make_url('/v1')}"
-        with pytest.raises(
-            SettingsError, match=rf"tool\.call: .*HTTP {status}: .*{words}"
-        ) as caught:
-            await open_native(tmp_path, url, "agents._default.model_provider=OpenAI")
+    with pytest.raises(SettingsError, match=rf"tool\.call: .*HTTP {status}: .*{words}") as caught:
+        await open_at(tmp_path, monkeypatch, answer)
     assert "set tool.call: line" in str(caught.value)
     assert not list((tmp_path / "runs").glob("*/run.json"))
+
+
+@pytest.mark.parametrize("status", [401, 429, 529])
+async def test_a_server_in_trouble_is_asked_again_and_no_tool_is_blamed(
+    tmp_path, monkeypatch, status
+):
+    asked = []
+
+    async def answer(request):
+        asked.append(request)
+        return web.json_response({"error": {"message": "Overloaded"}}, status=status)
+
+    with pytest.raises(ServerError, match=rf"HTTP {status}: Overloaded.*agents\.\w+ call tools"):
+        await open_at(tmp_path, monkeypatch, answer)
+    assert len(asked) == (1 if status == 401 else 3)
+
+
+async def test_a_refusal_that_passes_and_thoughts_without_an_answer_are_no_refusal_of_tools(
+    tmp_path, monkeypatch
+):
+    """OpenAI's models that think say so of 16 tokens."""
+    words = "Could not finish the message because max_tokens or model output limit was reached."
+    left = [(529, "Overloaded"), (429, "Slow down")]
+
+    async def answer(request):
+        status, message = left.pop(0) if left else (400, words)
+        return web.json_response({"error": {"message": message}}, status=status)
+
+    assert await open_at(tmp_path, monkeypatch, answer)
+    assert not left
+
+
+@pytest.mark.parametrize("more", [0, 40])
+async def test_a_server_that_passes_over_tools_is_warned_of(tmp_path, monkeypatch, caplog, more):
+    async def answer(request):
+        body = json.loads(await request.read())
+        return greet(body, 9 + more * ("tools" in body))
+
+    assert await open_at(tmp_path, monkeypatch, answer)
+    assert ("as many tokens of a prompt" in caplog.text) == (more == 0)
 
 
 async def test_an_engine_of_nips_own_server_with_tools_is_taken(tmp_path):
     assert await open_native(tmp_path)
 
 
-async def test_a_server_with_tools_is_asked_once_and_taken(tmp_path, monkeypatch):
+async def test_a_server_with_tools_is_asked_with_them_and_without_before_the_run_is_there(
+    tmp_path, monkeypatch
+):
     bodies = []
 
     async def answer(request):
         bodies.append(json.loads(await request.read()))
-        choice = {"index": 0, "message": {"role": "assistant", "content": "Hello!"}}
-        return web.json_response({"model": bodies[-1]["model"], "choices": [choice]})
+        return greet(bodies[-1])
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
-    async with TestServer(app) as other:
-        url = f"agents._default.base_url={other.make_url('/v1')}"
-        assert await open_native(tmp_path, url, "agents._default.model_provider=OpenAI")
-    [body] = bodies
+    assert await open_at(tmp_path, monkeypatch, answer, times=2)
+    body, bare = bodies
     assert [tool["function"]["name"] for tool in body["tools"]] == ["check"]
+    assert "tools" not in bare
