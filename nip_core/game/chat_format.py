@@ -9,7 +9,8 @@ two answers of the agent become one user message, its parts divided by blank lin
 with the speaker's name ("Expert_1: ..."; a message without a name stays without one). A system
 message in the middle is such a part too, of the speaker "System".
 
-The call of a tool and its result stay the two messages that they are in OpenAI's API.
+The call of a tool and its result stay the two messages that they are in OpenAI's API. Words of
+others behind a result are a part of it: templates that want turns refuse a user message there.
 
 Answers of the agent are never merged, so that each can be trained as it was given. Where nothing
 was said before one, a short user message fills the place, in prompts as in training examples.
@@ -59,8 +60,8 @@ def _message(role: str, content: str) -> ChatMessage:
 
 def _add_user(formed: list[ChatMessage], content: str, speaker: str | None) -> None:
     text = content if speaker is None else f"{speaker}: {content}"
-    if formed and formed[-1]["role"] == "user":
-        formed[-1] = _message("user", f"{formed[-1]['content']}\n\n{text}")
+    if formed and formed[-1]["role"] in ("user", "tool"):
+        formed[-1] = {**formed[-1], "content": f"{formed[-1]['content']}\n\n{text}"}
     else:
         formed.append(_message("user", text))
 

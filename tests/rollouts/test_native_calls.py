@@ -41,7 +41,7 @@ def settings(chat_format="alternating", **tool):
     )
 
 
-async def play_answers(*answers, **more):
+async def play_answers(*answers, of=None, **more):
     """The verifier gives these answers in turn, at a server that refuses what belongs to no call."""
     left = [*answers]
 
@@ -49,7 +49,7 @@ async def play_answers(*answers, **more):
         said = "It is so." if agent_of(body) == "prover" else None
         return refuse_request(body) or said or left.pop(0)
 
-    return await play(settings(), script, on=problems(1, **CHAIN), **more)
+    return await play(of or settings(), script, on=problems(1, **CHAIN), **more)
 
 
 def rows_of(played):
@@ -150,6 +150,19 @@ async def test_of_several_calls_the_last_counts_and_each_too_many_is_told():
         ("Decision: reject", None),
     ]
     assert "no use is left" in rows[3].invalid_reason
+
+
+@pytest.mark.parametrize("form", ["named", "alternating", "alternating_no_system"])
+async def test_a_hint_after_a_result_is_a_part_of_it_where_roles_must_take_turns(form):
+    played = await play_answers(call("2"), "", "Decision: reject", of=settings(form, per_turn=1))
+    assert [row.exchange for row in rows_of(played)] == [0, 1, 1]
+    last = [body for body in played.server.bodies if "tools" in body][-1]["messages"]
+    *_, result = roles = [message["role"] for message in last]
+    if form == "named":
+        assert roles[-2:] == ["tool", "user"]
+        return
+    assert result == "tool" and last[-1]["content"].startswith("Result: 2: 55 - 10 = 45\n\n")
+    assert "empty" in last[-1]["content"]
 
 
 async def test_a_line_of_text_is_a_call_too():
