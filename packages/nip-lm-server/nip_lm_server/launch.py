@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from nip_base.disk import want_of_space
 from nip_base.machine.processes import end_process, read_tail, working_environment
 from nip_base.spec import ServerSpec, Start
-from nip_base.version import SERVER_VERSION
+from nip_base.version import OWN_VERSION
 from nip_lm_server.auth import make_key_file, without_secrets
 from nip_lm_server.state.directory import (
     KEY_FILE,
@@ -238,9 +238,9 @@ def _attach(
     """Return a handle on a live server of the same configuration; None if it died meanwhile."""
     server = f"the server {card.pid} at {card.url} (state {state_dir})"
     # Not ended and replaced: another process may be using it.
-    if card.version != SERVER_VERSION:
+    if card.version != OWN_VERSION:
         raise ServerConflictError(
-            f"{server} has version {card.version}, this is {SERVER_VERSION}: stop it first"
+            f"{server} has version {card.version}, this is {OWN_VERSION}: stop it first"
         )
     if card.configuration_digest != configuration_digest:
         raise ServerConflictError(

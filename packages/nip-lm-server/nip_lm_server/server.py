@@ -21,7 +21,7 @@ from aiohttp import web
 from nip_base.machine.open_files import raise_open_files
 from nip_base.machine.processes import process_identity, watch_parent
 from nip_base.spec import Start
-from nip_base.version import SERVER_VERSION
+from nip_base.version import OWN_VERSION
 from nip_lm_server.api.app import close_server, make_app, open_server
 from nip_lm_server.api.connections import (
     ACCEPTED_AT_ONCE,
@@ -207,7 +207,7 @@ def _make_card(start: Start, model: str, listener: socket.socket, digest: str) -
         identity=process_identity(os.getpid()) or "",
         url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
         configuration_digest=digest,
-        version=SERVER_VERSION,
+        version=OWN_VERSION,
         engine=start.spec.engine,
         model=model,
         owner_pid=start.parent,
