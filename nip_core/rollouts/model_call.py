@@ -192,7 +192,9 @@ async def ask(
                 "zk_protocol.similarity: text or use an engine that does"
             )
         temperature = body.get("temperature")
-        settled_answers = [_settle_calls(answer, form) for answer in answers[:n]]
+        settled_answers = answers[:n]
+        if tool is not None:  # else a call has the tokens of a template's form, not of its line
+            settled_answers = [_settle_calls(answer, form) for answer in settled_answers]
         yield Call(player, form, started, settled_answers, kept_top, temperature)
 
 
@@ -202,14 +204,16 @@ def _settle_calls(answer: ChatAnswer, form: AnswerForm) -> ChatAnswer:
         return answer
     from nip_core.game.native_calls import describe_calls, write_call
 
-    text, reason = answer.text or "", answer.finish_reason
+    words, reason, thoughts = answer.text or "", answer.finish_reason, answer.reasoning
     try:
-        text, fault = write_call(text, answer.calls, form), None
+        text, fault = write_call(words, answer.calls, form), None
     except InvalidResponse as invalid:
-        text, fault = describe_calls(text, answer.calls), invalid.reason
+        text, fault = describe_calls(words, answer.calls), invalid.reason
+    if not text.startswith(words.strip()):  # no line can stand behind them; they were paid
+        thoughts = "\n".join(filter(None, (thoughts, words)))
     if reason in ("tool_calls", "function_call"):
         reason = "stop"
-    return replace(answer, text=text, finish_reason=reason, fault=fault)
+    return replace(answer, text=text, finish_reason=reason, fault=fault, reasoning=thoughts)
 
 
 def random_answer(form: AnswerForm, seed: int) -> str:

@@ -165,6 +165,23 @@ async def test_a_hint_after_a_result_is_a_part_of_it_where_roles_must_take_turns
     assert "empty" in last[-1]["content"]
 
 
+async def test_a_call_that_was_not_asked_for_is_no_call():
+    """Its tokens are those of the template's form, and a trained verifier would learn them."""
+    rows = rows_of(await play_answers(call("2"), "Decision: reject", of=settings(call="line")))
+    assert [row.invalid_reason for row in rows] == ["finish reason tool_calls", None]
+    assert [row.tool_result for row in rows] == [None, None]
+
+
+@pytest.mark.parametrize("thought", [None, "It may be so."])
+async def test_words_behind_which_no_line_can_stand_are_thoughts(thought):
+    message = call("2", text="<think> hmm so")
+    message["message"]["reasoning"] = thought
+    rows = rows_of(await play_answers(message, call("1", text="Well."), "Decision: reject"))
+    assert [row.text for row in rows] == ["Check: 2", "Well.\nCheck: 1", "Decision: reject"]
+    kept = "<think> hmm so" if thought is None else f"{thought}\n<think> hmm so"
+    assert [row.reasoning for row in rows] == [kept, None, None]
+
+
 async def test_a_line_of_text_is_a_call_too():
     rows = rows_of(await play_answers("Check: 2", "Decision: reject"))
     assert rows[0].tool_result == "Result: 2: 55 - 10 = 45"
