@@ -98,6 +98,7 @@ class GroupCommits:
                 await self._flusher
         finally:
             self.close()  # also when cancelled, or the file would stay locked
+            _answer(self._callers, StoreError(f"{self.name}: closed before it was written"))
 
     async def __aenter__(self) -> Self:
         return self
