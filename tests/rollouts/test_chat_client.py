@@ -11,7 +11,7 @@ from aiohttp import web
 from scripted_server import DROP, scripted_server
 
 from nip_core.errors import NipError, StageError
-from nip_core.rollouts.client.chat_client import ChatClient, TransportError
+from nip_core.rollouts.client.chat_client import ChatClient, TransportError, _Route
 from nip_core.rollouts.client.completions import ContextLengthError, Endpoint, RequestRefusedError
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -134,7 +134,8 @@ async def test_calls_in_flight_are_bounded():
 
 
 def test_an_endpoint_hides_its_key():
-    assert "secret" not in repr(Endpoint("http://x/v1", "secret"))
+    endpoint = Endpoint("http://x/v1", "secret")
+    assert "secret" not in f"{endpoint} {_Route.to(endpoint)}"
 
 
 async def no_pause(seconds):
@@ -163,17 +164,43 @@ async def test_a_server_that_sends_the_key_back_can_not_make_us_print_it(status,
     assert key[:10] not in shown
 
 
-def test_a_client_has_a_descriptor_for_each_of_its_calls():
-    code = (
-        "import asyncio, resource\n"
-        "from nip_core.rollouts.client.chat_client import ChatClient\n"
-        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
-        "async def main():\n"
-        "    async with ChatClient(concurrency=4096, timeout_s=1, retries=0):\n"
-        "        print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
-        "asyncio.run(main())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert int(done.stdout) >= 1024 or int(done.stdout) == hard
+FILES = """
+import asyncio, resource, sys
+from nip_core.rollouts.client.chat_client import ChatClient
+from nip_core.rollouts.client.completions import Endpoint
+soft, hard, concurrency = map(int, sys.argv[2:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+endpoint, body = Endpoint(sys.argv[1], "k"), {"model": "m", "messages": []}
+async def main():
+    words = []
+    client = ChatClient(concurrency=concurrency, timeout_s=20, retries=0, on_fewer=words.append)
+    async with client:
+        calls = (client.complete(endpoint, body) for _ in range(concurrency))
+        await asyncio.gather(*calls if soft == hard else ())
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], *words)
+asyncio.run(main())
+"""
+
+
+async def run_with_files(*numbers, url="http://x/v1"):
+    command = [sys.executable, "-c", FILES, url, *map(str, numbers)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().partition(" ")[::2]
+
+
+async def test_a_client_has_a_descriptor_for_each_of_its_calls():
+    hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 4096 + 128)
+    raised, words = await run_with_files(256, hard, 4096)
+    assert int(raised) == hard and bool(words) is (hard < 4096 + 128)
+
+
+async def test_a_client_that_may_open_few_files_makes_fewer_calls_and_says_so():
+    async def script(body):
+        await asyncio.sleep(0.2)
+        return "x"
+
+    async with scripted_server(script) as server:
+        _, words = await run_with_files(64, 64, 100, url=server.url)
+        assert server.most_in_flight == 32
+    assert "rollouts.concurrency is 100" in words and "64 files (ulimit -Hn): at most 32" in words

@@ -18,7 +18,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import aiohttp
@@ -45,6 +45,8 @@ from nip_core.rollouts.client.thoughts import MalformedAnswer, says_thoughts_too
 _RETRIED = frozenset({408, 409, 425, 429})
 _FATAL = frozenset({401, 402, 403, 404})
 _LONGEST_PAUSE_S = 60.0
+_KEPT_FILES = 128
+"""Open files for all but calls: the lease, tables, other connections."""
 
 
 class TransportError(ServerError):
@@ -65,7 +67,7 @@ class _Route:
     """How all calls of an endpoint are sent."""
 
     url: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)  # with the key
     proxy: str | None
 
     @classmethod
@@ -103,8 +105,8 @@ class ChatClient:
 
         `timeout_s` is the longest wait for an answer; at a server of ours it is half of the longest
         time without progress. With `follows` the calls in flight follow the answers of each server,
-        else there are always `concurrency`. `on_fewer` is given the reason why there are fewer.
-        `traffic` counts calls. `admit` is entered while a call is in flight, and may raise; `sleep`
+        else there are always `concurrency`. `on_fewer` is given the reason why there are fewer,
+        as where the process may open too few files. `traffic` counts calls. `admit` is entered while a call is in flight, and may raise; `sleep`
         makes pauses.
         """
         self._most = concurrency
@@ -121,7 +123,14 @@ class ChatClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        raise_open_files()
+        allowed = raise_open_files()
+        possible = max(allowed - _KEPT_FILES, allowed // 2)
+        if possible < self._most:
+            self._on_fewer(
+                f"rollouts.concurrency is {self._most}, but this process may open {allowed} files "
+                f"(ulimit -Hn): at most {possible} calls are in flight; raise that limit"
+            )
+            self._most, self._slots = possible, asyncio.Semaphore(possible)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._most, keepalive_timeout=60),
         )
