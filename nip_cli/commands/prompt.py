@@ -69,6 +69,8 @@ def prompt(
 
 
 def _print(chat: "AskedChat") -> None:
+    from nip_core.game.native_calls import spell_out
+
     place = f"iteration {chat.iteration}, {chat.split}, problem {chat.problem}"
     say(f"{chat.agent} in round {chat.round} of {place}")
     request = ", ".join(f"{name} {value}" for name, value in (chat.request or {}).items())
@@ -77,7 +79,7 @@ def _print(chat: "AskedChat") -> None:
         say("what stands in <...> nobody has said yet")
     for message in chat.messages:
         name = f", {message['name']}" if message.get("name") else ""
-        say(f"\n{_rule(message['role'] + name)}\n{message['content']}")
+        say(f"\n{_rule(message['role'] + name)}\n{spell_out(message)}")
     for answer in chat.answers:
         invalid = f" (invalid: {answer['invalid']})" if answer["invalid"] else ""
         say(f"\n{_rule('its answer' + invalid)}\n{answer['text']}")

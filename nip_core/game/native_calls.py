@@ -2,6 +2,7 @@
 
 describe_tools  the tool as a request has it
 show_call       a call on record with its result, as messages of a chat
+spell_out       a message of a chat for people, a call as its line
 write_call      the text of an answer that has calls
 
 A call has one form on record, the line that `parse_response` reads. So rows, limits, prices and
@@ -9,7 +10,7 @@ readers don't depend on the way of calling.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +54,13 @@ def show_call(text: str, result: str, tool: Tool, number: int) -> list[dict[str,
         {"role": "assistant", "content": call.lead.strip(), "tool_calls": calls},
         {"role": "tool", "tool_call_id": identifier, "content": result},
     ]
+
+
+def spell_out(message: Mapping[str, Any]) -> str:
+    """Write the text of a message for people; a call is the line that stands for it on record."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    lines = [f"{f['name'].capitalize()}: {json.loads(f['arguments'])[_ARGUMENT]}" for f in calls]
+    return "\n".join(filter(None, (message["content"], *lines)))
 
 
 def write_call(text: str, calls: Calls, form: AnswerForm) -> str:

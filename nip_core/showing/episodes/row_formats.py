@@ -23,6 +23,7 @@ from functools import cached_property
 
 import orjson
 
+from nip_core.game.native_calls import spell_out
 from nip_core.game.render import ChatMessage
 from nip_core.redaction import printable
 from nip_core.showing.episodes.episode_rows import ReadableEpisode, ReadableMessage
@@ -162,6 +163,6 @@ class CsvColumns:
 def _write_chat(chat: Sequence[ChatMessage]) -> str:
     """Write a chat as one text, each message under its speaker."""
     return "\n\n".join(
-        f"[{', '.join(filter(None, (message['role'], message.get('name'))))}]\n{message['content']}"
+        f"[{', '.join(filter(None, (message['role'], message.get('name'))))}]\n{spell_out(message)}"
         for message in chat
     )

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 from nip_core.distribution import __version__
 from nip_core.errors import NipError, SettingsError
 from nip_core.evaluation.episode_transcripts import judged_words
+from nip_core.game.native_calls import spell_out
 from nip_core.report.report import asset, report_environment
 from nip_view import pages
 from nip_view.asked_downloads import (
@@ -66,6 +67,7 @@ def templates() -> Environment:
     environment.filters["decision_words"] = pages.describe_decision
     environment.filters["closely"] = write_closely
     environment.filters["title"] = write_title
+    environment.filters["spell_out"] = spell_out
     environment.globals["nip_version"] = __version__
     environment.globals["loss_chart"] = _draw_losses
     environment.trim_blocks = environment.lstrip_blocks = True
