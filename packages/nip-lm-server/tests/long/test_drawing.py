@@ -102,6 +102,17 @@ def test_the_likeliest_are_listed_only_where_a_row_wants_them():
     assert choose(()) == every
 
 
+def test_rows_that_ask_are_answered_in_their_order():
+    logits = torch.arange(12.0).reshape(3, 4).sin()
+    sampler = BatchSampler([Settings()] * 3, [Given(0.5)] * 3, [[]] * 3, 4, torch.device("cpu"))
+    every = sampler.choose(logits, logprobs=True, top=2)
+    for asking in ([2, 0, 1], [1, 0], [2]):
+        some = sampler.choose(logits, logprobs=True, top=2, asking=asking)
+        assert some.ids == every.ids
+        assert some.logprobs == [every.logprobs[row] for row in asking]
+        assert some.top == [every.top[row] for row in asking]
+
+
 @pytest.mark.parametrize(
     ("token", "begins"),
     [

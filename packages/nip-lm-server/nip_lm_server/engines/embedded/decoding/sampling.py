@@ -161,7 +161,7 @@ class BatchSampler:
             return Chosen(tokens.tolist())
         ids: list[int] = tokens.tolist()
         # Only for the rows that ask.
-        if asking is not None and len(asking) < len(ids):
+        if asking is not None and [*asking] != [*range(len(ids))]:
             indices = torch.tensor(asking, device=logits.device)
             logits, tokens = logits[indices], tokens[indices]
         total = logits.logsumexp(-1)
