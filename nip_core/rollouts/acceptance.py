@@ -18,7 +18,8 @@ LIKELIEST = 5
 that of the last."""
 _WORDS = {ACCEPT: "accept", REJECT: "reject"}
 PLACES = {"top_logprobs_at": [*_WORDS.values()]}
-"""Of a request to a server of nip's: no other place is looked at, and each has its cost."""
+"""Of a request to the run's own server: no other place is looked at, and the embedded engine, to
+which each has its cost, lists alternatives only where one of the words may begin."""
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
 _LABEL = re.compile(
     r"(?m)^\W*(?:my |the )?(?:final )?(?:decision|verdict|answer)\b[^\w\n]*?(?:[:=–—-]|$)"

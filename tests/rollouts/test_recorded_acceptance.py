@@ -71,7 +71,7 @@ async def test_only_who_may_decide_is_asked_for_tokens_and_only_p_accept_is_kept
     assert {row.token_logprobs for row in rows} == {None}
 
 
-async def test_the_run_s_own_server_is_asked_for_the_likeliest_at_the_verdict_alone():
+async def test_the_run_s_own_server_is_asked_for_the_likeliest_where_a_verdict_may_begin():
     def judge_at_the_verdict(body):
         text = "Question: why?" if len(body["messages"]) < 4 else "Decision: accept"
         if agent_of(body) == "prover":

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -19,7 +20,7 @@ from nip_core.game.answer_guide import least_tokens, write_guide
 from nip_core.game.answer_rows import read_tokens
 from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.protocols.scales import SCALES
-from nip_core.rollouts.acceptance import estimate_acceptance
+from nip_core.rollouts.acceptance import LIKELIEST, PLACES, estimate_acceptance
 from nip_lm_server.engines.base import EngineRequestError, GenerationRequest
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
@@ -167,6 +168,35 @@ async def test_p_accept_of_a_guided_verdict_is_that_among_the_words_of_the_form(
         assert estimate_acceptance(read_tokens(tokens), decision) == pytest.approx(
             expected, abs=1e-3
         )
+
+
+async def test_p_accept_is_the_same_where_alternatives_are_listed_only_where_a_verdict_may_begin(
+    engine,
+):
+    form = AnswerForm(("main",), {}, SCALE, must_decide=True)
+    request = ask(
+        grammar=write_guide(form, 60, 20), n=6, max_tokens=60,
+        logprobs=True, top_logprobs=LIKELIEST, return_token_ids=True,
+    )  # fmt: skip
+    some = replace(request, top_at=tuple(PLACES["top_logprobs_at"]))
+    estimates = []
+    for asked in (request, some):
+        choices = (await engine.generate(asked)).choices
+        texts = [(choice.text, choice.logprobs) for choice in choices]
+        p_accept = []
+        for choice in choices:
+            tokens = zip(choice.tokens, choice.logprobs, choice.top_logprobs, strict=True)
+            rows = [
+                {"token": token, "logprob": logprob, "top": [vars(t) for t in top]}
+                for token, logprob, top in tokens
+            ]
+            decision = parse_response(choice.text, form).decision
+            p_accept.append(estimate_acceptance(read_tokens(rows), decision))
+        estimates.append((texts, p_accept))
+        assert None not in p_accept
+    assert estimates[0] == estimates[1]
+    listed = [bool(top) for choice in choices for top in choice.top_logprobs]
+    assert 0 < sum(listed) < len(listed)
 
 
 async def test_an_answer_that_must_call_a_tool_calls_one(engine):
