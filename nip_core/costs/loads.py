@@ -30,7 +30,7 @@ from nip_core.tools import MOST_CHARACTERS, ToolUse
 
 BYTES_PER_TOKEN = 4
 _MESSAGE_TOKENS = 4  # that a chat template adds to a message, about
-_TOOL_TOKENS = 300  # of the field `tools`, with a template's words about calls
+TOOL_TOKENS = 300  # of the field `tools`, with a template's words about calls
 _RESULT_TOKENS = MOST_CHARACTERS // BYTES_PER_TOKEN + _MESSAGE_TOKENS  # of a tool, at most
 _RANDOM_TOKENS = 10  # of a message by an agent without a model
 _TREES = 128  # looked at in each iteration
@@ -143,7 +143,7 @@ def count_first_prompts(
             counted_agents.add(name)
         tokens[name] = fmean(counts) + _MESSAGE_TOKENS * fmean(map(len, chats)) if counts else 0.0
         if game.native_tool(name) is not None:
-            tokens[name] += _TOOL_TOKENS
+            tokens[name] += TOOL_TOKENS
     return tokens, frozenset(counted_agents)
 
 

@@ -8,6 +8,7 @@ import aiohttp
 
 from nip_base.formats.bounds import parse_json
 from nip_core.concurrency import gather_or_cancel
+from nip_core.costs.loads import TOOL_TOKENS
 from nip_core.errors import ServerError, SettingsError
 from nip_core.game.answers.reasons import Kind
 from nip_core.game.render import Game, Turn, make_situation
@@ -78,6 +79,8 @@ class _AgentCheck:
         self._group, self._agent, self._problem = group, agent, problem
         self._endpoint, self._model = session.at(group).play, session.base_model(group)
         self._conversation = sample_conversation(session.game, agent)
+        # The server lays out no `tools` here.
+        self._tool_tokens = 0 if session.game.native_tool(agent) is None else TOOL_TOKENS
 
     async def run(self) -> None:
         """Ask for every chat of the agent. Raises SettingsError for the first one refused."""
@@ -261,6 +264,8 @@ class _AgentCheck:
         except ValueError:
             body = None  # a page, as servers that don't know the path have one
         if status == 200 and isinstance(body, dict):
+            if self._tool_tokens:
+                body["count"] += self._tool_tokens
             return body
         error_body = body.get("error") if isinstance(body, dict) else None
         error_ = error_body if isinstance(error_body, dict) else {}

@@ -1,6 +1,7 @@
 """A guided agent is refused where nobody holds its answers to their form, before it plays."""
 
 import json
+import re
 
 import pytest
 from aiohttp import web
@@ -161,6 +162,23 @@ async def test_a_server_that_passes_over_tools_is_warned_of(tmp_path, monkeypatc
 
     assert await open_at(tmp_path, monkeypatch, answer)
     assert ("as many tokens of a prompt" in caplog.text) == (more == 0)
+
+
+async def test_the_room_for_a_prompt_has_a_reserve_for_tools(tmp_path):
+    """The server is asked how long a chat is, and is not told of tools."""
+    replies = tmp_path / "replies.yaml"
+    replies.write_text("max_model_len: 300\n")
+    taken = []
+    for way in ("line", "native"):
+        with pytest.raises(SettingsError, match=r"agents\.verifier: .* takes \d+ of 300") as caught:
+            await open_native(
+                tmp_path,
+                f"lm_server.replies={replies}",
+                f"tool.call={way}",
+                "interaction_protocol=solo_verifier",
+            )
+        taken.append(int(re.search(r"takes (\d+) of", str(caught.value))[1]))
+    assert 200 < taken[1] - taken[0] <= 300
 
 
 async def test_an_engine_of_nips_own_server_with_tools_is_taken(tmp_path):
