@@ -167,6 +167,8 @@ def list_price_warnings(parameters: HyperParameters) -> list[str]:
     is_chosen = parameters.trainer == "pure_text_ei" and is_trained
     if not tool.price or not is_chosen or settings.rollout_selection_method != "threshold":
         return []
+    if parameters.text_rl.verifier_guess_replacement_proportion > 0:
+        return []  # its right answers are written for it, whatever they earned
     protocol, threshold = make_protocol(parameters), settings.reward_threshold
     if protocol.common.reward_function is not None:
         return []  # it is told the price, and pays as it likes

@@ -707,6 +707,11 @@ def test_equal_conversations_with_other_thoughts_are_not_duplicates():
         ({"per_turn": 2, "price": 0.2}, {"pure_text_ei": {"reward_threshold": -1}}, []),
         ({"per_turn": 2}, {}, []),
         ({"per_turn": 2, "price": 0.2}, {"trainer": "pure_text_malt"}, []),
+        (
+            {"per_turn": 2, "price": 0.2},
+            {"text_rl": {"verifier_guess_replacement_proportion": 1.0}},
+            [],
+        ),
         ({"per_turn": 2, "price": 0.2}, {"agents": {"verifier": {"freeze_agent": True}}}, []),
     ],
 )
