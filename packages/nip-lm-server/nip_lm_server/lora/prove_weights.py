@@ -6,9 +6,9 @@ token_logprobs  what a model gives a sequence
 prove           compares the served figures of an adapter with those of its saved weights
 prove_base      compares a served base model with the files of a model
 
-The served log-probabilities come from the engine's own batched path, in one batch with the base and
-the newest other adapter; further ones have them from their own proofs. The expected ones come from
-the file: W + scale B A in each adapted layer, in float32, with the engine's adapters switched off.
+The served log-probabilities come from the engine's own path: a pass by itself, and a batch with the
+base and the newest other adapter; further ones have them from their own proofs. The expected ones
+come from the file: W + scale B A in each adapted layer, in float32, with the engine's adapters off.
 Those that a training computed from its saved weights, in ``probe.json``, must be met too.
 
 `probes.LIMITS` has the largest distance, in nats and as a mean over the tokens; where rounding
@@ -175,15 +175,14 @@ def prove(
     tokens = probe_tokens(loaded.tokenizer, loaded.max_model_len)
     tokens = tokens[-_EXTRA_TOKENS if loaded.dtype in _WIDE else 0 :]
     probe = _read_probe_file(files.path, loaded)
-    # 1. Score the served adapter, also on the training's tokens, in one batch with the base and the
-    #    newest of the others. An adapter gives what it gave when it was proved itself.
+    # 1. Score the served adapter by itself, and on the training's tokens in a batch with the base
+    #    and the newest of the others: many rows may have another copy of the weights than few.
     fresh = [rival for rival in rivals if rival is rivals[-1] or not rival.logprobs]
-    batch, texts = [adapter, None, *fresh], [tokens] * (2 + len(fresh))
-    if probe:
-        batch, texts = [*batch, adapter], [*texts, [*probe.tokens]]
-    served_logprobs, base_logprobs, *further = scorer.score(texts, batch)
-    for scored, logprobs in zip([adapter, *fresh], [served_logprobs, *further], strict=False):
-        scored.logprobs[:] = logprobs
+    (served_logprobs,) = scorer.score([tokens], [adapter])
+    texts = [[*probe.tokens] if probe else tokens, *[tokens] * (1 + len(fresh))]
+    beside, base_logprobs, *others = scorer.score(texts, [adapter, None, *fresh])
+    for scored, logprobs in zip([adapter, *fresh], [served_logprobs, *others], strict=True):
+        scored.logprobs[:] = logprobs  # an adapter gives what it gave when it was proved itself
     # 2. Score the saved adapter and, once, the base, each by itself.
     if not loaded.base_logprobs:
         loaded.base_logprobs[:] = scorer.score_by_library([tokens], [None])[0]
@@ -210,9 +209,10 @@ def prove(
         served_logprobs, saved, rivals_scores, tolerance, rounding, allowed.cap
     )
     base_distance = None if files.unchanged else measure_differences(base_logprobs, saved)[1]
-    # 4. The bits of the weights and the training's own figures must be right too.
+    # 4. The bits of the weights and the figures of the batch must be right too.
     equal = weights_equal(adapter, files)
-    probe_detail = _judge_probe(scorer, loaded, probe, further[-1], has_base=True) if probe else {}
+    matches &= bool(probe) or mean_difference(beside, saved, allowed.cap) <= tolerance
+    probe_detail = _judge_probe(scorer, loaded, probe, beside, has_base=True) if probe else {}
     return Proof(
         matches=matches and equal and probe_detail.get("probe_file_matches", True),
         detail={

@@ -1,6 +1,7 @@
 """The proof says yes to the right weights, and no to any others."""
 
 import json
+import platform
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ pytest.importorskip("peft")
 from tiny_model import make_adapter, make_model, peft_logprobs
 
 from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.embedded.decoding import plain_llama
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 from nip_lm_server.lora import probes as proof
 from nip_lm_server.lora import prove_weights as probe
@@ -301,6 +303,40 @@ async def test_what_the_training_recorded_must_be_met(engine, base, tmp_path):
         await engine.prove("a3", path)
     assert right.matches and right.detail["probe_file_distance_max"] < 1e-4
     assert not wrong.matches and wrong.detail["weights_equal"]
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="copies are made there")
+async def test_each_copy_of_the_weights_is_behind_a_proof(base, tmp_path, monkeypatch):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = shutil.copytree(base, tmp_path / "halved")
+    AutoModelForCausalLM.from_pretrained(base).bfloat16().float().save_pretrained(path)
+    monkeypatch.setattr(plain_llama, "SMALL_BYTES", 0)
+    engine = EmbeddedEngine(str(path), threads=1)
+    await engine.start()
+    for number in (1, 2):
+        made = make_adapter(path, tmp_path / f"a{number}", seed=number)
+        await engine.load_adapter(f"a{number}", made)
+    tokens = list(range(5, 40))
+    figures = peft_logprobs(path, made, tokens)
+    zeros = torch.zeros(64, 128)
+    wrong = {
+        "half": plain_llama.halve(zeros, None),
+        "packed": torch.ops.mkldnn._reorder_linear_weight(zeros),
+    }
+    down = engine._worker.decoder.plain._layers[1].down
+    right = {kind: getattr(down, kind) for kind in wrong}
+    assert all(it is not None for it in right.values())
+    for _ in ("without the training's figures", "with them"):
+        for kind in wrong:
+            assert (await engine.prove("a2", made)).matches
+            object.__setattr__(down, kind, wrong[kind])
+            refused = await engine.prove("a2", made)
+            object.__setattr__(down, kind, right[kind])
+            assert not refused.matches and refused.detail["weights_equal"], kind
+        write_probe(made, tokens, figures)
+    await engine.stop()
 
 
 # What vLLM would be asked, of the same real weights

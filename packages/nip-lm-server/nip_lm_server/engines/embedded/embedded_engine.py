@@ -205,10 +205,7 @@ class EmbeddedEngine(Engine):
 
     @property
     def max_model_len(self) -> int:
-        worker = self._worker
-        if worker is None or worker.state not in ("running", "sleeping"):
-            raise EngineError(f"the engine is {self.state}")
-        return worker.loaded.max_model_len
+        return self._serving("sleeping").loaded.max_model_len
 
     # Adapters
 
@@ -308,9 +305,9 @@ class EmbeddedEngine(Engine):
             }
         return facts
 
-    def _serving(self) -> ModelWorker:
+    def _serving(self, *also: EngineState) -> ModelWorker:
         worker = self._worker
-        if worker is None or worker.state != "running":
+        if worker is None or worker.state not in ("running", *also):
             raise EngineError(f"the engine is {self.state}")
         return worker
 
