@@ -15,7 +15,8 @@ loads of earlier runs.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import lru_cache
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -338,9 +339,20 @@ def count_read_examples(parameters: HyperParameters, group: str, episodes: int) 
 def count_imitated(parameters: HyperParameters) -> int:
     """Count the messages that an agent imitates at most: as set, or all lines of the file."""
     most, file = parameters.most_imitated, Path(parameters.imitated_file or "")
-    if not file.is_file():
+    try:
+        if not file.is_file():
+            return most
+        state = file.stat()
+        return _count_lines(file, most, state.st_mtime_ns, state.st_size)
+    except OSError:  # the run's own look at the file says why
         return most
-    return min(most, sum(bool(line.strip()) for line in file.read_bytes().splitlines()))
+
+
+@lru_cache(maxsize=8)
+def _count_lines(file: Path, most: int, *state: int) -> int:
+    """Count the lines with a text, `most` at most; once for each `state` of the file."""
+    with file.open("rb") as lines:
+        return sum(1 for _ in islice(filter(bytes.strip, lines), most))
 
 
 def count_passes(parameters: HyperParameters, iteration: int, group: str) -> float:

@@ -6,6 +6,7 @@ import pytest
 from small_game import FEW, train_here, write_config
 
 from nip_cli.printing.plans_and_runs import show_plan
+from nip_core.costs.loads import _count_lines, count_imitated
 from nip_core.errors import NipError, RunConflictError, SettingsError
 from nip_core.jobs.document import read_job
 from nip_core.parameters import load_parameters
@@ -123,3 +124,18 @@ def test_a_file_with_few_chats_is_estimated_by_its_lines(tmp_path):
     )
     assert many.training_tokens == few.training_tokens
     assert many.read_examples == few.read_examples
+
+
+def test_an_estimate_reads_a_file_of_chats_once_and_one_that_can_not_be_read_not_at_all(tmp_path):
+    write_chats(tmp_path, 14)
+    path = tmp_path / "chats.jsonl"
+    settings = load_parameters(str(configure(tmp_path, imitation={"chats": "chats.jsonl"})))
+    earlier = _count_lines.cache_info().misses
+    estimate_settings(settings)
+    assert _count_lines.cache_info().misses == earlier + 1
+    path.write_text(path.read_text() * 2)
+    assert count_imitated(settings) == 28
+    hidden = settings.model_copy(
+        update={"imitation": settings.imitation.model_copy(update={"chats": "a" * 300})}
+    )
+    assert count_imitated(hidden) == hidden.most_imitated
