@@ -59,6 +59,18 @@ PANELS: dict[str, tuple[Line, ...]] = {
 }
 GROUP = "nip.commands"
 """Of entry points."""
+PARTS = {
+    "nip-bridges": ("track", "export", "push", "pull"),
+    "nip-lm-server": ("serve", "prove", "models"),
+    "nip-problems": ("problems",),
+    "nip-sandbox": ("grade",),
+    "nip-study": ("diff", "compare", "declare", "sweep", "attack", "harden"),
+    "nip-tinker": ("states", "gateway"),
+    "nip-up": ("doctor", "up"),
+    "nip-verify": ("verify", "clean"),
+    "nip-view": ("view",),
+}
+"""The commands of nip's other distributions, to name the one that is not installed."""
 
 
 @functools.cache
@@ -118,14 +130,23 @@ class Commands(typer.core.TyperGroup):
         try:
             name, command, arguments = super().resolve_command(ctx, args)
         except Exception as error:  # typer's, which it has under no name of its own
-            # It looks for names that are alike among those that are imported, which are none.
-            similar_names = get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if similar_names and hasattr(error, "message"):
-                error.message += f" Did you mean {similar_names[0]!r}?"
+            if hasattr(error, "message"):
+                error.message += _advise(args[0], self.list_commands(ctx))
             raise
         if isinstance(command, _Listed):
             command = load_command(str(command.name))
         return name, command, arguments
+
+
+def _advise(name: str, names: list[str]) -> str:
+    """Say what helps where there is no command of this name."""
+    if part := next((part for part, commands in PARTS.items() if name in commands), None):
+        from nip_core.distribution import how_to_install
+
+        return f" It is a part of {part}: {how_to_install(name=part)}"
+    # typer looks for names that are alike among those that are imported, which are none.
+    similar_names = get_close_matches(name, names, n=1)
+    return f" Did you mean {similar_names[0]!r}?" if similar_names else ""
 
 
 def load_command(name: str) -> Any:

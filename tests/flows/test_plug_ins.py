@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
+
+from nip_cli.command_table import GROUP, PARTS
 
 GOOD = """
 PANELS = {
@@ -85,3 +88,25 @@ def test_a_scenario_from_outside_is_found_and_a_broken_one_hides_no_other(python
     assert "'roads'" in names and "'arithmetic'" in names and names.endswith("Roads")
     assert "'torn'" not in names
     assert torn.startswith("'torn' of bad_plug_in.command_lines, which can't be imported (Runtime")
+
+
+def test_a_command_of_a_part_that_is_not_installed_is_told_with_the_part(python):
+    code = (
+        "import importlib.metadata, sys\n"
+        "importlib.metadata.entry_points = lambda **group: []\n"
+        "from nip_cli.cli import main\n"
+        "sys.argv[1:] = ['verify', 'some-run']\n"
+        "main()\n"
+    )
+    refused = python("-c", code)
+    assert refused.returncode == 2
+    words = " ".join(refused.stderr.replace("│", " ").split())
+    assert "No such command 'verify'. It is a part of nip-verify: " in words and "install" in words
+
+
+def test_the_parts_of_commands_are_those_of_their_entry_points():
+    found = {
+        point.name: {name for lines in point.load().PANELS.values() for name, _, _ in lines}
+        for point in entry_points(group=GROUP)
+    }
+    assert {part: {*names} for part, names in PARTS.items()} == found
