@@ -180,8 +180,8 @@ def prove(
     fresh = [rival for rival in rivals if rival is rivals[-1] or not rival.logprobs]
     (served_logprobs,) = scorer.score([tokens], [adapter])
     texts = [[*probe.tokens] if probe else tokens, *[tokens] * (1 + len(fresh))]
-    beside, base_logprobs, *others = scorer.score(texts, [adapter, None, *fresh])
-    for scored, logprobs in zip([adapter, *fresh], [served_logprobs, *others], strict=True):
+    batched, base_logprobs, *further = scorer.score(texts, [adapter, None, *fresh])
+    for scored, logprobs in zip([adapter, *fresh], [served_logprobs, *further], strict=True):
         scored.logprobs[:] = logprobs  # an adapter gives what it gave when it was proved itself
     # 2. Score the saved adapter and, once, the base, each by itself.
     if not loaded.base_logprobs:
@@ -199,11 +199,11 @@ def prove(
     rivals_scores = {"base": Scores(base_logprobs, loaded.base_logprobs, files.unchanged)}
     allowed, same = LIMITS[loaded.dtype], SAME_CHANGE[loaded.dtype]
     for rival in rivals:
-        given, change = rival.logprobs, math.inf
+        theirs, change = rival.logprobs, math.inf
         # Weights that give other figures without noise need not be compared.
-        if loaded.dtype not in _WIDE or mean_difference(given, saved, allowed.cap) <= allowed.mean:
+        if loaded.dtype not in _WIDE or mean_difference(theirs, saved, allowed.cap) <= allowed.mean:
             change = _measure_change(adapter, rival)
-        rivals_scores[rival.name] = Scores(given, given, change <= _EXACT, change <= same)
+        rivals_scores[rival.name] = Scores(theirs, theirs, change <= _EXACT, change <= same)
     tolerance = _find_tolerance(allowed, rounding)
     matches, figures = judge(
         served_logprobs, saved, rivals_scores, tolerance, rounding, allowed.cap
@@ -211,8 +211,8 @@ def prove(
     base_distance = None if files.unchanged else measure_differences(base_logprobs, saved)[1]
     # 4. The bits of the weights and the figures of the batch must be right too.
     equal = weights_equal(adapter, files)
-    matches &= bool(probe) or mean_difference(beside, saved, allowed.cap) <= tolerance
-    probe_detail = _judge_probe(scorer, loaded, probe, beside, has_base=True) if probe else {}
+    matches &= bool(probe) or mean_difference(batched, saved, allowed.cap) <= tolerance
+    probe_detail = _judge_probe(scorer, loaded, probe, batched, has_base=True) if probe else {}
     return Proof(
         matches=matches and equal and probe_detail.get("probe_file_matches", True),
         detail={
@@ -296,7 +296,7 @@ def _read_saved_tensors(
 
 
 def _read_probe_file(path: Path, loaded: ProvedModel) -> Probe | None:
-    """Read the beginning of what the training computed from its saved weights, if it is there."""
+    """Read the first figures of the training for its saved weights, if they are there."""
     # A model trained elsewhere has no probe, and is judged by its files alone.
     if not (path / PROBE).is_file():
         return None
@@ -305,8 +305,8 @@ def _read_probe_file(path: Path, loaded: ProvedModel) -> Probe | None:
         probe = read_probe(path)
     except ProbeError as error:
         raise EngineError(str(error)) from error
-    most = _EXTRA_TOKENS if {probe.dtype, loaded.dtype} <= {*_WIDE} else LONGEST
-    tokens = probe.tokens[: min(most, loaded.max_model_len)]
+    limit = _EXTRA_TOKENS if {probe.dtype, loaded.dtype} <= {*_WIDE} else LONGEST
+    tokens = probe.tokens[: min(limit, loaded.max_model_len)]
     return replace(probe.at(range(len(tokens) - 1)), tokens=tokens)
 
 
