@@ -26,7 +26,7 @@ from nip_lm_server.engines.embedded.decoding.plain_llama import (
 from nip_lm_server.engines.embedded.decoding.sampling import Settings, row_random
 from nip_lm_server.engines.embedded.decoding.slot_decoder import SlotDecoder
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
-from nip_lm_server.lora.rowwise_lora import RowwiseLora
+from nip_lm_server.lora.rowwise_lora import LoraFiles, RowwiseLora
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 IS_X86 = platform.machine() in ("x86_64", "AMD64")
@@ -305,9 +305,29 @@ def configurations():
     }
 
 
-@pytest.mark.parametrize("copies", [set(), *([{"packed"}, {"half"}] if IS_X86 else [])])
-@pytest.mark.parametrize("name", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
-async def test_the_plain_pass_is_that_of_the_models_own_library(name, copies):
+BOTH = {"packed", "half"} if IS_X86 else set()
+
+
+def random_lora(model, path):
+    """An adapter of rank 2 over three layers."""
+    import torch
+
+    pairs = {}
+    for name in ("model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj", "lm_head"):
+        rows, columns = model.get_submodule(name).weight.shape
+        pairs[name] = (torch.randn(2, columns), torch.randn(rows, 2))
+    return LoraFiles(path, pairs, 1.0, False, "digest")
+
+
+@pytest.mark.parametrize(
+    ("name", "copies"),
+    [
+        *((name, BOTH) for name in ("llama", "llama3", "mistral", "qwen2", "qwen3")),
+        *(("llama", copies) for copies in ([set(), {"packed"}, {"half"}] if IS_X86 else [])),
+    ],
+)
+async def test_the_plain_pass_is_that_of_the_models_own_library(name, copies, tmp_path):
+    """Three prompts are read together, and one by itself on each side of `_HALF_ROWS`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -319,21 +339,33 @@ async def test_the_plain_pass_is_that_of_the_models_own_library(name, copies):
             if "half" in copies:
                 parameter.copy_(parameter.bfloat16())
         lora = RowwiseLora(model)
+        adapter = lora.attach("a", random_lora(model, tmp_path))
         plain = read_plain_llama(model, lora, Copies(*(it in copies for it in ("packed", "half"))))
         assert plain is not None and computes_the_same(plain, model, range(2, 58))
-        assert (plain._head.half is not None) == ("half" in copies)
+        for copy in ("packed", "half"):
+            assert (getattr(plain._head, copy) is not None) == (copy in copies)
         library, slots = (
             Decoder(model, lora, frozenset()),
             SlotDecoder(model, lora, frozenset(), plain),
         )
         slots.most_bytes = 1 << 20
-        answers = []
+        answers, greedy = [], Settings(temperature=0.0)
+        asked = ((6, adapter), (33, None), (90, adapter), (48, adapter), (47, None))
         for decoder in (library, slots):
             rows = [
-                Row(list(range(2, 8 + 9 * i)), None, 9, Settings(0.0), row_random(0), True)
-                for i in range(4)
+                Row(
+                    [2 + (size + i) % 56 for i in range(size)],
+                    weights,
+                    9,
+                    greedy,
+                    row_random(0),
+                    True,
+                )
+                for size, weights in asked
             ]
-            decoder.admit([[row] for row in rows])
+            for together in (rows[:3], rows[3:4], rows[4:]):
+                decoder.admit([[row] for row in together])
+                decoder.step()
             while decoder.rows:
                 decoder.step()
             answers.append(rows)
