@@ -194,26 +194,10 @@ async def ask(
         temperature = body.get("temperature")
         settled_answers = answers[:n]
         if tool is not None:  # else a call has the tokens of a template's form, not of its line
-            settled_answers = [_settle_calls(answer, form) for answer in settled_answers]
+            from nip_core.rollouts.native_answers import settle_calls
+
+            settled_answers = [settle_calls(answer, form) for answer in settled_answers]
         yield Call(player, form, started, settled_answers, kept_top, temperature)
-
-
-def _settle_calls(answer: ChatAnswer, form: AnswerForm) -> ChatAnswer:
-    """Write the calls of an answer as its text, or their fault."""
-    if not answer.calls or form.tool is None:
-        return answer
-    from nip_core.game.native_calls import describe_calls, write_call
-
-    words, reason, thoughts = answer.text or "", answer.finish_reason, answer.reasoning
-    try:
-        text, fault = write_call(words, answer.calls, form), None
-    except InvalidResponse as invalid:
-        text, fault = describe_calls(words, answer.calls), invalid.reason
-    if not text.startswith(words.strip()):  # no line can stand behind them; they were paid
-        thoughts = "\n".join(filter(None, (thoughts, words)))
-    if reason in ("tool_calls", "function_call"):
-        reason = "stop"
-    return replace(answer, text=text, finish_reason=reason, fault=fault, reasoning=thoughts)
 
 
 def random_answer(form: AnswerForm, seed: int) -> str:
