@@ -397,6 +397,29 @@ async def test_weights_are_copied_where_it_pays_and_the_copies_have_room(base):
     assert find_copies(AutoModelForCausalLM.from_pretrained(base), 9 * size) == Copies()
 
 
+@pytest.mark.parametrize(
+    ("space", "missing"),
+    [
+        ("mkldnn", "_linear_pointwise"),
+        ("mkldnn", "_reorder_linear_weight"),
+        ("quantized", "linear_prepack_fp16"),
+        ("quantized", "linear_dynamic_fp16"),
+    ],
+)
+async def test_a_torch_without_one_of_the_operations_makes_no_copies(monkeypatch, space, missing):
+    import torch
+
+    class Without:
+        def __getattr__(self, name, operations=getattr(torch.ops, space)):
+            if name == missing:
+                raise AttributeError(name)
+            return getattr(operations, name)
+
+    large = torch.nn.Linear(4096, 4096, bias=False)
+    monkeypatch.setattr(torch.ops, space, Without())
+    assert find_copies(large, 1 << 40) == Copies()
+
+
 @pytest.mark.skipif(not IS_X86, reason="measured there alone")
 async def test_weights_are_halved_where_float16_holds_them_as_well_as_float32():
     import torch
