@@ -67,14 +67,10 @@ class _Seat:
 
     def is_left_by(self, task: "asyncio.Task[Any] | None") -> bool:
         """Tell whether `task` asked last, or who did failed with the request in hand."""
-        asker = self.asked_by
-        has_failed = asker is not None and asker.done() and _ended_badly(asker)
+        by = self.asked_by
+        has_failed = by is not None and by.done() and (by.cancelled() or by.exception() is not None)
         # One that ended well may have only brought the request, as `asyncio.wait_for` has it.
-        return asker is task or (self.is_asked and has_failed)
-
-
-def _ended_badly(task: "asyncio.Task[Any]") -> bool:
-    return task.cancelled() or task.exception() is not None
+        return by is task or (self.is_asked and has_failed)
 
 
 def _pick(seats: Mapping[str, T], name: str) -> T:
@@ -144,10 +140,8 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
         place = _pick(self._seats, seat)
         if place.is_asked:
             raise SeatError(f"{seat} is asked already; give its answer before the next request")
-        place.is_asked, request, task = True, None, asyncio.current_task()
-        if task is not None and place.asked_by is not task:
-            task.add_done_callback(lambda _: self._news.set())
-        place.asked_by = task
+        place.is_asked, request, place.asked_by = True, None, asyncio.current_task()
+        self._news.set()
         try:
             if not self._is_over():
                 request = await place.requests.get()
@@ -196,9 +190,14 @@ class LiveEpisode(AbstractAsyncContextManager["LiveEpisode"]):
                     f"answer({seat!r}, ...), or leave the episode by aclose()"
                 )
             self._news.clear()
-            await self._news.wait()
+            this, news = asyncio.current_task(), asyncio.create_task(self._news.wait())
+            askers = {p.asked_by for p in self._seats.values() if p.asked_by is not None} - {this}
+            waits = [news, *(asker for asker in askers if not asker.done())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                news.cancel()
             # Another task may still go on with its seats.
-            this = asyncio.current_task()
             owing = [n for n, p in self._seats.items() if p.owes() and p.is_left_by(this)]
         result = await self._wait()
         [row], records = result.episodes, result.records

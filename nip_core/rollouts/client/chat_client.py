@@ -105,8 +105,8 @@ class ChatClient:
 
         `timeout_s` is the longest wait for an answer; at a server of ours it is half of the longest
         time without progress. With `follows` the calls in flight follow the answers of each server,
-        else there are always `concurrency`. `on_fewer` is given the reason why there are fewer,
-        as where the process may open too few files. `traffic` counts calls. `admit` is entered while a call is in flight, and may raise; `sleep`
+        else there are always `concurrency`. `on_fewer` is given the reason why there are fewer.
+        `traffic` counts calls. `admit` is entered while a call is in flight, and may raise; `sleep`
         makes pauses.
         """
         self._most = concurrency
