@@ -71,7 +71,7 @@ def lay_out(revision: str, place: Path) -> Path:
     return place
 
 
-def start_piece(piece: str, tree: Path, said: IO[str]) -> "subprocess.Popen[str]":
+def start_piece(piece: str, tree: Path, log: IO[str]) -> "subprocess.Popen[str]":
     """Start a process for a piece with the code of a tree; what it says goes into a file.
 
     A pipe that nobody reads would be full at some point, and the process would wait for ever.
@@ -88,18 +88,18 @@ def start_piece(piece: str, tree: Path, said: IO[str]) -> "subprocess.Popen[str]
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=said,
+        stderr=log,
         text=True,
     )
 
 
-def read_round(process: "subprocess.Popen[str]", said: IO[str]) -> dict[str, float]:
+def read_round(process: "subprocess.Popen[str]", log: IO[str]) -> dict[str, float]:
     """Read the figures of a round, per unit. Raises ValueError: it failed, or counted nothing."""
     line = process.stdout.readline()  # type: ignore[union-attr]
     if not line:
         process.communicate()
-        said.seek(0)
-        raise ValueError(said.read()[-500:] or f"it ended with {process.returncode}")
+        log.seek(0)
+        raise ValueError(log.read()[-500:] or f"it ended with {process.returncode}")
     figures = json.loads(line)
     if "error" in figures:
         raise ValueError(str(figures["error"]))
@@ -118,16 +118,16 @@ def measure(piece: str, trees: Mapping[str, Path], count: int, errors: dict[str,
     with ExitStack() as stack:
         working = {}
         for name, tree in trees.items():
-            said = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
-            working[name] = stack.enter_context(start_piece(piece, tree, said)), said
+            log = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+            working[name] = stack.enter_context(start_piece(piece, tree, log)), log
         for number in range(count):
             say(f"{piece}, round {number + 1} of {count}")
             for process, _ in working.values():
                 with suppress(BrokenPipeError):  # it has ended: its answer says so
                     os.write(process.stdin.fileno(), b"\n")  # type: ignore[union-attr]
-            for name, (process, said) in [*working.items()]:
+            for name, (process, log) in [*working.items()]:
                 try:
-                    figures = read_round(process, said)
+                    figures = read_round(process, log)
                 except ValueError as error:
                     errors[f"{piece}, {name}"] = str(error)
                     del working[name]
