@@ -21,6 +21,7 @@ _WRONG: dict[Kind, str] = {
     "empty": "it was empty",
     "missing_part": "a part for one of those you write to was missing, empty or there twice",
     "used_up": "it used a tool of which no use is left",
+    "bad_call": "its call of the tool could not be read",
     "other": "it was not what was asked for",
 }
 

@@ -9,6 +9,7 @@ from served_here import KEY, ChosenEngine, serve
 
 from nip_core.game.answers.decisions import InvalidResponse
 from nip_core.game.answers.parsing import AnswerForm, parse_response
+from nip_core.game.answers.reasons import sort_reason
 from nip_core.game.native_calls import write_call
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
@@ -110,6 +111,8 @@ async def test_a_call_that_is_none_is_asked_for_again(wrong):
     played = await play_answers(wrong, call("2"), "Decision: reject")
     first, second, third = rows_of(played)
     assert first.invalid_reason and first.tool_result is None and first.decision == 2
+    kind = sort_reason(first.invalid_reason, first.finish_reason, first.text)
+    assert kind == ("bad_call" if first.finish_reason == "stop" else "other")
     assert (second.exchange, second.attempt, second.tool_result) == (
         0,
         1,

@@ -18,6 +18,7 @@ Kind = Literal[
     "empty",
     "missing_part",
     "used_up",
+    "bad_call",
     "other",
 ]
 
@@ -37,6 +38,7 @@ KINDS: dict[Kind, str] = {
     "empty": "empty",
     "missing_part": "a part for somebody is missing",
     "used_up": "a call of a tool that was used up",
+    "bad_call": "a call of a tool that can't be read",
     "other": "other reasons",
 }
 """The meaning of each kind, in the order in which they are shown."""
@@ -49,6 +51,7 @@ _BY_BEGINNING: tuple[tuple[Kind, str], ...] = (
     ("empty", f"{EMPTY}|{NO_CONTENT}"),
     ("cut_off", "the thinking does not end"),
     ("used_up", re.escape(USED_UP)),
+    ("bad_call", "a call (?:of|without|whose) "),
     ("missing_part", "no part that begins|two parts that begin|an empty part that begins"),
     (
         "two_verdicts",
