@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from nip_core.errors import StageError
 from nip_core.game.answer_guide import GUIDE_FIELD, write_guide
@@ -100,7 +100,6 @@ class Call:
             move = judge_answer(answer, self.form, retries_left, objection)
         except InvalidResponse as response:
             move, invalid = Move(), response.reason
-        tokens = _choose_tokens(player, answer, self.kept_top)
         generation = Generation(
             key=key,
             parent_key=parent,
@@ -122,10 +121,7 @@ class Call:
             completion_tokens=answer.completion_tokens,
             reasoning=answer.reasoning,
             reasoning_tokens=answer.reasoning_tokens,
-            prompt_token_ids=tokens.prompt_ids,
-            completion_token_ids=tokens.completion_ids,
-            completion_logprobs=tokens.logprobs,
-            token_logprobs=tokens.likeliest,
+            **_choose_tokens(player, answer, self.kept_top),
         )
         timing = Timing(
             key=generation.key,
@@ -226,17 +222,8 @@ def decide_by_rule(player: Player, form: AnswerForm) -> Call:
     return Call(ruling, form, datetime.now(UTC), [answer])
 
 
-class _Tokens(NamedTuple):
-    """The recorded parts of an answer's tokens."""
-
-    prompt_ids: list[int] | None
-    completion_ids: list[int] | None
-    logprobs: list[float] | None
-    likeliest: list[RecordedToken] | None
-
-
-def _choose_tokens(player: Player, answer: ChatAnswer, top: int) -> _Tokens:
-    """Choose the parts of an answer's tokens to record, with `top` of the likeliest at each place.
+def _choose_tokens(player: Player, answer: ChatAnswer, top: int) -> dict[str, Any]:
+    """Choose the columns of an answer's tokens, with `top` of the likeliest at each place.
 
     Tokens that only served to estimate P(accept) are left out, so that tables are the same with
     and without the estimate. Raises StageError where tokens are to be trained on and the server
@@ -246,7 +233,7 @@ def _choose_tokens(player: Player, answer: ChatAnswer, top: int) -> _Tokens:
     if top and answer.tokens is not None:
         likeliest = [{**token, "top": token["top"][:top]} for token in answer.tokens]
     if not player.record_tokens or player.endpoint is None:
-        return _Tokens(None, None, None, likeliest)
+        return {"token_logprobs": likeliest}
     if answer.token_ids is None or answer.prompt_token_ids is None:
         raise StageError(
             f"{player.endpoint.base_url}: model {player.model} gives no token ids, which trainer "
@@ -256,13 +243,13 @@ def _choose_tokens(player: Player, answer: ChatAnswer, top: int) -> _Tokens:
     # All or none: a log-probability at the wrong token would be trained on as if it were right.
     logprobs = [token["logprob"] for token in answer.tokens or ()]
     has_all = bool(logprobs) and len(logprobs) == len(answer.token_ids)
-    return _Tokens(
-        prompt_ids=answer.prompt_token_ids,
-        completion_ids=answer.token_ids,
-        logprobs=logprobs if has_all else None,
+    return {
+        "prompt_token_ids": answer.prompt_token_ids,
+        "completion_token_ids": answer.token_ids,
+        "completion_logprobs": logprobs if has_all else None,
         # Otherwise the same figures would be kept twice.
-        likeliest=likeliest if any(t["top"] for t in likeliest or ()) else None,
-    )
+        "token_logprobs": likeliest if any(t["top"] for t in likeliest or ()) else None,
+    }
 
 
 def request_body(
