@@ -124,7 +124,7 @@ class VllmProver:
             #    don't serve this model instead shows at the place that tells most.
             is_first = is_quick and not scorings
             firsts = [self._score(r, probe.tokens, places[:1]) for r in paths if is_first]
-            logprobs, scores, there = await asyncio.gather(
+            logprobs, scores, first_logprobs = await asyncio.gather(
                 self._score(name, probe.tokens, places),
                 self._score_all(bases if is_first else {}, probe, places, self._score),
                 asyncio.gather(*firsts),
@@ -134,7 +134,9 @@ class VllmProver:
                 matches, figures = compare(logprobs, {**same, **saved, **scores})
                 figures["others_scored"] = False
                 matches = matches and figures["distance"] <= least / 2
-                matches = matches and all(abs(o - probe.logprobs[0]) > least for (o,) in there)
+                matches = matches and all(
+                    abs(o - probe.logprobs[0]) > least for (o,) in first_logprobs
+                )
             # 2. Compare with the scores of the base and the rivals.
             if not matches:
                 score = self._score if scorings else self._score_cached
