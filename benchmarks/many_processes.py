@@ -11,7 +11,7 @@ them once for each run. The first --alone runs of several are then played once m
 alone in a store of its own, and must have the same digests: a run's name is in its digest.
 
 All calls of a case are in flight at once only where the latency is longer than it takes to begin
-them, and is to be below `request_timeout_s`; `most_in_flight` says how many were.
+them; `most_in_flight` says how many were. From half of `request_timeout_s` on nip makes fewer calls.
 
 Processor seconds are those of a process and its children, less those of the same command with one
 game. `busy` is the part of the machine that was not idle from the first call to the last answer,
@@ -43,7 +43,7 @@ from beside.players import Nip
 from beside.stub import Stub
 from measured_commit import describe_commit, describe_machine
 
-CASES = ("1x64@2:512", "12x64@2:512", "1x1000@10", "1x4096@30", "12x834@90")
+CASES = ("1x64@2:512", "12x64@2:512", "1x1000@10", "1x4096@30", "12x834@55")
 PAUSE_S = 0.5
 
 
