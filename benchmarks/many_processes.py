@@ -11,7 +11,7 @@ them once for each run. The first --alone runs of several are then played once m
 alone in a store of its own, and must have the same digests: a run's name is in its digest.
 
 All calls of a case are in flight at once only where the latency is longer than it takes to begin
-them; `most_in_flight` says how many were. From half of `request_timeout_s` on nip makes fewer calls.
+them; `most_in_flight` says how many were. Above half of `request_timeout_s` nip makes fewer calls.
 
 Processor seconds are those of a process and its children, less those of the same command with one
 game. `busy` is the part of the machine that was not idle from the first call to the last answer,
