@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import gc
 import io
+import itertools
 import json
 import os
 import re
@@ -129,11 +130,13 @@ def generate(place: Path) -> Rounds:
 
     with serve_double(place, ("tiny",), has_weights=True) as server:
         asyncio.run(ask_chats(server, make_chats(8, WORDS, 16), 8))  # everything is loaded
-        while True:
+        for number in itertools.count():
             with clock() as generated:
                 usage = asyncio.run(ask_chats(server, make_chats(16, WORDS, 96), 8))
+            # A prompt that was read in an earlier round is not read again.
+            unread = make_chats(16, f"Round {number}. " + 10 * WORDS, 1)
             with clock() as read:
-                prompts = asyncio.run(ask_chats(server, make_chats(16, 10 * WORDS, 1), 8))
+                prompts = asyncio.run(ask_chats(server, unread, 8))
             yield {
                 "generated token": (generated.seconds, sum(u["completion_tokens"] for u in usage)),
                 "prompt token": (read.seconds, sum(u["prompt_tokens"] for u in prompts)),
