@@ -1,6 +1,7 @@
 """Seconds of stages over all processes that have worked on an iteration; by a simulated clock."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from server_here import servers_here
@@ -53,8 +54,10 @@ async def test_a_stage_took_what_all_processes_took_for_it_and_nothing_counts_tw
             whole = observe_run(session.progress, parameters).whole
             assert whole is not None and whole.share == 1.0
     times = session.run.read_json("small/iterations/0000/times.json")
-    spent = {phase: spent_s for phase, spent_s in times.items() if spent_s}
-    assert spent == {"test": 60.0, "play": 60.0, "dataset": 34.0}
+    spent = Counter()
+    for phase, spent_s in times.items():  # on a busy machine a slow answer has a part of play
+        spent[phase.partition("/")[0]] += spent_s
+    assert +spent == pytest.approx({"test": 60.0, "play": 60.0, "dataset": 34.0})
     assert read_seconds_so_far(session.run, 0) == {}
 
 
