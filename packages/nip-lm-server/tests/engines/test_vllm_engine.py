@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from nip_lm_server.chats import chat_template
 from nip_lm_server.engines.base import EngineError
+from nip_lm_server.engines.vllm.adapter_proof import CPU_MEAN
 from nip_lm_server.engines.vllm.vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -267,7 +268,7 @@ async def test_each_adapter_is_proved_with_figures(clean, adapters):
     for seed in (1, 2, 3):
         proof = await clean.prove(f"ft:{seed}", adapters(seed=seed))
         assert proof.matches, proof.detail
-        assert proof.detail["distance_max"] < proof.detail["tolerance"] == 1e-3
+        assert proof.detail["distance_max"] < proof.detail["tolerance"] == CPU_MEAN
         assert proof.detail["nearest_other_distance_mean"] > 100 * proof.detail["distance_mean"]
         assert proof.detail["indistinguishable"] == proof.detail["same_weights_as"] == []
 
