@@ -24,6 +24,7 @@ _QUIET_SHARE = 0.05  # of the processor time
 def page(result: dict[str, Any]) -> str:
     """The results as Markdown, part by part."""
     others = result.get("models", {})
+    mark_followers(list_parts(result))
     parts = []
     for name, section in SECTIONS.items():
         parts += [section(each[name]) for each in (result, *others.values()) if name in each]
@@ -52,6 +53,14 @@ def list_parts(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [each[name] for each in kept for name in SECTIONS if name in each]
 
 
+def mark_followers(parts: list[dict[str, Any]]) -> None:
+    """Mark the parts that began with the load which another part of the same command left."""
+    left = {(p["command"], p["commit"], p["machine"]["load_after"]) for p in parts}
+    for part in parts:
+        begun = (part["command"], part["commit"], part["machine"]["load_before"])
+        part["machine"]["follows"] = begun in left
+
+
 def describe_commits(result: dict[str, Any]) -> str:
     """Say of which commit the table is, and aloud where it is of several."""
     commits = {part["commit"] for part in list_parts(result)}
@@ -75,8 +84,9 @@ def _made(part: dict[str, Any], timed: bool = True) -> str:
     machine = part["machine"]
     text = (
         f"`{part['command']}` at {part['commit']}, {machine['cores']} cores, Python "
-        f"{machine['python']}, load {machine['load_before']} before and {machine['load_after']} "
-        f"after, {part['took_s']:.0f} s."
+        f"{machine['python']}, load {machine['load_before']} before"
+        f"{', of the part measured before it,' if machine.get('follows') else ''} and "
+        f"{machine['load_after']} after, {part['took_s']:.0f} s."
     )
     beside = machine.get("cpu", {}).get("low_priority", 0.0)
     if timed and beside > _QUIET_SHARE:
@@ -84,7 +94,7 @@ def _made(part: dict[str, Any], timed: bool = True) -> str:
             f" **Other programs, of low priority, had {beside:.0%} of the processor time: seconds "
             "are longer than alone, perhaps not by the same share for all.**"
         )
-    elif timed and machine["load_before"] > _QUIET_LOAD:
+    elif timed and machine["load_before"] > _QUIET_LOAD and not machine.get("follows"):
         text += (
             " **The machine was loaded by other programs: seconds are longer than alone, and only "
             "ratios within the run count.**"
@@ -210,7 +220,8 @@ def training(part: dict[str, Any]) -> str:
         )
         lines.append(f"| {name} | {_span(speed)} | {_span(whole)} |")
     losses = {r["final_loss"] for name in ("nip job", "TRL") for r in rows[name]}
-    same = "the same" if len(losses) == 1 else "**not** the same"
+    apart = max(losses) / min(losses) - 1
+    same = "the same to a millionth" if apart < 1e-6 else "**not** the same"
     counts = [rows[name][0]["tokens"] for name in ("nip job", "TRL")]
     more = (
         f" TRL's examples have {counts[1]:,} tokens, ours {counts[0]:,}: TRL also learns the chat "
