@@ -134,9 +134,12 @@ def _scenario(**settings: object) -> Scenario:
     return kind(kind.Settings.model_validate(values))
 
 
-def split_cases(split: str, size: int = 400) -> list[Case]:
-    """The first problems of a split of the scenario, as it is set up for this model."""
-    rows = _scenario(**{f"{split}_size": size}).generate("chains", split)
+def split_cases(split: str, size: int = 400, **settings: object) -> list[Case]:
+    """The first problems of a split of the scenario, as it is set up for this model.
+
+    `settings` are further ones of the scenario.
+    """
+    rows = _scenario(**{f"{split}_size": size}, **settings).generate("chains", split)
     return [Case(row["question"], row["solution"], row["y"]) for row in rows]
 
 
@@ -234,7 +237,7 @@ def _told_to_check(
 ) -> list[Message]:
     number, instruction = draw.randint(1, STEPS), ""
     if draw.random() < 0.5:
-        number = _read_named(answers)[-1]
+        number = read_named(answers)[-1]
         instruction = "Check what is called wrong."
     return [
         *chat[:-1],
@@ -314,14 +317,14 @@ def disputed_in_turns(case: Case, draw: random.Random) -> list[Message]:
     return _told_to_check(chat, [t for t in earlier_turns if t.agent != "verifier"], case, draw)
 
 
-def _read_named(answers: Sequence[Turn]) -> list[int]:
+def read_named(answers: Sequence[Turn]) -> list[int]:
     """List the steps called wrong by experts, by number."""
     return [int(n) for turn in answers for n in re.findall(r"wrong: Step (\d)", turn.text)]
 
 
 def _draw_checked(answers: Sequence[Turn], draw: random.Random, at_the_end: bool) -> int:
     """Draw the step to check: rarely one named by an expert, and any of them `at_the_end`."""
-    named_steps = [] if at_the_end else _read_named(answers)
+    named_steps = [] if at_the_end else read_named(answers)
     return draw.choice(
         named_steps if named_steps and draw.random() < FOLLOWS else range(1, STEPS + 1)
     )
@@ -339,11 +342,15 @@ class ArithmeticLesson:
         self._in_turns = in_turns  # whether the model is made for `GAMES_IN_TURNS`, too
         self._cases: TrainingCases | None = None
 
-    def conversation(self, draw: random.Random, verifier_share: float, part: Part) -> list[Message]:
-        """One conversation, drawn."""
+    def draw_case(self, draw: random.Random) -> Case:
+        """One case of the training split."""
         if self._cases is None:
             self._cases = TrainingCases()
-        case = self._cases.draw(draw)
+        return self._cases.draw(draw)
+
+    def conversation(self, draw: random.Random, verifier_share: float, part: Part) -> list[Message]:
+        """One conversation, drawn."""
+        case = self.draw_case(draw)
         shares = {"first": AT_FIRST, "end": AT_THE_END, "turns": IN_TURNS}.get(part, THEN)
         kind = draw.choices([*shares, ""], [*shares.values(), 1 - sum(shares.values())])[0]
         if kind == "reading":

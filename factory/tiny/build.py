@@ -32,6 +32,7 @@ from factory.tiny.lessons import Part, find_lesson
 from factory.tiny.recipes import RECIPES, Recipe
 from factory.tiny.sizes import parse_parameters, resize
 from factory.tiny.tokenizer import END, build_tokenizer, save_tokenizer
+from nip_core.models import BUNDLED
 
 CONTEXT = 1024
 
@@ -123,6 +124,17 @@ def make_model(recipe: Recipe, tokenizer: Any, device: str = "cpu") -> Any:
     if recipe.find_again:
         _find_again(model, recipe)
     return model.to(device)
+
+
+def begin(recipe: Recipe, device: str = "cpu") -> tuple[Any, Any]:
+    """Return the model before its first step, and its tokenizer."""
+    if recipe.start_from:
+        model, tokenizer = load(BUNDLED[recipe.start_from], device)
+        if device == "cpu":
+            model.set_attn_implementation("eager")
+        return model, tokenizer
+    tokenizer = make_tokenizer(recipe)
+    return make_model(recipe, tokenizer, device), tokenizer
 
 
 def _look_back(model: Any, head: int, tokens: int) -> None:
@@ -377,10 +389,13 @@ def main() -> None:
         recipe = replace(RECIPES[options.recipe], seed=options.seed, threads=options.threads)
         recipe = _shortened(recipe, options.steps or recipe.steps)
         recipe = replace(recipe, batch_size=options.batch_size or recipe.batch_size)
+        if options.parameters and recipe.start_from:
+            parser.error(
+                f"--parameters: {options.recipe} goes on from {recipe.start_from}'s weights"
+            )
         if options.parameters:
             recipe = resize(recipe, options.parameters)
-        tokenizer = make_tokenizer(recipe)
-        model = make_model(recipe, tokenizer, options.device)
+        model, tokenizer = begin(recipe, options.device)
         started = time.monotonic()
         train(model, tokenizer, recipe)
         took = round(time.monotonic() - started)

@@ -44,6 +44,10 @@ def find_lesson(recipe: str) -> Lesson:
         from factory.tiny.arithmetic import ArithmeticLesson
 
         return ArithmeticLesson(in_turns=recipe == "arithmetic-turns")
+    if recipe == "arithmetic-looks":
+        from factory.tiny.looks import LooksLesson
+
+        return LooksLesson()
     if recipe == "reading":
         from factory.tiny.reading import ReadingLesson
 

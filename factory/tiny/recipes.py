@@ -32,7 +32,8 @@ class Recipe:
     look_back: int = 0  # heads of the first layer that begin by looking 1, 2, ... tokens back
     find_again: bool = False  # that many of the second begin by finding where a token stood before
     token_spread: float = 0.02  # of the embeddings at first: the larger, the longer they differ
-    scenario: str = "code_validation"
+    scenario: str = "code_validation"  # or another name of a lesson
+    start_from: str = ""  # a bundled model, instead of weights that are drawn
     precision: str = "bfloat16"  # or float32: of the arithmetic; weights are float32
 
 
@@ -57,6 +58,15 @@ RECIPES = {
     "code_validation": Recipe(),
     "arithmetic": _ARITHMETIC,
     "arithmetic-turns": replace(_ARITHMETIC, turns_steps=800),
+    "arithmetic-looks": replace(
+        _ARITHMETIC,
+        scenario="arithmetic-looks",
+        start_from="tiny-arithmetic",
+        steps=900,
+        first_steps=0,
+        last_steps=0,
+        end_steps=0,
+    ),
     "reading": Recipe(
         scenario="reading",
         steps=2000,

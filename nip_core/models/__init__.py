@@ -6,9 +6,9 @@ resolve_model   the directory of one by its name, if it is here and whole
 locate_model    the same for whom it need not be here
 
 ``tiny`` plays the scenario code_validation, ``tiny-arithmetic`` the scenario arithmetic, so does
-``tiny-arithmetic-turns`` where the verifier is told of its turns, ``tiny-reading`` the scenario
-reading, ``tiny-bags`` the scenario bags. Each is described in the README.md of its directory and
-was made by ``factory/tiny/build.py``.
+``tiny-arithmetic-turns`` where the verifier is told of its turns and ``tiny-arithmetic-looks``
+where it has the tool, ``tiny-reading`` the scenario reading, ``tiny-bags`` the scenario bags. Each
+is described in the README.md of its directory and was made by ``factory/tiny/build.py``.
 """
 
 import os
@@ -34,10 +34,11 @@ BUNDLED: dict[str, Path] = {
     "tiny": _find_in_server("tiny"),
     "tiny-arithmetic": _HERE / "tiny_arithmetic",
     "tiny-arithmetic-turns": _HERE / "tiny_arithmetic_turns",
+    "tiny-arithmetic-looks": _HERE / "tiny_arithmetic_looks",
     "tiny-reading": _HERE / "tiny_reading",
     "tiny-bags": _HERE / "tiny_bags",
 }
-ONLY_IN_REPOSITORY = frozenset({"tiny-arithmetic-turns", "tiny-bags"})
+ONLY_IN_REPOSITORY = frozenset({"tiny-arithmetic-turns", "tiny-arithmetic-looks", "tiny-bags"})
 """Models of declared studies, which run from a checkout; the wheel is without them."""
 
 

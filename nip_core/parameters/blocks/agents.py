@@ -150,8 +150,9 @@ class PureTextAgentParameters(AgentParameters):
     ] = "OpenAI"
     model_name: Annotated[str, Field(min_length=1)] = "gpt-4o-mini-2024-07-18"
     """The base model; a run's settings name it, none is played by default. SelfHosted: "tiny",
-    "tiny-arithmetic", "tiny-arithmetic-turns", "tiny-reading" or "tiny-bags" (bundled), "smollm2"
-    (after `nip models add smollm2`, docs/models.md), a path, or a Hugging Face name."""
+    "tiny-arithmetic", "tiny-arithmetic-turns", "tiny-arithmetic-looks", "tiny-reading" or
+    "tiny-bags" (bundled), "smollm2" (after `nip models add smollm2`, docs/models.md), a path, or a
+    Hugging Face name."""
     language_model_server_scheme_host: SchemeAndHost = DEFAULT_SCHEME_HOST
     """Scheme and host of a running lm_server for this agent's group. SelfHosted only. Where
     neither this nor one of the two ports is set, at its default or another value, the group uses
