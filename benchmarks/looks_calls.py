@@ -4,8 +4,8 @@
     python benchmarks/looks_calls.py RUN_STORE --out docs/results/looks/calls.json
 
 Reads the test metrics of each run's first and last test. By arm: calls of the tool per episode, the
-mean over the seeds with a 95 % interval of Student's t over seeds, and the mean gain of a reward
-that pays for its calls.
+mean over the seeds with a 95 % interval of Student's t over seeds; the same of the verifier's mean
+reward, which has paid for its calls; and of the gains by training, seed by seed.
 """
 
 import argparse
@@ -30,10 +30,13 @@ def main() -> None:
     text = json.dumps({"sweep": options.sweep, "arms": arms}, indent=1)
     if options.out:
         options.out.write_text(f"{text}\n")
-    print("| arm | seeds | looks, untrained | trained | reward, untrained | trained |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| arm | seeds | calls, untrained | trained | more | reward, untrained | trained | more |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for name, arm in arms.items():
-        cells = [show(arm[when][figure]) for figure in ("calls", "reward") for when in WHEN]
+        columns = (*WHEN, "gain")
+        cells = [show(arm[when][figure]) for figure in ("calls", "reward") for when in columns]
         print(f"| {name} | {arm['seeds']} | {' | '.join(cells)} |")
 
 
@@ -57,6 +60,10 @@ def read_arms(store: Path, sweep: str) -> dict[str, Any]:
             "seeds": len(arm["trained"]["calls"]),
             **{
                 when: {k: summarise(v) for k, v in figures.items()} for when, figures in arm.items()
+            },
+            "gain": {
+                figure: summarise([float(v) for v in np.subtract(values, arm["untrained"][figure])])
+                for figure, values in arm["trained"].items()
             },
         }
         for name, arm in runs.items()

@@ -33,7 +33,9 @@ def evaluate(
     torch.manual_seed(0)
     model.eval()
     return {
-        f"{name}, {calls} calls": measure_looks(model, tokenizer, cases, name, calls)
+        f"{name}, {calls} call{'' if calls == 1 else 's'}": measure_looks(
+            model, tokenizer, cases, name, calls
+        )
         for name in GAMES
         for calls in CALLS
     }

@@ -181,9 +181,10 @@ def check_game(parameters: HyperParameters, source_settings: Mapping[str, Any]) 
             f"attack.run: {name!r} is an attack itself and has trained no verifier; attack "
             f"{target!r}"
         )
-    settings = parameters.to_dict()
+    # With defaults that settings leave out as older ones do.
+    settings, settings_there = map(complete_settings, (parameters.to_dict(), source_settings))
     for setting in (*SAME_GAME, "tool"):
-        value, value_there = settings.get(setting), source_settings.get(setting)
+        value, value_there = settings.get(setting), settings_there.get(setting)
         if value != value_there:
             raise SettingsError(
                 f"{setting}: an attack plays the game of the run that it attacks, {name!r}, where "

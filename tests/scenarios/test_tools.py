@@ -2,10 +2,13 @@
 
 import pytest
 
+from nip_core.errors import SettingsError
 from nip_core.game.render import Game
 from nip_core.parameters import load_parameters
+from nip_core.parameters.stored import complete_settings
 from nip_core.scenarios.checked import use_tool
 from nip_core.scenarios.datasets import load_problems
+from nip_core.session.origin import check_game
 from nip_games.running import run_solution
 
 GAMES = {
@@ -128,3 +131,15 @@ async def test_a_long_result_is_cut_and_says_so():
 def test_settings_without_a_tool_are_refused(scenario, more, words):
     with pytest.raises(ValueError, match=words):
         settings(scenario, **more)
+
+
+@pytest.mark.parametrize("tool", [None, {"per_turn": 1}, {"per_turn": 3, "price": 0.2}])
+def test_an_attack_plays_with_the_tool_of_the_run_that_it_attacks(tool):
+    more = {} if tool is None else {"tool": tool}
+    in_sweep = settings("arithmetic", **more).to_dict()
+    on_record = complete_settings(in_sweep)
+    attack = {"run": "attacked", "by": "best-of-n"}
+    for attacked in (in_sweep, on_record):
+        check_game(settings("arithmetic", attack=attack, **more), attacked)
+    with pytest.raises(SettingsError, match="tool: an attack plays the game of the run"):
+        check_game(settings("arithmetic", attack=attack, tool={"per_turn": 2}), on_record)
