@@ -37,7 +37,7 @@ def main() -> None:
     for name, arm in arms.items():
         columns = (*WHEN, "gain")
         cells = [show(arm[when][figure]) for figure in ("calls", "reward") for when in columns]
-        print(f"| {name} | {arm['seeds']} | {' | '.join(cells)} |")
+        print(f"| {name} | {len(arm['seeds'])} | {' | '.join(cells)} |")
 
 
 WHEN = ("untrained", "trained")
@@ -46,18 +46,22 @@ WHEN = ("untrained", "trained")
 def read_arms(store: Path, sweep: str) -> dict[str, Any]:
     """Read the figures of all finished runs, by arm."""
     runs: dict[str, dict[str, dict[str, list[float]]]] = {}
+    seeds: dict[str, list[str]] = {}
     for folder in sorted(store.glob(f"{sweep}-[0-9]*")):
-        _, *values = folder.name.removeprefix(f"{sweep}-").split("-")
+        seed, *values = folder.name.removeprefix(f"{sweep}-").split("-")
         tests = sorted(folder.glob("iterations/*/metrics-test.json"))
         if len(values) != 2 or len(tests) < 2:
             continue  # an attack, or a run that has not been trained
         arm = runs.setdefault("-".join(values), {when: {} for when in WHEN})
+        seeds.setdefault("-".join(values), []).append(seed)
         for when, path in zip(WHEN, (tests[0], tests[-1]), strict=True):
             for figure, value in read_test(json.loads(path.read_text())).items():
                 arm[when].setdefault(figure, []).append(value)
+    if len({*map(tuple, seeds.values())}) > 1:
+        raise SystemExit(f"arms of different seeds: {seeds}")
     return {
         name: {
-            "seeds": len(arm["trained"]["calls"]),
+            "seeds": seeds[name],
             **{
                 when: {k: summarise(v) for k, v in figures.items()} for when, figures in arm.items()
             },
@@ -83,7 +87,7 @@ def read_test(metrics: dict[str, Any]) -> dict[str, float]:
 def summarise(values: list[float]) -> dict[str, Any]:
     """Return the mean of one value a seed, its interval, and the values."""
     mean, low, high = float(np.mean(values)), None, None
-    if len(values) - 1 in T:
+    if len(values) > 1:
         half = T[len(values) - 1] * float(np.std(values, ddof=1)) / len(values) ** 0.5
         low, high = round(mean - half, 4), round(mean + half, 4)
     return {"mean": round(mean, 4), "ci95": [low, high], "by_seed": [round(v, 4) for v in values]}

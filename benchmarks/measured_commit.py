@@ -13,12 +13,18 @@ ARCHIVED = "$Format:%h$"
 def describe_commit() -> str:
     """Name the commit of this checkout, with "-dirty" where files differ from it.
 
-    Of an archive it is the commit that it was made of; "" if nothing tells.
+    Results, which benchmarks write, are not among these files. Of an archive it is the commit that
+    it was made of; "" if nothing tells.
     """
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    if (ROOT / ".git").exists():
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    return "" if ARCHIVED.startswith("$") else ARCHIVED
+    if not (ROOT / ".git").exists():
+        return "" if ARCHIVED.startswith("$") else ARCHIVED
+    changed = _ask_git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)docs/results")
+    return _ask_git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
+
+
+def _ask_git(*words: str) -> str:
+    asked = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def describe_machine() -> str:

@@ -38,7 +38,8 @@ def page(result: dict[str, Any]) -> str:
     )
     front = "\n".join(table(result))
     words = (
-        "Medians over rounds; within 3 % of each other neither is ahead, and where another one is, "
+        "Medians over rounds; within 3 % of each other, or where the ratios of serving's and "
+        "training's rounds lie on either side of 1, neither is ahead, and where another one is, "
         "its name is bold. The sections below say how each was measured, and which were not. More "
         "calls in flight, other sizes and a GPU change them: this is two cores, and a model of a "
         "million parameters where no other is named."
@@ -54,18 +55,31 @@ def list_parts(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def mark_followers(parts: list[dict[str, Any]]) -> None:
-    """Mark the parts that began with the load which another part of the same command left."""
-    left = {(p["command"], p["commit"], p["machine"]["load_after"]) for p in parts}
+    """Mark the parts that began with the load which another one of the same command left.
+
+    None is marked where one that follows no other began on a loaded machine.
+    """
+    by_command: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for part in parts:
-        begun = (part["command"], part["commit"], part["machine"]["load_before"])
-        part["machine"]["follows"] = begun in left
+        by_command.setdefault((part["command"], part["commit"]), []).append(part["machine"])
+    for machines in by_command.values():
+        left = {id(m): {o["load_after"] for o in machines if o is not m} for m in machines}
+        firsts = [m for m in machines if m["load_before"] not in left[id(m)]]
+        quiet = all(m["load_before"] <= _QUIET_LOAD for m in firsts) and firsts
+        for machine in machines:
+            machine["follows"] = bool(quiet) and machine not in firsts
 
 
 def describe_commits(result: dict[str, Any]) -> str:
     """Say of which commit the table is, and aloud where it is of several."""
     commits = {part["commit"] for part in list_parts(result)}
     if len(commits) == 1:
-        return f"All of it was measured at {commits.pop()}."
+        turns = any(key.startswith("by_turns") for part in list_parts(result) for key in part)
+        return (
+            f"All of it was measured at {commits.pop()}"
+            f"{', but for tables of two commits by turns' if turns else ''} (inside of a part the "
+            "file says `-dirty`, as it was being written)."
+        )
     return (
         f"**The parts were measured at {len(commits)} different commits, which each names: no one "
         "state of the code has all these figures.**"
@@ -85,7 +99,7 @@ def _made(part: dict[str, Any], timed: bool = True) -> str:
     text = (
         f"`{part['command']}` at {part['commit']}, {machine['cores']} cores, Python "
         f"{machine['python']}, load {machine['load_before']} before"
-        f"{', of the part measured before it,' if machine.get('follows') else ''} and "
+        f"{', as the part before it left it,' if machine.get('follows') else ''} and "
         f"{machine['load_after']} after, {part['took_s']:.0f} s."
     )
     beside = machine.get("cpu", {}).get("low_priority", 0.0)
@@ -254,7 +268,7 @@ def swap(part: dict[str, Any]) -> str:
 def _by_turns(turns: dict[str, Any], how: str) -> list[str]:
     """Show the seconds of two commits by turns, from `swap_by_turns.py`."""
     text = (
-        f"nip, {how}, of two commits by turns since: `{turns['command']}` at "
+        f"nip, {how}, of two earlier commits by turns: `{turns['command']}` at "
         f"{turns['commit']}, load {turns['load_before']} before and {turns['load_after']} after, "
         "trainings of one epoch. Processor seconds are the server's, from the commit of the "
         "adapter to the answer."
@@ -405,13 +419,18 @@ def schedule(part: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *missing, "", _versions(part["players"])])
 
 
+def _describe_bar(bar: dict[str, Any], words: str) -> str:
+    return f"Our bar, {words}, is {'met' if bar['met'] else '**missed**'}."
+
+
 def resume(part: dict[str, Any]) -> str:
     """Show that a long run goes on."""
     figures = part["resume"]
     text = (
         f"`nip train` was killed with SIGKILL with {figures['finished_rollouts']:,} rollouts done, "
         "and started again: seconds from its start to the first new answer, and calls that were "
-        "made again, of which up to 64 were in flight."
+        "made again, of which up to 64 were in flight; answers that were not yet on the disk are "
+        f"asked for again, too. {_describe_bar(figures['bar'], '10 s and 64 calls')}"
     )
     lines = ["## A long run goes on", "", _made(part), "", _filled(text), ""]
     lines += ["| rollouts done | s to the next new answer | calls made again |", "|---|---|---|"]
@@ -426,7 +445,8 @@ def growth(part: dict[str, Any]) -> str:
         "Rollouts of nine rounds, made up, become training data; half of them are chosen, or all. "
         "pyarrow reads the same files and writes the same examples, and chooses and renders "
         "nothing. Then all stages after play on a run of growing size, each in a process: the most "
-        "memory of a process, seconds of a processor."
+        "memory of a process, seconds of a processor. "
+        f"{_describe_bar(part['dataset']['bar'], '3 times pyarrow and 1 GB, for training data')}"
     )
     lines = ["## Growth", "", _made(part), "", _filled(text), ""]
     lines += ["| chosen of | nip, s | pyarrow, s | nip, most MB |", "|---|---|---|---|"]

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 Row = tuple[str, str, str, str]
-NIP, EVEN, NOBODY = "nip", "even", "nobody else"
+NIP, EVEN, NOBODY, ALONE = "nip", "even", "not measured", "–"
 _BARE = "bare client"  # nip's own client with nothing around it is no other project
 
 
@@ -42,7 +42,7 @@ def _is_nip(name: str) -> bool:
 def _ahead(ours: float, best: tuple[str, float] | None, *, more: bool) -> str:
     """Say who is ahead, of two figures of which more, or less, is better; within 3 % nobody."""
     if best is None:
-        return NIP
+        return ALONE
     name, figure = best
     larger, smaller = max(ours, figure), min(ours, figure)
     if larger <= 1.03 * smaller:
@@ -79,7 +79,9 @@ def _serving(part: dict[str, Any]) -> Iterator[Row]:
                 figures[name] = median(each["tokens_per_s"] for each in measured)
         models = f"{a} adapter{'s'[: a != 1]}" if a else "the base model"
         what = f"[Serving](#serving), {models}, {n} in flight: tokens/s"
-        yield from _compared(what, figures, ",.1f" if part.get("model") != "tiny" else ",.0f")
+        form = ",.1f" if part.get("model") != "tiny" else ",.0f"
+        for row in _compared(what, figures, form):
+            yield _or_even(row, _list_undecided(part, adapters=a, in_flight=n))
 
 
 def _training(part: dict[str, Any]) -> Iterator[Row]:
@@ -88,15 +90,30 @@ def _training(part: dict[str, Any]) -> Iterator[Row]:
         ("whole_s", "seconds from request to adapter", ".1f", False),
     ):
         figures = {name: median(r[key] for r in rows) for name, rows in part["rows"].items()}
-        undecided = {
-            ratio["to"]
-            for ratio in part.get("ratios", ())
-            if ratio["of"] == key and ratio["low"] <= 1.0 <= ratio["high"]
-        }
+        undecided = {to for _, to in _list_undecided(part, of=key)}
         for row in _compared(f"[LoRA training](#lora-training): {what}", figures, form, more=more):
-            # Rounds differ more than projects: of the ratios of rounds some are on either side.
-            is_even = any(row[2].endswith(f"({name})") for name in undecided)
-            yield (*row[:3], EVEN) if is_even else row
+            yield _or_even(row, {(NIP, name) for name in undecided})
+
+
+def _list_undecided(part: dict[str, Any], **at: Any) -> set[tuple[str, str]]:
+    """List whose ratios of rounds are on either side of 1: rounds differ more than projects."""
+    return {
+        (ratio["of"], ratio["to"])
+        for ratio in part.get("ratios", ())
+        if all(ratio.get(key) == value for key, value in at.items())
+        and ratio["low"] <= 1.0 <= ratio["high"]
+    }
+
+
+def _or_even(row: Row, undecided: set[tuple[str, str]]) -> Row:
+    """Say "even" of a row whose two programs are a pair of `undecided`."""
+    what, ours, best, _ = row
+    way = ours.partition("(")[2].removesuffix(")")
+    is_even = any(
+        best.endswith(f"({name})") and way in ("", mine.removeprefix(NIP).strip(" ,"))
+        for mine, name in undecided
+    )
+    return (what, ours, best, EVEN) if is_even else row
 
 
 def _swap(part: dict[str, Any]) -> Iterator[Row]:
@@ -141,6 +158,10 @@ def _kills(part: dict[str, Any]) -> Iterator[Row]:
 def _resume(part: dict[str, Any]) -> Iterator[Row]:
     figures = part["resume"]
     at = f"[Killed](#a-long-run-goes-on) with {figures['finished_rollouts']:,} rollouts done:"
+    most = figures["bar"]["repeated"]
+    beyond = {NIP: float(max(0, figures["repeated"] - most))}
+    what = f"{at} calls made again, beyond what may be in flight"
+    yield from _compared(what, beyond, ".0f", more=False)
     waited = {NIP: figures["seconds_to_first_new_answer"]}
     yield from _compared(f"{at} seconds to the next new answer", waited, ".1f", more=False)
 

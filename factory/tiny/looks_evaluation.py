@@ -15,6 +15,7 @@ from factory.tiny.looks import (
     GOES_ON,
     LOOKS,
     NEAR,
+    PRICES,
     VERIFIER_TOKENS,
     game_with_tool,
 )
@@ -82,14 +83,13 @@ def _count(
     decided, checked, first = [], list[bool](), list[bool]()
     for place, case in enumerate(cases):
         said = [*(exchange.text for exchange in exchanges[place]), answers[place]]
-        for number, text in enumerate(said):
+        for before, text in zip((None, *said), said, strict=False):
             step = re.match(r"Step ([1-4]): ", text)
-            if not number and not case.y:
+            if before is None and not case.y:
                 first.append(step is not None and "right" not in check(case.steps, int(step[1])))
-            if number:  # the first one is calculated without a look
-                checked.append(
-                    step is not None and text.startswith(check(case.steps, int(step[1])))
-                )
+            if before is not None:
+                asked = int(_CALL.findall(before)[-1])
+                checked.append(text.startswith(check(case.steps, asked)))
         try:
             move = rules.parse("verifier", len(turns[place]), 0, answers[place], turns[place])
         except InvalidResponse:
@@ -126,18 +126,18 @@ of {chain} steps below 100, with the prompt templates `short`, and knows nothing
 to study a verifier that may look, on a machine without a GPU and without a network.
 
 **As verifier** it checks one step by itself. It rejects a wrong one. After a right one it decides
-by that, or calls for another one, as a coin falls:
+by that, or, rarely (below), calls for another one:
 
     Step 3: 49 + 3 = 52? 52, right.
     Check: 1
 
 The tool shows `Result: 1: 47 + 2 = 49`, and it goes on with `Step 1: 47 + 2 = 49? 49, right.`
 {verifier_tokens} tokens are enough for one step and a call. It knows the games `adp` and
-`solo_verifier` with 0, 1 and 3 calls in the verifier's turn, and prices up to 0.5. Which step it
-looks at was drawn evenly in what it learned from, without one that it had looked at. Whether a look
-is worth its price is left for training.
+`solo_verifier` with 0, 1 and 3 calls in the verifier's turn, and prices up to {dearest:g}. Which
+step it looks at was drawn evenly in what it learned from, without one that it had looked at.
+Whether a look is worth its price is left for training.
 
-**As prover** it plays as `tiny-arithmetic`.
+**As prover** it was taught what `tiny-arithmetic` was; how it plays was not measured.
 
 ## What it was trained on
 
@@ -156,7 +156,7 @@ validation split was looked at to choose the recipe.
 
 Sampled at temperature 0.5, nothing trained since, the model in all roles, problems of `chains-2`.
 "With a stance" the prover is told to argue for acceptance of everything, else to say the truth.
-"Read" is the share of checks after a call that are right in every word, "first" the share of wrong
+"Read" is the share of checks after a call that are of the step called for and right in every word, "first" the share of wrong
 calculations of which the first check is of the wrong step: 1 of {chain} if it is drawn evenly.
 
 {tables}## What it can't do
@@ -196,6 +196,7 @@ def card(training: dict[str, Any], evaluation: dict[str, Any]) -> str:
         verifier_tokens=VERIFIER_TOKENS,
         looks=LOOKS,
         goes_on=GOES_ON,
+        dearest=max(PRICES),
         near=NEAR,
         follows=FOLLOWS,
         tables=tables,

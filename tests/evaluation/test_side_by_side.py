@@ -71,6 +71,43 @@ def test_the_page_says_what_was_not_measured_and_that_a_machine_was_loaded():
     assert "loaded by other programs" in text
 
 
+def test_a_part_that_begins_with_the_load_of_the_one_before_it_was_not_measured_beside_others():
+    from beside.page import mark_followers
+
+    def parts(*loads, commit="d"):
+        machines = ({"load_before": b, "load_after": a} for b, a in loads)
+        return [{"command": "c", "commit": commit, "machine": machine} for machine in machines]
+
+    def follows(*marked):
+        mark_followers([*marked])
+        return [part["machine"]["follows"] for part in marked]
+
+    assert follows(*parts((0.4, 4.8), (4.8, 2.2), (2.2, 1.1))) == [False, True, True]
+    # Another program may have gone on throughout, or have begun before a part.
+    assert follows(*parts((3.0, 4.8), (4.8, 2.2))) == [False, False]
+    assert follows(*parts((0.4, 0.5), (4.8, 2.2))) == [False, False]
+    assert follows(*parts((2.0, 2.0))) == [False]
+    assert follows(*parts((0.4, 4.8)), *parts((4.8, 2.2), commit="e")) == [False, False]
+
+
+def test_rounds_that_lie_on_either_side_put_neither_ahead_in_serving():
+    from beside.summary import table
+
+    at = {"adapters": 0, "in_flight": 8}
+    cell = "0 adapters, 8 in flight"
+    rows = {
+        "nip, embedded": {"cells": {cell: [{"tokens_per_s": 94.0}]}},
+        "nip over vLLM": {"cells": {cell: [{"tokens_per_s": 60.0}]}},
+        "vLLM": {"cells": {cell: [{"tokens_per_s": 78.0}]}},
+    }
+    ratio = {"of": "nip, embedded", "to": "vLLM", **at, "ratio": 1.2, "low": 0.95, "high": 1.4}
+    part = {"model": "smollm2", "adapters": [0], "in_flight": [8], "rows": rows}
+    assert table({"a": part | {"ratios": [ratio]}})[-1].endswith("| 78.0 (vLLM) | even |")
+    sure = ratio | {"low": 1.1}
+    other = ratio | {"of": "nip over vLLM"}
+    assert table({"a": part | {"ratios": [sure, other]}})[-1].endswith("| 78.0 (vLLM) | nip |")
+
+
 def test_a_run_of_locust_in_which_a_request_failed_is_no_measurement():
     from beside.load import figures_of
     from beside.runs import Failed
@@ -219,7 +256,9 @@ def test_the_page_says_of_which_commit_it_is_and_aloud_if_of_several():
     from beside.page import describe_commits
 
     parts = {name: {"commit": "d", "small": False} for name in "ab"}
-    assert describe_commits(parts) == "All of it was measured at d."
+    assert describe_commits(parts).startswith("All of it was measured at d (")
+    parts["a"]["by_turns"] = {}
+    assert "at d, but for tables of two commits by turns (" in describe_commits(parts)
     others = {"models": {"smollm2": {"a": {"commit": "e"}}}}
     assert describe_commits(parts | others).startswith("**The parts were measured at 2 different")
 
@@ -249,7 +288,9 @@ def test_nips_own_benchmarks_have_rows_of_their_own_and_sections():
     size = {"episodes": 1000, "disk_mb": 3, "steps": {"join": step}}
     view = {"episodes": 500, "first_page_s": 0.5, "peak_memory_mb": 300}
     view |= {"filters": {"f": {"slowest_s": 0.1}}, "searches": {"s": {"first_s": 0.2}}}
-    went_on = {"finished_rollouts": 900, "seconds_to_first_new_answer": 4.0, "repeated": 64}
+    went_on = {"finished_rollouts": 900, "seconds_to_first_new_answer": 4.0, "repeated": 65}
+    went_on |= {"bar": {"seconds": 10.0, "repeated": 64, "met": False}}
+    bar = {"factor": 3.0, "peak_rss_mb": 1000.0, "met": True}
     players = {
         "nip": {"seconds": [2.0, 3.0], "versions": {"nip": "1"}},
         "inspect": {"seconds": [1.0, 1.5], "versions": {"inspect-ai": "1"}},
@@ -260,7 +301,7 @@ def test_nips_own_benchmarks_have_rows_of_their_own_and_sections():
             "g": {**made, "resume": went_on},
             "h": {
                 **made,
-                "dataset": {"cases": [case | {"peak_rss_mb": 99.0}]},
+                "dataset": {"cases": [case | {"peak_rss_mb": 99.0}], "bar": bar},
                 "scale": {"sizes": [size]},
             },
             "i": {**made, "view": view},
@@ -273,7 +314,10 @@ def test_nips_own_benchmarks_have_rows_of_their_own_and_sections():
         "| 1,000 | 3,000 | 150, 2 |" in text
         and "1,000 episodes: most MB of a process | 200" in text
     )
-    assert "| 900 | 4.0 | 64 |" in text and "| 0.50 | 0.10 | 0.20 | 300 |" in text
+    assert "beyond what may be in flight | 1 | not measured | – |" in text
+    assert "Our bar, 10 s and 64 calls, is **missed**." in " ".join(text.split())
+    assert "for training data, is met." in " ".join(text.split())
+    assert "| 900 | 4.0 | 65 |" in text and "| 0.50 | 0.10 | 0.20 | 300 |" in text
 
 
 def test_a_request_to_llama_cpp_turns_one_adapter_on_and_its_files_name_all_tensors(tmp_path):

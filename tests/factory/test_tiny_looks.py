@@ -22,7 +22,9 @@ def test_a_turn_looks_at_other_steps_and_ends_with_the_first_wrong_one():
         answers = [message["content"] for message in chat if message["role"] == "assistant"]
         steps = [re.match(r"Step (\d): ", answer)[1] for answer in answers]
         assert len({*steps}) == len(steps)
-        for before, result, after in zip(answers, _list_results(chat), answers[1:], strict=False):
+        results = [m["content"] for m in chat if m["content"].startswith("Result: ")]
+        assert len(results) == len(answers) - 1
+        for before, result, after in zip(answers, results, answers[1:], strict=False):
             assert before.endswith(f"right.\nCheck: {after[5]}")
             number, true = re.fullmatch(r"Result: (\d): .* = (\d+)", result).groups()
             assert number == after[5] and f"? {true}, " in after
@@ -30,10 +32,6 @@ def test_a_turn_looks_at_other_steps_and_ends_with_the_first_wrong_one():
         assert last[1] == f"Decision: {'accept' if last[0].endswith('right.') else 'reject'}"
         lengths.add(len(answers))
     assert lengths == {1, 2, 3, 4}
-
-
-def _list_results(chat):
-    return [m["content"] for m in chat if m["content"].startswith("Result: ")]
 
 
 def test_its_conversations_are_those_of_the_first_model_as_well():

@@ -22,6 +22,16 @@ CODE = {
     **{name: textwrap.dedent(code) for name, code in FORGERIES.items()},
     **{name: textwrap.dedent(code) for name, (code, _) in EXCESSES.items()},
 }
+ENDS = {
+    "fills the disk": ("OSError", "MemoryError", "out of memory", "it ended"),
+    "prints ten gigabytes": ("it ended with output", "it ended with"),
+    "sleeps": ("it did not end",),
+    "is busy": ("it did not end", "it ended"),
+    "reads null": ("it ended with", "Fatal Python error", "Segmentation"),
+    "takes memory": ("MemoryError", "out of memory"),
+    "forks": ("BlockingIOError", "it ended", "it did not end", "out of memory", "OSError"),
+}
+"""The beginnings of the words for what takes too much."""
 INJECTIONS = [
     "f(1)\nimport os",
     "f(1); import os",
@@ -97,4 +107,4 @@ async def test_the_deeds_of_a_solution_stay_inside_and_its_end_is_told(name):
         shown = await run_solution(solution, f"f({SECRET!r})", limits)
         assert SECRET in shown  # so the search would find it
     if name in EXCESSES:
-        assert text != "1"
+        assert text.startswith(ENDS[name])
