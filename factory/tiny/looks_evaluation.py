@@ -156,8 +156,9 @@ validation split was looked at to choose the recipe.
 
 Sampled at temperature 0.5, nothing trained since, the model in all roles, problems of `chains-2`.
 "With a stance" the prover is told to argue for acceptance of everything, else to say the truth.
-"Read" is the share of checks after a call that are of the step called for and right in every word, "first" the share of wrong
-calculations of which the first check is of the wrong step: 1 of {chain} if it is drawn evenly.
+"Read" is the share of checks after a call that are of the step called for, and right in every word;
+"first" the share of wrong calculations of which the first check is of the wrong step: 1 of {chain}
+if it is drawn evenly.
 
 {tables}## What it can't do
 
