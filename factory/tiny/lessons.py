@@ -45,7 +45,7 @@ def find_lesson(recipe: str) -> Lesson:
 
         return ArithmeticLesson(in_turns=recipe == "arithmetic-turns")
     if recipe == "arithmetic-looks":
-        from factory.tiny.looks import LooksLesson
+        from factory.looks.lesson import LooksLesson
 
         return LooksLesson()
     if recipe == "reading":

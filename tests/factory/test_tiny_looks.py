@@ -5,10 +5,10 @@ import random
 import re
 from dataclasses import asdict
 
+from factory.looks.evaluation import card, measure_looks
+from factory.looks.lesson import PAIRS, LooksLesson, looks
 from factory.tiny.arithmetic import split_cases
 from factory.tiny.build import fingerprint, load
-from factory.tiny.looks import PAIRS, LooksLesson, looks
-from factory.tiny.looks_evaluation import card, measure_looks
 from factory.tiny.recipes import RECIPES
 from nip_core.models import BUNDLED
 

@@ -16,7 +16,8 @@ from nip_study.results import render_files
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs" / "results"
-LONG = ("equal_tokens", "scripts", "soundness", "strength")  # of each kind one: each takes seconds
+# Of each kind one: each takes seconds.
+LONG = ("equal_tokens", "looks", "scripts", "soundness", "strength")
 SWEEPS = (*LONG, "asking", "asking_trained", "asking_untrained", "debate", "unanswered")
 SWEEPS += ("unanswered_smollm2",)
 

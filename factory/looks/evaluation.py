@@ -5,10 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from factory.tiny.arithmetic import PROVER_TOKENS, situation
-from factory.tiny.arithmetic_words import STEPS, Case, check
-from factory.tiny.evaluation import generate
-from factory.tiny.looks import (
+from factory.looks.lesson import (
     CALLS,
     FOLLOWS,
     GAMES,
@@ -19,6 +16,9 @@ from factory.tiny.looks import (
     VERIFIER_TOKENS,
     game_with_tool,
 )
+from factory.tiny.arithmetic import PROVER_TOKENS, situation
+from factory.tiny.arithmetic_words import STEPS, Case, check
+from factory.tiny.evaluation import generate
 from nip_core.game.render import Game, InvalidResponse
 from nip_core.protocols import ACCEPT, NO_DECISION, REJECT, Exchange, Turn
 
@@ -82,14 +82,14 @@ def _count(
 ) -> dict[str, float | None]:
     decided, checked, first = [], list[bool](), list[bool]()
     for place, case in enumerate(cases):
-        said = [*(exchange.text for exchange in exchanges[place]), answers[place]]
-        for before, text in zip((None, *said), said, strict=False):
+        texts = [*(exchange.text for exchange in exchanges[place]), answers[place]]
+        for earlier, text in zip((None, *texts), texts, strict=False):
             step = re.match(r"Step ([1-4]): ", text)
-            if before is None and not case.y:
+            if earlier is None and not case.y:
                 first.append(step is not None and "right" not in check(case.steps, int(step[1])))
-            if before is not None:
-                asked = int(_CALL.findall(before)[-1])
-                checked.append(text.startswith(check(case.steps, asked)))
+            if earlier is not None:
+                called_step = int(_CALL.findall(earlier)[-1])
+                checked.append(text.startswith(check(case.steps, called_step)))
         try:
             move = rules.parse("verifier", len(turns[place]), 0, answers[place], turns[place])
         except InvalidResponse:
@@ -176,8 +176,8 @@ def _table(figures: dict[str, dict[str, float]]) -> str:
     for name, m in figures.items():
         keys = ("accuracy", "completeness", "soundness", "valid")
         cells = " | ".join(_percent(m[key]) for key in keys)
-        read, first = _percent(m["read_rightly"]), _percent(m["first_is_wrong"])
-        text += f"| {name} | {m['games']} | {cells} | {m['calls']:.2f} | {read} | {first} |\n"
+        last = f"{_percent(m['read_rightly'])} | {_percent(m['first_is_wrong'])}"
+        text += f"| {name} | {m['games']} | {cells} | {m['calls']:.2f} | {last} |\n"
     return text
 
 

@@ -108,8 +108,8 @@ class LooksLesson(ArithmeticLesson):
             return super().conversation(draw, verifier_share, "end")
         if not self._pairs:
             self._pairs = split_cases("train", TRAINING_CASES, **PAIRS)
-            near = split_cases("train", TRAINING_CASES // 2, mistakes=["off_by_one"], **PAIRS)
-            self._near = [case for case in near if not case.y]
+            near_cases = split_cases("train", TRAINING_CASES // 2, mistakes=["off_by_one"], **PAIRS)
+            self._near = [case for case in near_cases if not case.y]
         case = draw.choice(self._pairs)
         return looks(case if case.y or draw.random() >= NEAR else draw.choice(self._near), draw)
 
@@ -121,12 +121,12 @@ class LooksLesson(ArithmeticLesson):
 
     def measured(self, model: Any, tokenizer: Any, split: str) -> dict[str, dict[str, Any]]:
         """All measurements of the card on a split."""
-        from factory.tiny.looks_evaluation import evaluate
+        from factory.looks.evaluation import evaluate
 
         return evaluate(model, tokenizer, split_cases(split, **PAIRS))
 
     def card(self, training: dict[str, Any], evaluation: dict[str, Any]) -> str:
         """The text of README.md."""
-        from factory.tiny.looks_evaluation import card
+        from factory.looks.evaluation import card
 
         return card(training, evaluation)
