@@ -42,6 +42,14 @@ def answers(body):
     return [said] * body.get("n", 1)
 
 
+def looks_first(body):
+    """The same, of a verifier that uses its tool once, and does not go by the result."""
+    has_looked = any("Result: 1: " in message["content"] for message in body["messages"])
+    if body["model"] == "verifier" and not has_looked:
+        return "Check: 1"
+    return answers(body)
+
+
 def asks_first(headers=""):
     """The same, of a verifier that asks before it decides."""
 
@@ -71,13 +79,17 @@ TESTED = {"text_rl": {"test_scheme": "all"}}
 
 async def test_a_script_takes_what_the_provers_never_say(tmp_path, monkeypatch, capsys, caplog):
     caplog.set_level("INFO")
-    async with scripted_run(tmp_path, monkeypatch, answers, **TESTED) as server:
+    tool = {"per_turn": 1, "price": 0.1}
+    async with scripted_run(tmp_path, monkeypatch, looks_first, tool=tool, **TESTED) as server:
         chosen = {"by": "best-of-n", "iteration": 0, "n": [1, 2]}
         best = (await loop.train(attack_settings(str(tmp_path), "scripted", chosen)))["attack"]
         server.bodies.clear()
         plan = estimate_settings(scripted(tmp_path))
         show_plan(scripted(tmp_path), as_json=False)
         result = await loop.train(scripted(tmp_path))
+    # An attack plays the same verifier, which reads a result in each of its games.
+    results = [b for b in server.bodies if "Result: 1: " in b["messages"][-1]["content"]]
+    assert len(results) == len(server.bodies) / 2 == 12
     planned = capsys.readouterr().out
     assert (
         "Reach: nothing is sampled" in planned and "\nno training, nothing was started:" in planned
