@@ -13,10 +13,8 @@ from factory.looks.lesson import (
     LOOKS,
     NEAR,
     PRICES,
-    VERIFIER_TOKENS,
-    game_with_tool,
 )
-from factory.tiny.arithmetic import PROVER_TOKENS, situation
+from factory.tiny.arithmetic import PROVER_TOKENS, VERIFIER_TOKENS, game, situation
 from factory.tiny.arithmetic_words import STEPS, Case, check
 from factory.tiny.evaluation import generate
 from nip_core.game.render import Game, InvalidResponse
@@ -46,7 +44,7 @@ def measure_looks(
     model: Any, tokenizer: Any, cases: Sequence[Case], name: str, calls: int
 ) -> dict[str, float | int | None]:
     """Play a game with one model in all roles; provers argue for acceptance by stance."""
-    rules = game_with_tool(name, calls)
+    rules = game(name, calls)
     stance = 1 if "stance" in name else None
     about = [situation(case, stance, seed) for seed, case in enumerate(cases)]
     turns: list[list[Turn]] = [[] for _ in cases]

@@ -11,15 +11,13 @@ are wrong by one, for which the result must be read.
 import asyncio
 import json
 import random
-from functools import cache
 from typing import Any
 
 from factory.tiny.arithmetic import (
-    PROVER_TOKENS,
     TRAINING_CASES,
     ArithmeticLesson,
     aim,
-    kind_of,
+    game,
     read_named,
     situation,
     split_cases,
@@ -27,8 +25,6 @@ from factory.tiny.arithmetic import (
 from factory.tiny.arithmetic_words import STEPS, Case, check, decision, statement
 from factory.tiny.conversations import Message, own
 from factory.tiny.lessons import Part
-from nip_core.game.render import Game
-from nip_core.parameters import load_parameters
 from nip_core.protocols import Exchange, Turn
 
 LOOKS = 0.65  # of the conversations; the rest is as in the end of `tiny-arithmetic`
@@ -39,40 +35,14 @@ HAS_A_PRICE = 0.4  # of the games with calls
 NEAR = 0.5  # of the wrong calculations are wrong by one
 GOES_ON = 0.5  # of the right checks are followed by a call, where one is left
 FOLLOWS = 0.1  # of the first checks are of the step that the expert calls wrong
-VERIFIER_TOKENS = 24
 PAIRS: dict[str, Any] = {"generator": "chains-2"}
-
-
-@cache
-def game_with_tool(name: str, calls: int, price: float = 0.0) -> Game:
-    """A game of `GAMES` in which the verifier may use the tool `calls` times in its turn."""
-    kind = kind_of(name)
-    settings: dict[str, Any] = {
-        "run_name": "tiny",
-        "scenario": "arithmetic",
-        "dataset": "chains",
-        "interaction_protocol": kind.protocol,
-        "scenario_settings": {"system_prompt_version": "short", "steps": STEPS},
-        "protocol_common": dict(kind.common),
-        "agents": {
-            "_default": {
-                "model_provider": "SelfHosted",
-                "model_name": "tiny",
-                "max_tokens_per_message": PROVER_TOKENS,
-            },
-            "verifier": {"max_tokens_per_message": VERIFIER_TOKENS},
-        },
-    }
-    if calls:
-        settings["tool"] = {"per_turn": calls, "price": price}
-    return Game(load_parameters(settings))
 
 
 def looks(case: Case, draw: random.Random) -> list[Message]:
     """Play a game to the verifier's decision; the chat has all answers and results."""
     name, calls = draw.choice(GAMES), draw.choices(CALLS, SHARES_OF_CALLS)[0]
     is_priced = calls and draw.random() < HAS_A_PRICE
-    rules = game_with_tool(name, calls, draw.choice(PRICES) if is_priced else 0.0)
+    rules = game(name, calls, draw.choice(PRICES) if is_priced else 0.0)
     stance = draw.choice((0, 1)) if "stance" in name else None
     about, turns = situation(case, stance), list[Turn]()
     if rules.protocol.provers:

@@ -101,10 +101,13 @@ def kind_of(name: str) -> Kind:
 
 
 @cache
-def game(name: str) -> Game:
-    """A game of `GAMES` or `GAMES_IN_TURNS`, as the configuration for this model sets it up."""
+def game(name: str, calls: int = 0, price: float = 0.0) -> Game:
+    """A game of `GAMES` or `GAMES_IN_TURNS`, as the configuration for this model sets it up.
+
+    The verifier may use the scenario's tool `calls` times in its turn, for `price` each.
+    """
     kind = kind_of(name)
-    settings = {
+    settings: dict[str, Any] = {
         "run_name": "tiny",
         "scenario": "arithmetic",
         "dataset": "chains",
@@ -125,6 +128,8 @@ def game(name: str) -> Game:
     }
     if kind.protocol in _ROUNDS:
         settings[_ROUNDS[kind.protocol]] = {"max_message_rounds": kind.rounds}
+    if calls:
+        settings["tool"] = {"per_turn": calls, "price": price}
     return Game(load_parameters(settings))
 
 
