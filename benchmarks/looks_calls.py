@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-# Student's t, 0.975, by degrees of freedom.
-T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
+from nip_core.evaluation.statistics.distributions import t_quantile
+
+WHEN = ("untrained", "trained")
 
 
 def main() -> None:
@@ -38,9 +39,6 @@ def main() -> None:
         columns = (*WHEN, "gain")
         cells = [show(arm[when][figure]) for figure in ("calls", "reward") for when in columns]
         print(f"| {name} | {len(arm['seeds'])} | {' | '.join(cells)} |")
-
-
-WHEN = ("untrained", "trained")
 
 
 def read_arms(store: Path, sweep: str) -> dict[str, Any]:
@@ -88,7 +86,9 @@ def summarise(values: list[float]) -> dict[str, Any]:
     """Return the mean of one value a seed, its interval, and the values."""
     mean, low, high = float(np.mean(values)), None, None
     if len(values) > 1:
-        half = T[len(values) - 1] * float(np.std(values, ddof=1)) / len(values) ** 0.5
+        half = (
+            t_quantile(0.975, len(values) - 1) * float(np.std(values, ddof=1)) / len(values) ** 0.5
+        )
         low, high = round(mean - half, 4), round(mean + half, 4)
     return {"mean": round(mean, 4), "ci95": [low, high], "by_seed": [round(v, 4) for v in values]}
 
