@@ -1,7 +1,9 @@
 """The page of docs/results that says what side_by_side measured."""
 
+import json
 import textwrap
 from collections.abc import Callable
+from copy import deepcopy
 from math import ceil
 from statistics import median
 from typing import Any
@@ -19,10 +21,12 @@ _SWAP = (
 )
 _QUIET_LOAD = 1.0  # more than that per run, and other programs had a part of the machine
 _QUIET_SHARE = 0.05  # of the processor time
+_DIRTY = " (inside of a part the file says `-dirty`, as it was being written)"
 
 
 def page(result: dict[str, Any]) -> str:
     """The results as Markdown, part by part."""
+    result = deepcopy(result)  # marked below
     others = result.get("models", {})
     mark_followers(list_parts(result))
     parts = []
@@ -67,18 +71,18 @@ def mark_followers(parts: list[dict[str, Any]]) -> None:
         firsts = [m for m in machines if m["load_before"] not in left[id(m)]]
         quiet = all(m["load_before"] <= _QUIET_LOAD for m in firsts) and firsts
         for machine in machines:
-            machine["follows"] = bool(quiet) and machine not in firsts
+            machine["follows"] = bool(quiet) and all(machine is not first for first in firsts)
 
 
 def describe_commits(result: dict[str, Any]) -> str:
     """Say of which commit the table is, and aloud where it is of several."""
     commits = {part["commit"] for part in list_parts(result)}
     if len(commits) == 1:
+        dirty = "-dirty" in json.dumps(result)
         turns = any(key.startswith("by_turns") for part in list_parts(result) for key in part)
         return (
             f"All of it was measured at {commits.pop()}"
-            f"{', but for tables of two commits by turns' if turns else ''} (inside of a part the "
-            "file says `-dirty`, as it was being written)."
+            f"{', but for tables of two commits by turns' if turns else ''}{_DIRTY * dirty}."
         )
     return (
         f"**The parts were measured at {len(commits)} different commits, which each names: no one "

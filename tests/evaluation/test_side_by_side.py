@@ -256,8 +256,8 @@ def test_the_page_says_of_which_commit_it_is_and_aloud_if_of_several():
     from beside.page import describe_commits
 
     parts = {name: {"commit": "d", "small": False} for name in "ab"}
-    assert describe_commits(parts).startswith("All of it was measured at d (")
-    parts["a"]["by_turns"] = {}
+    assert describe_commits(parts) == "All of it was measured at d."
+    parts["a"] |= {"by_turns": {}, "view": {"commit": "d-dirty"}}
     assert "at d, but for tables of two commits by turns (" in describe_commits(parts)
     others = {"models": {"smollm2": {"a": {"commit": "e"}}}}
     assert describe_commits(parts | others).startswith("**The parts were measured at 2 different")

@@ -23,13 +23,13 @@ CODE = {
     **{name: textwrap.dedent(code) for name, (code, _) in EXCESSES.items()},
 }
 ENDS = {
-    "fills the disk": ("OSError", "MemoryError", "out of memory", "it ended"),
-    "prints ten gigabytes": ("it ended with output", "it ended with"),
+    "fills the disk": ("OSError", "out of memory"),
+    "prints ten gigabytes": ("it ended with output_limit",),
     "sleeps": ("it did not end",),
-    "is busy": ("it did not end", "it ended"),
-    "reads null": ("it ended with", "Fatal Python error", "Segmentation"),
+    "is busy": ("it did not end", "it ended with killed"),
+    "reads null": ("it ended with killed",),
     "takes memory": ("MemoryError", "out of memory"),
-    "forks": ("BlockingIOError", "it ended", "it did not end", "out of memory", "OSError"),
+    "forks": ("BlockingIOError", "out of memory", "it did not end"),
 }
 """The beginnings of the words for what takes too much."""
 INJECTIONS = [
