@@ -79,17 +79,13 @@ TESTED = {"text_rl": {"test_scheme": "all"}}
 
 async def test_a_script_takes_what_the_provers_never_say(tmp_path, monkeypatch, capsys, caplog):
     caplog.set_level("INFO")
-    tool = {"per_turn": 1, "price": 0.1}
-    async with scripted_run(tmp_path, monkeypatch, looks_first, tool=tool, **TESTED) as server:
+    async with scripted_run(tmp_path, monkeypatch, answers, **TESTED) as server:
         chosen = {"by": "best-of-n", "iteration": 0, "n": [1, 2]}
         best = (await loop.train(attack_settings(str(tmp_path), "scripted", chosen)))["attack"]
         server.bodies.clear()
         plan = estimate_settings(scripted(tmp_path))
         show_plan(scripted(tmp_path), as_json=False)
         result = await loop.train(scripted(tmp_path))
-    # An attack plays the same verifier, which reads a result in each of its games.
-    results = [b for b in server.bodies if "Result: 1: " in b["messages"][-1]["content"]]
-    assert len(results) == len(server.bodies) / 2 == 12
     planned = capsys.readouterr().out
     assert (
         "Reach: nothing is sampled" in planned and "\nno training, nothing was started:" in planned
@@ -144,11 +140,16 @@ async def test_a_script_is_given_what_a_model_prover_is_asked_with(tmp_path, mon
     """Its chat is the request's, and nothing else that it is given tells of the label."""
     out = tmp_path / "given.jsonl"
     body = f"open({str(out)!r}, 'a').write(json.dumps(vars(turn)) + chr(10)); return turn.agent"
-    async with scripted_run(tmp_path, monkeypatch, answers) as server:
+    tool = {"per_turn": 1, "price": 0.1}
+    async with scripted_run(tmp_path, monkeypatch, looks_first, tool=tool) as server:
         chosen = {"by": "best-of-n", "iteration": 0, "n": [1]}
         await loop.train(attack_settings(str(tmp_path), "scripted", chosen))
         asked = [body["messages"] for body in server.bodies if body["model"] == "prover"]
+        server.bodies.clear()
         await loop.train(scripted(tmp_path, written(tmp_path, body)))
+    # The verifier plays with its tool as ever, of which the prover is not told.
+    assert ["Result: 1: " in b["messages"][-1]["content"] for b in server.bodies].count(True) == 12
+    assert len(server.bodies) == 24 and "Check:" not in json.dumps(asked)
     given = [json.loads(line) for line in out.read_text().splitlines()]
     # Once before anything is paid for, and once in the game.
     assert len(given) == 2 * len(asked) == 24
