@@ -5,7 +5,7 @@ everything that waits for its answers then waits for time-outs. This one has a s
 and ends with the command, however that ends. It starts while the command does something else:
 an early connection waits in the socket's queue. Its log is a file without a name. A new database
 is laid out as `ready_database` has it, without all of Prefect's migrations. Its transactions wait for each
-other, see `queue_transactions`.
+other, see `queued_database`.
 """
 
 import atexit
@@ -107,26 +107,6 @@ def end_temporary(wait_s: float = _STOP_S) -> None:
         server.stop(wait_s)
 
 
-def queue_transactions() -> None:
-    """Let each transaction of this process's Prefect server, on SQLite, wait for its turn to write.
-
-    Prefect's transactions begin by reading, and fail where another one writes before they do: the
-    request gets a 503, and the client is silent for two seconds, as it is between many iterations.
-    """
-    from prefect.server.database.configurations import AioSqliteConfiguration
-    from prefect.server.database.dependencies import set_database_config
-    from prefect.server.utilities.database import get_dialect
-    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
-
-    class Queued(AioSqliteConfiguration):
-        def begin_transaction(self, session: Any, with_for_update: bool = False) -> Any:
-            return super().begin_transaction(session, with_for_update=True)
-
-    url = PREFECT_API_DATABASE_CONNECTION_URL.value()
-    if get_dialect(url).name == "sqlite":
-        set_database_config(Queued(connection_url=url))
-
-
 def main(parent: int, pipe: int, listener: int) -> None:
     """Serve Prefect's API at an open socket until the parent is gone."""
     server: Any = None
@@ -141,6 +121,7 @@ def main(parent: int, pipe: int, listener: int) -> None:
 
     from uvicorn import Config, Server
 
+    from nip_cli.launching.queued_database import queue_transactions
     from nip_cli.launching.ready_database import lay_out
 
     lay_out()

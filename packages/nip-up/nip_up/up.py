@@ -79,7 +79,8 @@ def up(
                 state / "postgresql", parts.start
             )
         say("starting the Prefect server", flush=True)
-        parts.start("prefect-server", [*_prefect(), "server", "start"], server, umask=0o077)
+        program = [sys.executable, "-P", "-m", "nip_cli.launching.queued_database"]
+        parts.start("prefect-server", [*program, "server", "start"], server, umask=0o077)
         url = f"http://127.0.0.1:{port}"
         parts.until(lambda: _is_up(f"{url}/api/health"), "the Prefect server answers", 300)
         # 3. The pools and deployments that its UI shows.
