@@ -20,6 +20,8 @@ _WORDS = {ACCEPT: "accept", REJECT: "reject"}
 PLACES = {"top_logprobs_at": [*_WORDS.values()]}
 """Of a request to the run's own server: no other place is looked at, and the embedded engine, to
 which each has its cost, lists alternatives only where one of the words may begin."""
+ONLY_PLACES = {"logprobs_at": [*_WORDS.values()]}
+"""The same where no log-probability is recorded: it computes none for other tokens."""
 _BEFORE_WORD = re.compile(r"^[^a-z]+")
 _LABEL = re.compile(
     r"(?m)^\W*(?:my |the )?(?:final )?(?:decision|verdict|answer)\b[^\w\n]*?(?:[:=–—-]|$)"

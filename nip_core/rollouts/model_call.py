@@ -30,6 +30,7 @@ from nip_core.parameters.services.dialects import find_dialect
 from nip_core.protocols import Move
 from nip_core.rollouts.acceptance import (
     LIKELIEST,
+    ONLY_PLACES,
     PLACES,
     can_be_estimated,
     estimate_acceptance,
@@ -173,7 +174,7 @@ async def ask(
     if takes_logprobs and (top_count := max(kept_top, estimate_top)):
         body |= {"logprobs": True, "top_logprobs": top_count}
         if player.has_own_server and not kept_top:
-            body |= PLACES
+            body |= PLACES if player.record_tokens else ONLY_PLACES
     if player.record_tokens:
         # Training takes the answers for samples of the model's own distribution, so nothing may
         # change it, and a server's defaults may. Other settings that could (top_k, min_p) aren't

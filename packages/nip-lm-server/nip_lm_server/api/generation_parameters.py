@@ -75,6 +75,8 @@ def parse_chat(body: Mapping[str, Any], body_bytes: int = 0) -> tuple[Generation
     # 2. Those that need or exclude each other.
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise _requirement_error("top_logprobs", "logprobs: true")
+    if values.get("listed_at") and values.get("tokens_as_ids"):
+        raise _requirement_error("logprobs_at", "return_tokens_as_token_ids: false")
     settle_tools(values)
     delivery = _parse_delivery(values)
     values["messages"] = parse_messages(body.get("messages"))
@@ -399,7 +401,7 @@ CHAT_HARMLESS: dict[str, Parse] = {
     **dict.fromkeys(("tools", "functions"), _accept_only([])),
     **dict.fromkeys(("tool_choice", "function_call"), _accept_only("none", "auto")),
     "parallel_tool_calls": _boolean,
-    "top_logprobs_at": _stop,  # an upstream lists alternatives everywhere
+    **dict.fromkeys(("top_logprobs_at", "logprobs_at"), _stop),  # an upstream lists all
     **dict.fromkeys(("audio", "prediction"), _accept_only(None)),
     **dict.fromkeys(("moderation", "web_search_options"), _accept_only(None)),
 }
@@ -437,6 +439,7 @@ CHAT_PARAMETERS: dict[str, tuple[str, Parse]] = {
     "logprobs": ("logprobs", _boolean),
     "top_logprobs": ("top_logprobs", _integer(0, MAX_TOP_LOGPROBS)),
     "top_logprobs_at": ("top_at", _stop),
+    "logprobs_at": ("listed_at", _stop),
     "metadata": ("metadata", _metadata),
     "return_tokens_as_token_ids": ("tokens_as_ids", _boolean),
 }

@@ -63,34 +63,24 @@ class Metrics:
         self._seconds_of = functools.cache(self._seconds.labels)
         self._tokens_of = functools.cache(self._tokens.labels)
         self.in_flight = 0
-        self._in_flight = _gauge(registry, "nip_requests_in_flight", "Requests being answered")
-        self._disk = _gauge(registry, "nip_disk_free_bytes", "Free space of the state directory")
-        self._jobs = _gauge(registry, "nip_jobs", "Fine-tuning jobs", "status")
-        self._steps = _gauge(
-            registry, "nip_training_steps", "Steps done by the jobs that are running"
+        gauge = functools.partial(Gauge, registry=registry)
+        self._in_flight = gauge("nip_requests_in_flight", "Requests being answered")
+        self._disk = gauge("nip_disk_free_bytes", "Free space of the state directory")
+        self._jobs = gauge("nip_jobs", "Fine-tuning jobs", ["status"])
+        self._steps = gauge("nip_training_steps", "Steps done by the jobs that are running")
+        base = ["base_model"]
+        self._state = gauge("nip_engine_state", "1 for the state it is in", [*base, "state"])
+        self._epoch = gauge("nip_engine_epoch", "How often the engine was started", base)
+        self._waiting = gauge("nip_engine_waiting", "Requests that wait for the engine", base)
+        self._restarts = gauge(
+            "nip_engine_restarts", "How often it died and was started again", base
         )
-        self._state = _gauge(
-            registry, "nip_engine_state", "1 for the state it is in", "base_model", "state"
-        )
-        self._epoch = _gauge(
-            registry, "nip_engine_epoch", "How often the engine was started", "base_model"
-        )
-        self._waiting = _gauge(
-            registry, "nip_engine_waiting", "Requests that wait for the engine", "base_model"
-        )
-        self._restarts = _gauge(
-            registry, "nip_engine_restarts", "How often it died and was started again", "base_model"
-        )
-        self._prompts = _gauge(
-            registry,
+        self._prompts = gauge(
             "nip_engine_prompt_tokens",
             "Tokens of prompts since the engine's start: asked, done (computed) and reused",
-            "base_model",
-            "kind",
+            [*base, "kind"],
         )
-        self._adapters = _gauge(
-            registry, "nip_engine_adapters", "Adapters that are loaded", "base_model"
-        )
+        self._adapters = gauge("nip_engine_adapters", "Adapters that are loaded", base)
 
     def observe(self, route: str, model_kind: str, status: int, seconds: float) -> None:
         """Count an answered request."""
@@ -137,10 +127,6 @@ class Metrics:
                 if count is not None:
                     self._prompts.labels(engine.base_model, kind).set(count)
         return generate_latest(self.registry)
-
-
-def _gauge(registry: CollectorRegistry, name: str, help: str, *labels: str) -> Gauge:
-    return Gauge(name, help, labels, registry=registry)
 
 
 def _steps(progress: StepFigures | None) -> float:

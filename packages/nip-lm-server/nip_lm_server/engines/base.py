@@ -103,6 +103,7 @@ class GenerationRequest:
     logprobs: bool = False  # log-probability of each generated token
     top_logprobs: int = 0  # alternatives for each generated token
     top_at: tuple[str, ...] = ()  # only where one of these words may begin; (): everywhere
+    listed_at: tuple[str, ...] = ()  # there alone; tokens between are one with log-probability 0
     echo: bool = False  # the answer begins with the prompt, which is scored as well
     return_token_ids: bool = False
     schema: dict[str, Any] | None = None  # the answer is JSON of this schema

@@ -404,6 +404,14 @@ async def test_alternatives_are_the_same_where_a_chosen_word_may_begin_and_else_
     begins = [may_begin(token, ("t", "a")) for token in every.tokens]
     assert [bool(top) for top in some.top_logprobs] == begins and True in begins
     assert all(a == b for a, b in zip(some.top_logprobs, every.top_logprobs, strict=True) if a)
+    # Where these alone are listed, the tokens between are one, of no log-probability.
+    [alone] = (await wide_engine.generate(replace(request, listed_at=("t", "a")))).choices
+    listed = list(zip(alone.tokens, alone.logprobs, alone.top_logprobs, strict=True))
+    assert (alone.text, "".join(alone.tokens)) == (every.text, "".join(every.tokens))
+    wanted = zip(every.tokens, every.logprobs, every.top_logprobs, begins, strict=True)
+    assert [entry for entry in listed if entry[2]] == [(*e,) for *e, begin in wanted if begin]
+    assert all(logprob == 0.0 for _, logprob, top in listed if not top)
+    assert len(listed) <= 2 * sum(begins) + 1
 
 
 async def test_in_float64_log_probabilities_are_numbers_of_float32_near_those_of_peft(

@@ -20,7 +20,7 @@ from nip_core.game.answer_guide import least_tokens, write_guide
 from nip_core.game.answer_rows import read_tokens
 from nip_core.game.answers.parsing import AnswerForm, parse_response
 from nip_core.protocols.scales import SCALES
-from nip_core.rollouts.acceptance import LIKELIEST, PLACES, estimate_acceptance
+from nip_core.rollouts.acceptance import LIKELIEST, ONLY_PLACES, PLACES, estimate_acceptance
 from nip_lm_server.engines.base import EngineRequestError, GenerationRequest
 from nip_lm_server.engines.embedded.embedded_engine import EmbeddedEngine
 
@@ -179,10 +179,11 @@ async def test_p_accept_is_the_same_where_alternatives_are_listed_only_where_a_v
         logprobs=True, top_logprobs=LIKELIEST, return_token_ids=True,
     )  # fmt: skip
     some = replace(request, top_at=tuple(PLACES["top_logprobs_at"]))
+    alone = replace(request, listed_at=tuple(ONLY_PLACES["logprobs_at"]))
     estimates = []
-    for asked in (request, some):
+    for asked in (request, some, alone):
         choices = (await engine.generate(asked)).choices
-        texts = [(choice.text, choice.logprobs) for choice in choices]
+        texts = [choice.text for choice in choices]
         p_accept = []
         for choice in choices:
             tokens = zip(choice.tokens, choice.logprobs, choice.top_logprobs, strict=True)
@@ -194,7 +195,7 @@ async def test_p_accept_is_the_same_where_alternatives_are_listed_only_where_a_v
             p_accept.append(estimate_acceptance(read_tokens(rows), decision))
         estimates.append((texts, p_accept))
         assert None not in p_accept
-    assert estimates[0] == estimates[1]
+    assert estimates[0] == estimates[1] == estimates[2]
     listed = [bool(top) for choice in choices for top in choice.top_logprobs]
     assert 0 < sum(listed) < len(listed)
 

@@ -343,11 +343,10 @@ async def retrieve_future(request: web.Request) -> web.StreamResponse:
     _, value = await read_object(request, MAX_REQUEST_BYTES)
     id = read_body(bodies.RetrieveFuture, value).request_id
     service = open_service(request)
-    outcome = await service.wait(id)
-    if outcome is None:
+    row = await service.wait(id)
+    if row is None:
         waiting = {"type": "try_again", "request_id": id, "queue_state": "active"}
         return json_response(waiting, 408)
-    row = outcome.row
     service.store.note_fetched(row.owner, row.seq)
     if row.status == "failed":
         failure = {"error": row.error, "category": row.category or "unknown"}

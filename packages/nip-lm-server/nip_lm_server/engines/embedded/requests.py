@@ -128,7 +128,8 @@ def make_rows(
             stop_tokens=stops,
             wants_logprobs=request.logprobs,
             wants_top=request.top_logprobs,
-            top_at=worker.begins(request.top_at) if request.top_at else None,
+            top_at=worker.begins(words) if (words := request.top_at or request.listed_at) else None,
+            lists_some=bool(request.listed_at),
             # The grammar is compiled once, and each choice goes its own way through it.
             guide=guide if guide is None or choice == 0 else guide.copy(),
         )
@@ -265,14 +266,22 @@ class RowReader:
         added = slice(self._delivered, count)
         self._delivered = count
         ids = tuple(row.generated[added])
+        tokens = list(map(self._show, ids)) if request.logprobs else []
+        logprobs = row.logprobs[added]
+        top = list(map(self._alternatives, row.top_logprobs[added]))
+        if row.lists_some:
+            for place in range(len(top) - 1, 0, -1):  # from the end: the places before stay
+                if not top[place] and not top[place - 1]:
+                    tokens[place - 1 : place + 1] = [tokens[place - 1] + tokens[place]]
+                    del logprobs[place], top[place]
         return Delta(
             index=self._index,
             text=text,
             finish_reason=finish_reason,
-            tokens=tuple(map(self._show, ids)) if request.logprobs else (),
+            tokens=tuple(tokens),
             token_ids=ids if request.return_token_ids else (),
-            logprobs=tuple(row.logprobs[added]),
-            top_logprobs=tuple(map(self._alternatives, row.top_logprobs[added])),
+            logprobs=tuple(logprobs),
+            top_logprobs=tuple(top),
             completion_tokens=len(ids),
         )
 

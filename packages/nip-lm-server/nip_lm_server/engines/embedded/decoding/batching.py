@@ -48,6 +48,7 @@ class Row:
     wants_logprobs: bool = False
     wants_top: int = 0  # alternatives per token, likeliest first
     top_at: Callable[[int], bool] | None = None  # the tokens that have some; None: all
+    lists_some: bool = False  # only these have a log-probability
     generated: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # id, logprob
@@ -323,17 +324,19 @@ class Decoder:
             top=max((row.wants_top for row in rows), default=0),
             asking=asking,
             top_at=[rows[i].top_at for i in asking],
+            lists_some=[rows[i].lists_some for i in asking],
         )
-        positions = {index: place for place, index in enumerate(asking)}
+        positions = {index: place for place, index in enumerate(choice.rows)}
         for index, row in enumerate(rows):
             # Finished rows stay in the batch for a while: their tokens are dropped.
             if not is_live(row):
                 continue
             # A reader on another thread counts tokens: the token comes after its other parts.
+            place = positions.get(index)
             if choice.logprobs is not None and row.wants_logprobs:
-                row.logprobs.append(choice.logprobs[positions[index]])
+                row.logprobs.append(0.0 if place is None else choice.logprobs[place])
             if choice.top is not None and row.wants_top:
-                row.top_logprobs.append(choice.top[positions[index]][: row.wants_top])
+                row.top_logprobs.append([] if place is None else choice.top[place][: row.wants_top])
             if row.guide is not None:
                 row.guide.push(choice.ids[index])
             row.generated.append(choice.ids[index])

@@ -56,9 +56,10 @@ def row_random(seed: int, choice: int = 0) -> random.Random:
 
 @dataclass(frozen=True)
 class Chosen:
-    """One token per row; its log-probability and the likeliest tokens for the rows that ask."""
+    """One token per row; its log-probability and the likeliest tokens for the `rows` that ask."""
 
     ids: list[int]
+    rows: Sequence[int] = ()
     logprobs: list[float] | None = None
     top: list[list[tuple[int, float]]] | None = None  # id, log-probability; likeliest first
 
@@ -130,13 +131,15 @@ class BatchSampler:
         top: int = 0,
         asking: Sequence[int] | None = None,
         top_at: Sequence[Callable[[int], bool] | None] = (),
+        lists_some: Sequence[bool] = (),
     ) -> Chosen:
         """One token per row, from logits of shape [rows, vocabulary].
 
         Log-probabilities are the model's own among the allowed tokens: before temperature, penalty
         and top-p, rounded to float32. They are given for the rows `asking`, in that order; None:
         for all. The likeliest tokens of a row may include forbidden ones, with minus infinity.
-        There are none where the row's `top_at`, in the order of `asking`, says no to the token.
+        There are none where the row's `top_at`, in the order of `asking`, says no to the token; a
+        row that `lists_some` does not ask there.
         """
         # 1. Apply the grammar and the settings to the model's scores. No penalty brings back a
         #    token at minus infinity.
@@ -161,16 +164,24 @@ class BatchSampler:
             return Chosen(tokens.tolist())
         ids: list[int] = tokens.tolist()
         # Only for the rows that ask.
-        if asking is not None and [*asking] != [*range(len(ids))]:
+        asking = range(len(ids)) if asking is None else asking
+        top_at = top_at or [None] * len(asking)
+        if any(lists_some):
+            wishes = zip(asking, top_at, lists_some, strict=True)
+            wishes = [w for w in wishes if w[1] is None or not w[2] or w[1](ids[w[0]])]
+            asking, top_at = [w[0] for w in wishes], [w[1] for w in wishes]
+            if not asking:
+                return Chosen(ids, (), [], [])
+        if [*asking] != [*range(len(ids))]:
             indices = torch.tensor(asking, device=logits.device)
             logits, tokens = logits[indices], tokens[indices]
         total = logits.logsumexp(-1)
         # Rounded at the very end: so in float64 the other rows of a batch leave no trace.
         token_logprobs = (logits.gather(1, tokens[:, None])[:, 0] - total).float()
         if not top:
-            return Chosen(ids, token_logprobs.tolist())
-        own_ids = ids if asking is None else [ids[i] for i in asking]
-        wanted = zip(top_at or [None] * len(own_ids), own_ids, strict=True)
+            return Chosen(ids, asking, token_logprobs.tolist())
+        own_ids = [ids[i] for i in asking]
+        wanted = zip(top_at, own_ids, strict=True)
         listed = [i for i, (at, token) in enumerate(wanted) if at is None or at(token)]
         alternatives: list[list[tuple[int, float]]] = [[] for _ in own_ids]
         if listed:
@@ -182,7 +193,7 @@ class BatchSampler:
             rows = zip(listed, best.indices[:, :top].tolist(), values.tolist(), strict=True)
             for place, top_ids, top_values in rows:
                 alternatives[place] = list(zip(top_ids, top_values, strict=True))
-        return Chosen(ids, token_logprobs.tolist(), alternatives)
+        return Chosen(ids, asking, token_logprobs.tolist(), alternatives)
 
     def _apply_penalty(self, logits: torch.Tensor) -> torch.Tensor:
         if not len(self._penalised_rows):
