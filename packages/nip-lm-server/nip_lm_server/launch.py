@@ -11,6 +11,7 @@ library only.
 """
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -271,7 +272,7 @@ def _start(
     # 2. The process, in a session of its own: Ctrl-C in the terminal is for its owner. With -P no
     #    file in the working directory is a module to it.
     try:
-        with open(state_dir / LOG, "ab", opener=_open_private) as log:
+        with open(state_dir / LOG, "ab", opener=functools.partial(os.open, mode=0o600)) as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "nip_lm_server", "--spec", start.to_json()],
                 stdin=subprocess.DEVNULL,
@@ -298,10 +299,6 @@ def _start(
         stop(handle, grace_s=1.0)
         raise
     return ServerHandle(card.url, key, process.pid, True, state_dir)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _wait_card(process: "subprocess.Popen[bytes]", state_dir: Path, late: Late) -> ServerCard:

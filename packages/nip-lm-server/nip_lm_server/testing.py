@@ -18,7 +18,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,8 +219,9 @@ class ServerDouble(ServerThread):
 
     def _prepare(self, services: Services, app: web.Application) -> None:
         self._services = services
-        app.middlewares.append(_make_meddler(self._answer))
+        app.middlewares.append(self._answer)
 
+    @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         fault = self._take_fault(request.path)
         await asyncio.sleep(self._delay_s)
@@ -247,16 +248,6 @@ def _fail(request: web.Request, status: int) -> web.StreamResponse:
     code = "rate_limit_exceeded" if status == 429 else "injected_fault"
     error = ApiError(status or 500, "The test asked for this error", code=code, headers=headers)
     return error_response(request, error)
-
-
-def _make_meddler(
-    answer: Callable[[web.Request, Handler], Awaitable[web.StreamResponse]],
-) -> Any:
-    @web.middleware
-    async def meddle(request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await answer(request, handler)
-
-    return meddle
 
 
 @contextlib.contextmanager

@@ -311,7 +311,7 @@ class EnginePool:
         #    less than one that hangs. An answering one is left as it is.
         is_adapter = row is not None and row.kind != "base"
         if row is not None and is_adapter and base.is_ready and self._find_answering(model) is None:
-            await base.load_on_demand(model, row.digest)
+            await base.load_once(model, partial(base.load_listed, model, row.digest))
         if guest is not None and base.is_ready and self._find_answering(model) is None:
             await base.load_once(model, partial(self._load_guest, model, base))
 

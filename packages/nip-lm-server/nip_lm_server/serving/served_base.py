@@ -208,7 +208,7 @@ class ServedBase(EngineLifecycle):
             rows = [row for row in rows if row.name in self._last_used]
             self._unproved = dict.fromkeys(self.engine.loaded_adapters())
         for row in rows:
-            await self._load_listed(row.name, row.digest)
+            await self.load_listed(row.name, row.digest)
         self._adapters = OrderedDict.fromkeys(reversed(self._adapters))  # the newest came first
 
     def _went_down(self) -> None:
@@ -266,10 +266,6 @@ class ServedBase(EngineLifecycle):
         if self.engine.state == "running":
             await self.engine.unload_adapter(name)
 
-    async def load_on_demand(self, name: str, digest: str) -> None:
-        """Load a missing adapter of the table; see `load_once`."""
-        await self.load_once(name, lambda: self._load_listed(name, digest))
-
     async def load_once(self, name: str, load: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Load a missing adapter, once for all its requests, and wait at most LOAD_TIMEOUT_S.
 
@@ -299,7 +295,7 @@ class ServedBase(EngineLifecycle):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _load_listed(self, name: str, digest: str) -> None:
+    async def load_listed(self, name: str, digest: str) -> None:
         """Load an adapter of the table, and note the outcome there.
 
         Raises EngineError if the engine is gone, which is no fault of the adapter.

@@ -3,7 +3,6 @@
 TinkerService.start, stop          take up an earlier server's requests; leave one's own to the next
 TinkerService.submit ...           one method for each thing that a client asks for
 TinkerService.wait                 the long poll for a request's result
-Outcome                            a request that is over
 
 Bodies that can't be read are an ApiError. The refusal of a readable one becomes the result of its
 number, so that the client gets the reason and goes on with the next one.
@@ -15,7 +14,6 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from nip_base.api_errors import ApiError, wrong_value
@@ -38,7 +36,7 @@ from nip_lm_server.tinker.storage.records import (
 )
 from nip_lm_server.tinker.storage.store import DATABASE, TinkerStore
 from nip_lm_server.tinker.storage.upkeep import drop_rows, sweep_folders
-from nip_lm_server.tinker.tinker_bodies import unknown_model
+from nip_lm_server.tinker.tinker_bodies import not_found
 from nip_lm_server.tinker.trainers import TrainerProcess
 
 FOLDER = "tinker"
@@ -52,13 +50,6 @@ MOST_SNAPSHOTS = 64
 """Unnamed snapshots of a session that are kept; the oldest ones go."""
 
 _log = logging.getLogger("nip.lm_server.tinker")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A request that is over: its result, or the reason of its failure."""
-
-    row: RequestRow
 
 
 class TinkerService:
@@ -112,9 +103,7 @@ class TinkerService:
         """Return a session. Raises ApiError 404, and 410 for one that is over."""
         row = self.store.find_session(id)
         if row is None:
-            raise ApiError(
-                404, f"There is no session {id[:120]!r}", code="not_found", param="session_id"
-            )
+            raise not_found("session", id)
         if open_only and row.finished_at is not None:
             raise ApiError(
                 410,
@@ -141,7 +130,7 @@ class TinkerService:
         """Return a model. Raises ApiError 404."""
         row = self.store.find_model(id)
         if row is None:
-            raise unknown_model(id)
+            raise not_found("model", id)
         return row
 
     def add_model(
@@ -248,21 +237,19 @@ class TinkerService:
 
     # Futures
 
-    async def wait(self, id: str, timeout_s: float = POLL_S) -> Outcome | None:
+    async def wait(self, id: str, timeout_s: float = POLL_S) -> RequestRow | None:
         """Wait for a request to be over; None: it is not yet. Raises ApiError 404."""
         owner, seq = read_request_id(id)
         row = self.store.find_request(owner, seq)
         if row is None:
-            raise ApiError(
-                404, f"There is no request {id[:120]!r}", code="not_found", param="request_id"
-            )
+            raise not_found("request", id)
         if row.status == "pending":
             self._check_owner(owner)
             event = self._waiters.setdefault((owner, seq), asyncio.Event())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), timeout_s)
             row = self.store.find_request(owner, seq)
-        return None if row is None or row.status == "pending" else Outcome(row)
+        return None if row is None or row.status == "pending" else row
 
     def _check_owner(self, owner: str) -> None:
         """Raise ApiError 404 where no engine will execute a model's or sampler's requests."""
@@ -309,9 +296,7 @@ class TinkerService:
         """Return a sampler. Raises ApiError 404."""
         row = self.store.find_sampler(id)
         if row is None:
-            raise ApiError(
-                404, f"There is no sampler {id[:120]!r}", code="not_found", param="sampler_id"
-            )
+            raise not_found("sampler", id)
         return row
 
     def submit_sample(
@@ -427,9 +412,7 @@ def read_request_id(id: str) -> tuple[str, int]:
     """Take a request's name apart. Raises ApiError 404 for another text."""
     owner, _, seq = id.rpartition(":")
     if not owner or not seq.isdecimal() or len(seq) > 18:
-        raise ApiError(
-            404, f"There is no request {id[:120]!r}", code="not_found", param="request_id"
-        )
+        raise not_found("request", id)
     return owner, int(seq)
 
 

@@ -9,7 +9,7 @@ time and in a replay. `Failed` ends it with a reason; any other exception is not
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -367,13 +367,7 @@ def _read_save(row: RequestRow) -> tuple[SaveWeights, CheckpointKind]:
 
 
 def _config(lora: LoraShape) -> LoraConfig:
-    return LoraConfig(
-        rank=lora.rank,
-        seed=lora.seed,
-        train_attn=lora.train_attn,
-        train_mlp=lora.train_mlp,
-        train_unembed=lora.train_unembed,
-    )
+    return LoraConfig(**asdict(lora))
 
 
 def _check_same_shape(has: LoraShape, loaded: LoraShape) -> None:

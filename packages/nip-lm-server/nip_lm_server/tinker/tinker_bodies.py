@@ -267,6 +267,7 @@ def refuse_loss(name: str) -> str | None:
     return f"there is no loss {name[:60]!r}; known: {names}"
 
 
-def unknown_model(id: str) -> ApiError:
-    """Build the 404 for a model that does not exist."""
-    return ApiError(404, f"There is no model {id[:120]!r}", code="not_found", param="model_id")
+def not_found(thing: str, id: str) -> ApiError:
+    """Build the 404 for a session, model, sampler or request that does not exist."""
+    message = f"There is no {thing} {id[:120]!r}"
+    return ApiError(404, message, code="not_found", param=f"{thing}_id")

@@ -10,7 +10,7 @@ SDK's own (`packages/nip-lm-server/tests/tinker`).
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -255,12 +255,11 @@ class Samples:
     prompt_likeliest: Likeliest | None = None
     prompt_width: int = 0
     sample_width: int = 0
-    cached_tokens: int = field(default=0)
 
 
 def encode_samples(samples: Samples) -> bytes:
     """Encode a SampleResponse."""
-    message = make("SampleResponse", prompt_cache_hit_tokens=samples.cached_tokens)
+    message = make("SampleResponse")
     for sequence in samples.sequences:
         message.sequences.add(
             stop_reason=0 if sequence.stopped else 1,

@@ -121,8 +121,8 @@ def find_broken_cells(
     yield from _check_manifests(tables, find_manifest)
 
 
-def _name_cell(table: str, rowid: int, column: str) -> str:
-    return f"row {rowid} of {table}, {column}"
+def _broken(table: str, rowid: int, column: str, problem: str) -> Cell:
+    return f"row {rowid} of {table}, {column}", problem
 
 
 def _check_alone(connection: sqlite3.Connection, table: str, rows: list[Row]) -> Iterator[Cell]:
@@ -136,14 +136,13 @@ def _check_alone(connection: sqlite3.Connection, table: str, rows: list[Row]) ->
             value = row[column]
             if value is None:
                 if is_needed:
-                    yield _name_cell(table, row[_ROWID], column), "it is empty"
+                    yield _broken(table, row[_ROWID], column, "it is empty")
             elif not isinstance(value, python[kind]):
-                yield (
-                    _name_cell(table, row[_ROWID], column),
-                    f"it is no {kind} but {str(value)[:60]!r}",
+                yield _broken(
+                    table, row[_ROWID], column, f"it is no {kind} but {str(value)[:60]!r}"
                 )
             elif problem := _find_problem(table, column, value):
-                yield _name_cell(table, row[_ROWID], column), problem
+                yield _broken(table, row[_ROWID], column, problem)
 
 
 def _find_problem(table: str, column: str, value: Any) -> str | None:
@@ -175,18 +174,18 @@ def _check_references(connection: sqlite3.Connection, tables: _Tables) -> Iterat
             ("result_file", job.result_file),
         ):
             if id and id not in files:  # the job of an imported model has no file
-                yield _name_cell("jobs", job.seq, column), f"there is no file {id!r}"
+                yield _broken("jobs", job.seq, column, f"there is no file {id!r}")
     for rowid, (key, value) in tables.meta.items():
         kind = list if key.startswith("active ") else int
         if type(parse_json(value)) is not kind:
-            yield _name_cell("meta", rowid, "value"), f"{key} is no {kind.__name__}: {value!r}"
+            yield _broken("meta", rowid, "value", f"{key} is no {kind.__name__}: {value!r}")
     # A parent doesn't come with an imported model.
     own = {job.id for job in tables.jobs if job.payload_digest}
     children = [("jobs", job.seq, job.id, job.parent) for job in tables.jobs]
     children += [("models", n, row.job_id, row.parent) for n, row in tables.models.items()]
     for table, rowid, job_id, parent in children:
         if job_id in own and parent is not None and parent not in models:
-            yield _name_cell(table, rowid, "parent"), f"there is no model {parent!r}"
+            yield _broken(table, rowid, "parent", f"there is no model {parent!r}")
 
 
 def _check_jobs(tables: _Tables) -> Iterator[Cell]:
@@ -202,25 +201,16 @@ def _check_jobs(tables: _Tables) -> Iterator[Cell]:
         for column, (is_expected, value) in facts.items():
             if is_expected != (value is not None):
                 says = "is empty" if value is None else "is not"
-                yield (
-                    _name_cell("jobs", job.seq, "status"),
-                    f"it is {status!r}, but {column} {says}",
-                )
+                yield _broken("jobs", job.seq, "status", f"it is {status!r}, but {column} {says}")
         if (status == "succeeded") != (model is not None):
             says = "no model" if model is None else f"the model {model.name}"
-            yield (
-                _name_cell("jobs", job.seq, "status"),
-                f"it is {status!r}, but the job has {says}",
-            )
+            yield _broken("jobs", job.seq, "status", f"it is {status!r}, but the job has {says}")
         name = adapter_name("", job.suffix, job.adapter_digest).removeprefix("ft::")
         if not job.payload_digest:  # the job of an imported model has no suffix
             name = job.adapter_digest
         if not job.adapter_name.endswith(f":{name}"):
             expected = f"suffix and digest make a name on {name!r}"
-            yield (
-                _name_cell("jobs", job.seq, "adapter_name"),
-                f"{job.adapter_name!r}, but {expected}",
-            )
+            yield _broken("jobs", job.seq, "adapter_name", f"{job.adapter_name!r}, but {expected}")
         if model is not None:
             for column, jobs_value, models_value in (
                 ("adapter_name", job.adapter_name, model.name),
@@ -229,10 +219,8 @@ def _check_jobs(tables: _Tables) -> Iterator[Cell]:
                 ("parent", job.parent, model.parent),
             ):
                 if jobs_value != models_value:
-                    yield (
-                        _name_cell("jobs", job.seq, column),
-                        f"{jobs_value!r}, but its model has {models_value!r}",
-                    )
+                    problem = f"{jobs_value!r}, but its model has {models_value!r}"
+                    yield _broken("jobs", job.seq, column, problem)
 
 
 def _check_metadata(tables: _Tables, rows: list[sqlite3.Row]) -> Iterator[Cell]:
@@ -242,10 +230,7 @@ def _check_metadata(tables: _Tables, rows: list[sqlite3.Row]) -> Iterator[Cell]:
     for job in tables.jobs:
         metadata = parse_json(job.metadata) if job.metadata else {}
         if metadata != by_job.get(job.seq, {}):
-            yield (
-                _name_cell("jobs", job.seq, "metadata"),
-                "job_metadata has other pairs of this job",
-            )
+            yield _broken("jobs", job.seq, "metadata", "job_metadata has other pairs of this job")
 
 
 def _check_manifests(
@@ -259,7 +244,7 @@ def _check_manifests(
         if manifest is None or job is None:
             continue
         if model.kind != manifest.kind:
-            yield _name_cell("models", rowid, "kind"), f"its manifest says {manifest.kind!r}"
+            yield _broken("models", rowid, "kind", f"its manifest says {manifest.kind!r}")
         facts: dict[str, tuple[Any, Any]] = {
             "method": (job.method, manifest.method),
             "seed": (job.seed, manifest.seed),
@@ -269,10 +254,8 @@ def _check_manifests(
             facts["idempotency_key"] = (job.idempotency_key or job.id, manifest.job_key)
         for column, (jobs_value, manifests_value) in facts.items():
             if manifests_value is not None and jobs_value != manifests_value:
-                yield (
-                    _name_cell("jobs", job.seq, column),
-                    f"{jobs_value!r}, but its model's manifest {manifests_value!r}",
-                )
+                problem = f"{jobs_value!r}, but its model's manifest {manifests_value!r}"
+                yield _broken("jobs", job.seq, column, problem)
         # A later version may have written more keys.
         for column, text, expected in (
             ("settings", job.settings, manifest.settings),
@@ -283,7 +266,5 @@ def _check_manifests(
                 k for k in figures.keys() & expected.keys() if figures[k] != expected[k]
             ]
             if different_keys:
-                yield (
-                    _name_cell("jobs", job.seq, column),
-                    f"its model's manifest has another {min(different_keys)}",
-                )
+                problem = f"its model's manifest has another {min(different_keys)}"
+                yield _broken("jobs", job.seq, column, problem)

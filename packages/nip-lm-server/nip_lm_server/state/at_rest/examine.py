@@ -57,7 +57,9 @@ def examine(state_dir: Path) -> Examined:
     known_paths: set[Path] = set()
     try:
         with closing(open_to_read(database)) as connection:
-            _check_structure(connection)
+            problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise ValueError(problem)
             jobs = connection.execute("SELECT id, status, adapter_name FROM jobs").fetchall()
             result.jobs = {id: (status, name) for id, status, name in jobs}
             for row in connection.execute(
@@ -94,12 +96,6 @@ def open_to_read(database: Path) -> sqlite3.Connection:
     # Where no process has a database in WAL mode open, SQLite would write files beside it.
     still = "" if database.with_name(f"{database.name}-wal").exists() else "&immutable=1"
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro{still}", uri=True)
-
-
-def _check_structure(connection: sqlite3.Connection) -> None:
-    problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if problem != "ok":
-        raise ValueError(problem)
 
 
 def _read_manifest(state_dir: Path, digest: str) -> ModelManifest | None:

@@ -14,8 +14,6 @@ class SessionRow:
     """A client's session. Times are seconds since 1970."""
 
     id: str
-    created_at: float
-    heard_at: float
     finished_at: float | None
     user_metadata: dict[str, object]
 

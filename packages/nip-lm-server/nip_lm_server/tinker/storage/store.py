@@ -20,7 +20,6 @@ from nip_lm_server.tinker.storage.records import (
     LoraShape,
     RequestRow,
     SessionRow,
-    Status,
     TinkerModelRow,
 )
 from nip_lm_server.tinker.storage.tables import WeightTables
@@ -321,9 +320,7 @@ class TinkerStore(WeightTables):
 
 
 def _session(row: sqlite3.Row) -> SessionRow:
-    names = ("id", "created_at", "heard_at", "finished_at")
-    metadata = json.loads(row["user_metadata"])
-    return SessionRow(**{name: row[name] for name in names}, user_metadata=metadata)
+    return SessionRow(row["id"], row["finished_at"], json.loads(row["user_metadata"]))
 
 
 def _model(row: sqlite3.Row) -> TinkerModelRow:
@@ -334,6 +331,4 @@ def _model(row: sqlite3.Row) -> TinkerModelRow:
 
 
 def _request(row: sqlite3.Row) -> RequestRow:
-    values = dict(row)
-    status: Status = values["status"]
-    return RequestRow(**{**values, "status": status, "is_protobuf": bool(values["is_protobuf"])})
+    return RequestRow(**{**row, "is_protobuf": bool(row["is_protobuf"])})

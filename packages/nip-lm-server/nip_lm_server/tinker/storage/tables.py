@@ -14,7 +14,6 @@ from pathlib import Path
 from nip_lm_server.state.database import SqliteFile
 from nip_lm_server.state.directory import StateError
 from nip_lm_server.tinker.storage.records import (
-    CheckpointKind,
     CheckpointRow,
     LoraShape,
     SamplerRow,
@@ -166,9 +165,7 @@ class WeightTables(Tables):
 
 def _checkpoint(row: sqlite3.Row) -> CheckpointRow:
     values = dict(row)
-    kind: CheckpointKind = values["kind"]
     values |= {
-        "kind": kind,
         "lora": LoraShape(**json.loads(values["lora"])),
         "user_metadata": json.loads(values["user_metadata"]),
         "has_optimizer": bool(values["has_optimizer"]),

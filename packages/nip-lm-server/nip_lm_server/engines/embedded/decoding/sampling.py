@@ -167,9 +167,12 @@ class BatchSampler:
         asking = range(len(ids)) if asking is None else asking
         top_at = top_at or [None] * len(asking)
         if any(lists_some):
-            wishes = zip(asking, top_at, lists_some, strict=True)
-            wishes = [w for w in wishes if w[1] is None or not w[2] or w[1](ids[w[0]])]
-            asking, top_at = [w[0] for w in wishes], [w[1] for w in wishes]
+            places = [
+                place
+                for place, (row, at) in enumerate(zip(asking, top_at, strict=True))
+                if at is None or not lists_some[place] or at(ids[row])
+            ]
+            asking, top_at = [asking[p] for p in places], [top_at[p] for p in places]
             if not asking:
                 return Chosen(ids, (), [], [])
         if [*asking] != [*range(len(ids))]:
