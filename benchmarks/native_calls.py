@@ -300,8 +300,8 @@ def main() -> None:
     from nip_core.models import resolve_model
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--games", type=int, default=60)
-    parser.add_argument("--lessons", type=int, default=150)
+    parser.add_argument("--games", type=int, default=50)
+    parser.add_argument("--lessons", type=int, default=100)
     parser.add_argument("--engines", nargs="+", default=["nip", "vllm"])
     parser.add_argument("--place", type=Path, help="a folder to keep")
     parser.add_argument("--out", type=Path)

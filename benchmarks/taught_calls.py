@@ -161,11 +161,12 @@ def train(parent: Path, pairs: list[Any], folder: Path) -> dict[str, Any]:
         chosen = [lessons[n] for n in batch]
         tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(t) for t, _ in chosen], True)
         mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(t)) for t, _ in chosen], True)
-        hidden = model.model(input_ids=tokens, attention_mask=mask).last_hidden_state
         row = torch.tensor([i for i, (_, places) in enumerate(chosen) for _ in places])
         place = torch.tensor([p for _, places in chosen for p in places])
-        logits = model.lm_head(hidden[row, place - 1])
-        loss = torch.nn.functional.cross_entropy(logits, tokens[row, place])
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model.model(input_ids=tokens, attention_mask=mask).last_hidden_state
+            logits = model.lm_head(hidden[row, place - 1])
+            loss = torch.nn.functional.cross_entropy(logits, tokens[row, place])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
