@@ -100,7 +100,7 @@ async def _check_tools(session: Session, group: str, agent: str, tool: Tool) -> 
             raise SettingsError(
                 f"tool.call: {endpoint.base_url} does not take OpenAI's tools for model {model!r} "
                 f"({error}); set tool.call: line, or serve the model where its chat template has "
-                "tools, vLLM with --enable-auto-tool-choice"
+                "tools, vLLM with --enable-auto-tool-choice and --tool-call-parser"
             ) from None
     # A server that passes over the field, as some do, counts no token of it. Others count none.
     if counts[0] and counts[0] == counts[1]:

@@ -121,6 +121,7 @@ async def test_a_server_without_tools_is_named_before_anything_is_played(
     with pytest.raises(SettingsError, match=rf"tool\.call: .*HTTP {status}: .*{words}") as caught:
         await open_at(tmp_path, monkeypatch, answer)
     assert "set tool.call: line" in str(caught.value)
+    assert "--enable-auto-tool-choice and --tool-call-parser" in str(caught.value)
     assert not list((tmp_path / "runs").glob("*/run.json"))
 
 
