@@ -47,11 +47,6 @@ class Candidate:
     """The digest of the weights that the probe was computed from; None: the probe has none."""
 
     @property
-    def label(self) -> str:
-        """Its name in messages."""
-        return str(self.path)
-
-    @property
     def note(self) -> str | None:
         """The limit of a proof by this probe; None: there is none."""
         if self.digest is None or self.probe is None or self.probe_digest is not None:

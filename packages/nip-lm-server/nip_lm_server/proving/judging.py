@@ -102,15 +102,17 @@ def judge_answer(probe: Probe, answer: ScoredAnswer, surroundings: Surroundings)
         return Judgement(False, 0, {"indistinguishable": [], "base_names": [], "tolerance": 0.0})
     logprobs = _pick(answer.fill(probe.logprobs), places)
     rivals: dict[str, Scores] = {}
-    base = surroundings.base_name if answer.is_exact and _is_exact(surroundings.base) else None
+    base = None
     # Bounds don't give the distance of two other models, so such answers are compared with the
     # probe alone.
     if answer.is_exact:
         for name, rival in (surroundings.rivals or {}).items():
             if rival.is_exact:
                 rivals[name] = Scores(_pick(rival.fill(probe.logprobs), places))
-    if base is not None and surroundings.base is not None:
-        rivals[base] = Scores(_pick(surroundings.base.fill(probe.base_logprobs), places))
+        if surroundings.base is not None and surroundings.base.is_exact:
+            base = surroundings.base_name
+            if base is not None:
+                rivals[base] = Scores(_pick(surroundings.base.fill(probe.base_logprobs), places))
     matches, figures = judge_probe(
         probe.at(places),
         logprobs,
@@ -148,10 +150,6 @@ def name_answer(
         and len(answer.telling(values)) >= fewest
         and _measure(answer, values, limits.cap) <= tolerance
     ]
-
-
-def _is_exact(answer: ScoredAnswer | None) -> bool:
-    return answer is not None and answer.is_exact
 
 
 def _pick(values: Sequence[float], places: Sequence[int]) -> list[float]:

@@ -289,11 +289,11 @@ class NameChecker:
         if agreeing:
             says = (
                 f"replicas disagree: {agreeing} of {count} answers are the adapter of "
-                f"{candidate.label}, {count - agreeing} are {listed}"
+                f"{candidate.path}, {count - agreeing} are {listed}"
             )
             return Verdict(name, "mixed", says, all_models)
         kind: Kind = "base" if all_models == (BASE,) else "another" if all_models else "unknown"
-        says = f"not the adapter of {candidate.label}: what answers is {listed}"
+        says = f"not the adapter of {candidate.path}: what answers is {listed}"
         return Verdict(name, kind, says, all_models)
 
     def _why_not(self, candidate: Candidate, evidence: _Evidence) -> str | None:
@@ -317,13 +317,13 @@ class NameChecker:
         if distance is not None and distance > max_distance:
             return (
                 f"the base model {evidence.surroundings.base_name!r} is {distance:.3g} nats from "
-                f"what the probe of {candidate.label} has of it, at most {max_distance:g} are "
+                f"what the probe of {candidate.path} has of it, at most {max_distance:g} are "
                 "rounding: another base model, or one that is quantized (--quantization)"
             )
         if any(one.matches and not one.is_base_told_apart for one in evidence.judgements):
             cause = "its training changed nothing" if candidate.is_unchanged else "too little"
             return (
-                f"{candidate.label} and its base can't be told apart by the probe ({cause}, for "
+                f"{candidate.path} and its base can't be told apart by the probe ({cause}, for "
                 f"{dtype})"
             )
         return None
@@ -339,20 +339,20 @@ class NameChecker:
         ]
         also = await self._find_directories(name, evidence, different)
         if also:
-            says = f"can't tell: {candidate.label} or {' or '.join(also)}, their probes both agree"
+            says = f"can't tell: {candidate.path} or {' or '.join(also)}, their probes both agree"
             return Verdict(name, "cannot_tell", says, tuple(also))
         checks = await self._check_caches(name, candidate, evidence)
         stale = next((check for check in checks if check.is_stale), None)
         if stale is not None:
             says = (
-                f"the adapter of {candidate.label} is loaded, but answers from a stale prefix "
+                f"the adapter of {candidate.path} is loaded, but answers from a stale prefix "
                 f"cache, at least {stale.distance:.2g} nats from what it gives without it: reset "
                 "it, or load the adapter from a path of its own"
             )
             return Verdict(name, "stale_cache", says)
         distance = max(judgement.figures["distance"] for judgement in evidence.judgements)
         says = (
-            f"the adapter of {candidate.label} answers: {len(evidence.answers)} of "
+            f"the adapter of {candidate.path} answers: {len(evidence.answers)} of "
             f"{len(evidence.answers)} answers, at most {distance:.2g} nats from its files"
         )
         unseen = [check.reason for check in checks if check.is_stale is None]
@@ -399,7 +399,7 @@ class NameChecker:
 
         are_it = await asyncio.gather(*map(answers_as, candidates))
         return [
-            f"the adapter of {directory.label}"
+            f"the adapter of {directory.path}"
             for directory, is_it in zip(candidates, are_it, strict=True)
             if is_it
         ]

@@ -72,7 +72,7 @@ async def prove_served(request: ProofRequest) -> AsyncIterator[Verdict]:
                 names[request.model] = ServedName(request.model, is_adapter=True)
             if not candidates and (candidate := _find_root(names[request.model])) is not None:
                 candidates = {request.model: candidate}
-                notes = (f"the server named the directory, {candidate.label}",)
+                notes = (f"the server named the directory, {candidate.path}",)
             if not candidates:
                 yield await compare_with_base(
                     server,

@@ -21,7 +21,8 @@ with it.
 
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,10 +80,6 @@ class _NotGivenError(Exception):
     """An answer came without the log-probabilities."""
 
 
-class _UnreadableError(ValueError):
-    """A part of an answer is malformed; the message has none of its words."""
-
-
 Way = Callable[[Stranger, str, Sequence[int], int | None, int], Awaitable[ScoredAnswer]]
 
 
@@ -97,7 +94,7 @@ async def find_way(server: Stranger, model: str, tokens: Sequence[int]) -> str:
         except (RefusedError, _NotGivenError) as error:
             reasons.append(f"{name}: {error}")
             continue
-        if any(map(_is_known, answer.logprobs, answer.bounds)):
+        if any(value is not None for value in (*answer.logprobs, *answer.bounds)):
             return name
         reasons.append(f"{name}: none of the tokens in question")
     raise NoLogprobsError("; ".join(reasons))
@@ -119,10 +116,6 @@ async def score(
         return await WAYS[way](server, model, tokens, rank, most_places)
     except _NotGivenError as error:
         raise NoLogprobsError(f"{way}: {error}") from None
-
-
-def _is_known(exact: float | None, bound: float | None) -> bool:
-    return exact is not None or bound is not None
 
 
 async def _by_token_ids(
@@ -169,7 +162,7 @@ async def _ask_token_ids(
         body["cache_salt"] = salt
     answer = await server.complete(body, rank)
     logprobs: list[float | None] = [None] * (len(tokens) - 1)
-    with _Reading():
+    with _reading():
         for place, choice in zip(places, _sort(answer["choices"]), strict=True):
             (by_token,) = choice["logprobs"]["top_logprobs"]
             logprobs[place] = _finite(by_token[f"{_NAMED}{tokens[place + 1]}"])
@@ -188,7 +181,7 @@ async def _by_echo(
         "logprobs": 1,
     }
     answer = await server.complete(body, rank)
-    with _Reading():
+    with _reading():
         (choice,) = answer["choices"]
         values = (choice.get("logprobs") or {}).get("token_logprobs")
         # Some servers leave the prompt out, and give the generated token alone.
@@ -197,7 +190,8 @@ async def _by_echo(
         # Such a server has put tokens of its own before the prompt.
         if len(values) > len(tokens) + 1:
             raise _NotGivenError(f"{len(values)} log-probabilities for {len(tokens)} tokens and 1")
-        return _whole([_finite(value) for value in values[1 : len(tokens)]], answer)
+        logprobs = tuple(_finite(value) for value in values[1 : len(tokens)])
+    return ScoredAnswer(logprobs, (None,) * len(logprobs), _own_name(answer))
 
 
 async def _by_top(
@@ -218,7 +212,7 @@ async def _by_top(
         answer = await server.complete({**body, "return_token_ids": True}, rank)
     logprobs: list[float | None] = [None] * (len(tokens) - 1)
     bounds: list[float | None] = [None] * (len(tokens) - 1)
-    with _Reading():
+    with _reading():
         choices = _sort(answer["choices"])
         if len(choices) != len(places):
             raise _NotGivenError(f"{len(choices)} choices for {len(places)} prompts")
@@ -257,19 +251,14 @@ def _read_top(choice: Any, token: int) -> tuple[float | None, float | None]:
     return None, min(rest_logprob, lowest)
 
 
-class _Reading:
-    """Turns the errors of a malformed answer into _NotGivenError."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, _UnreadableError):
-            raise _NotGivenError(str(error)) from None
-        wrong = KeyError | TypeError | ValueError | IndexError | AttributeError | OverflowError
-        # The message is left out: it may have all of the server's words, however many.
-        if isinstance(error, wrong):
-            raise _NotGivenError(f"the answer can't be read ({type(error).__name__})") from None
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Turn the errors of a malformed answer into _NotGivenError."""
+    try:
+        yield
+    # The message is left out: it may have all of the server's words, however many.
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise _NotGivenError(f"the answer can't be read ({type(error).__name__})") from None
 
 
 def _sort(choices: list[Any]) -> list[Any]:
@@ -278,12 +267,8 @@ def _sort(choices: list[Any]) -> list[Any]:
         return choices
     by_index = {choice["index"]: choice for choice in choices}
     if sorted(by_index) != [*range(len(choices))]:
-        raise _UnreadableError(f"{len(choices)} choices, and their `index` is not one of each")
+        raise _NotGivenError(f"{len(choices)} choices, and their `index` is not one of each")
     return [by_index[number] for number in range(len(choices))]
-
-
-def _whole(values: list[float], answer: Any) -> ScoredAnswer:
-    return ScoredAnswer(tuple(values), (None,) * len(values), _own_name(answer))
 
 
 def _own_name(answer: Any) -> str | None:
@@ -295,7 +280,7 @@ def _finite(value: Any) -> float:
     """Read a log-probability. A NaN is refused: every comparison with it would be false."""
     number = float(value)
     if math.isnan(number) or number > _ROUNDING:
-        raise _UnreadableError("a log-probability is no number of at most 0")
+        raise _NotGivenError("a log-probability is no number of at most 0")
     return min(max(number, -1e4), 0.0)
 
 
