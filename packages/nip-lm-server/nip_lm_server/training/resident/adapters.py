@@ -21,12 +21,7 @@ import torch
 
 from nip_lm_server.lora.rowwise_lora import linear_shape
 from nip_lm_server.training.resident.checks import LARGEST, refuse
-from nip_lm_server.training.resident.types import (
-    UNUSABLE_GRADIENT,
-    AdamParams,
-    LoraConfig,
-    ResidentError,
-)
+from nip_lm_server.training.resident.types import UNUSABLE_GRADIENT, AdamParams, LoraConfig
 
 KINDS = {"attn": "train_attn", "mlp": "train_mlp", "unembed": "train_unembed"}
 """The kinds of layers, and the flag of each in a configuration."""
@@ -137,13 +132,10 @@ class LoraLayers:
         """List the names of the layers of a configuration. Raises ResidentError."""
         kinds = [kind for kind, flag in KINDS.items() if getattr(config, flag)]
         if not kinds:
-            raise ResidentError(
-                "user", "nothing_to_train", f"none of {', '.join(KINDS.values())} is true"
-            )
+            raise refuse("nothing_to_train", f"none of {', '.join(KINDS.values())} is true")
         for kind in kinds:
             if not self.kinds[kind]:
-                raise ResidentError(
-                    "user",
+                raise refuse(
                     "layers_unsupported",
                     f"{KINDS[kind]}: this model has no linear layers of that kind that LoRA could "
                     f"be added to; create it with {KINDS[kind]} false",

@@ -191,7 +191,8 @@ class ResidentClient:
     ) -> Any:
         """Send a call whose arrays have `size` bytes, and return its result."""
         try:
-            message = await aside.run(size, _write_call, method, arguments)
+            call = {"method": method, "arguments": arguments}
+            message = await aside.run(size, lambda: encode(to_wire(call)))
         except (FramingError, TypeError, ValueError) as error:
             raise ResidentError("user", "invalid_arguments", f"{method}: {error}") from error
         # The request is finished, even if its caller no longer waits for it.
@@ -242,10 +243,6 @@ class ResidentClient:
             log = read_tail(self._log) or "(empty)"
             self._died = ResidentDied(f"the trainer's process {end}. End of its log:\n{log}")
         return self._died
-
-
-def _write_call(method: str, arguments: Mapping[str, Any]) -> bytes:
-    return encode({"method": method, "arguments": to_wire(arguments)})
 
 
 def _count_bytes(datum: Datum) -> int:

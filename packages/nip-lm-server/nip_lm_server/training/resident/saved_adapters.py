@@ -25,6 +25,7 @@ from nip_lm_server.lora.rowwise_lora import (
     read_lora,
 )
 from nip_lm_server.training.resident.adapters import Adapter, LoraLayers, make_adapter
+from nip_lm_server.training.resident.checks import refuse
 from nip_lm_server.training.resident.types import LoraConfig, ResidentError
 
 STATE_FILE = "training_state.json"
@@ -93,7 +94,7 @@ def read_saved_adapter(
     try:
         files = read_lora(directory)
     except EngineError as error:
-        raise ResidentError("user", "checkpoint_unreadable", str(error)) from error
+        raise refuse("checkpoint_unreadable", str(error)) from error
     state = _read_state(directory)
     # 2. Compare it with the base and with `config`.
     rank = _check_fits(files, layers)
@@ -104,8 +105,7 @@ def read_saved_adapter(
         for name in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):
             setting, has = getattr(config, name), getattr(held, name)
             if setting != has:
-                raise ResidentError(
-                    "user",
+                raise refuse(
                     "checkpoint_differs",
                     f"{name} is {setting}, but the weights to load have {has}: ask for the same",
                 )
@@ -145,8 +145,7 @@ def _load_moments(adapter: Adapter, directory: Path) -> None:
 
     path = directory / OPTIMIZER_FILE
     if not path.is_file():
-        raise ResidentError(
-            "user",
+        raise refuse(
             "optimizer_missing",
             f"{directory.name} was saved without the optimizer's state: load the weights alone",
         )
@@ -191,8 +190,7 @@ def _check_fits(files: LoraFiles, layers: LoraLayers) -> int:
     """Return the one rank of an adapter over this base. Raises ResidentError."""
     ranks = {int(down.shape[0]) for down, _ in files.pairs.values()}
     if len(ranks) != 1 or files.rank_stabilised:
-        raise ResidentError(
-            "user",
+        raise refuse(
             "checkpoint_unsupported",
             f"{files.path.name} has ranks {sorted(ranks)}, rank-stabilised: "
             f"{files.rank_stabilised}; only adapters of one rank, scaled by alpha / rank, are "
@@ -202,8 +200,7 @@ def _check_fits(files: LoraFiles, layers: LoraLayers) -> int:
         module = layers.modules.get(name)
         has = (int(down.shape[1]), int(up.shape[0]))
         if module is None or has != linear_shape(module):
-            raise ResidentError(
-                "user",
+            raise refuse(
                 "base_model_differs",
                 f"{files.path.name} has {has[0]} -> {has[1]} for {name!r}, which the base model "
                 "does not have: it belongs to another base",

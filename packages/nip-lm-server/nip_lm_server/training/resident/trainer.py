@@ -88,7 +88,8 @@ class ResidentTrainer:
 
     def create_model(self, model_id: str, lora: LoraConfig) -> None:
         """Draw a new adapter without an effect yet. Raises ResidentError."""
-        self._refuse_existing(model_id)
+        if model_id in self._models:
+            raise refuse("model_exists", f"the model {model_id!r} is in training already")
         self._check_rank(lora)
         adapter = new_adapter(model_id, lora, self._layers, self._device)
         self._check_room(adapter)
@@ -272,10 +273,6 @@ class ResidentTrainer:
         if adapter is None:
             raise refuse("model_not_found", f"there is no model {model_id!r} in training")
         return adapter
-
-    def _refuse_existing(self, model_id: str) -> None:
-        if model_id in self._models:
-            raise refuse("model_exists", f"the model {model_id!r} is in training already")
 
     def _check_rank(self, lora: LoraConfig) -> None:
         max_rank = self.facts.max_rank
