@@ -4,7 +4,7 @@ JobEvents.add            append an event
 JobEvents.add_new        ... unless it is the newest already
 JobEvents.add_training   append a trainer's reports; progress becomes events of type `metrics`
 JobEvents.list_page      a page of the events endpoint
-JobEvents.read_metrics   the progress by step
+JobEvents.read_metrics   the reported figures of steps
 step_data                a trainer's report of a step -> its StepFigures
 JobEvents.log            one JSON line in ``<job>/log.jsonl``, for the user who runs the server
 """
@@ -203,16 +203,11 @@ class JobEvents:
         return wire.list_object(data, len(rows) > limit)
 
     def read_metrics(self, id: str) -> list[StepFigures]:
-        """Return the reported figures, sorted by step. Steps may be missing.
-
-        Where several attempts have reported a step, the last report counts.
-        """
+        """Return the figures as they were reported; a step may be missing, or there twice."""
         rows = self._database.fetch_all(
             "SELECT data FROM events WHERE job_id = ? AND type = 'metrics' ORDER BY seq", id
         )
-        reports: list[StepFigures] = [load(row["data"]) for row in rows]
-        by_step = {step_number(figures): figures for figures in reports}
-        return [by_step[step] for step in sorted(by_step)]
+        return [load(row["data"]) for row in rows]
 
 
 def step_data(event: Mapping[str, Any]) -> StepFigures:

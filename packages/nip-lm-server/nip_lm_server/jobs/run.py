@@ -327,7 +327,7 @@ class JobRunner:
 
 
 def _join_steps(reports: Sequence[StepFigures], path: Path) -> list[StepFigures]:
-    """The figures by step: from the trainer's own file, else from its reports."""
+    """The figures by step: from the trainer's own file, else from its last report of the step."""
     by_step = {step_number(row): row for row in reports}
     # Not every trainer writes the file. One that does has reported the progress of some steps only.
     if path.exists():
