@@ -39,20 +39,21 @@ async def send_events(
     async with aclosing(events):
         try:
             async for data in events:
-                await _send(request, response, data)
-            await _send(request, response, DONE)
+                await send_piece(request, response, data)
+            await send_piece(request, response, DONE)
         except ClientGone:
             raise
         except Exception as error:
             # After the first byte there is no way back to an HTTP status.
             if not response.prepared:
                 raise
-            await _send(request, response, b"data: " + error_body(error) + b"\n\n")
+            await send_piece(request, response, b"data: " + error_body(error) + b"\n\n")
         await send_end(response)
         return response
 
 
-async def _send(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+async def send_piece(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Send data, the response's head first if need be. Raises ClientGone."""
     try:
         if not response.prepared:
             await response.prepare(request)

