@@ -23,7 +23,7 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,21 @@ def template_kwargs(tokenizer: Any) -> dict[str, Any]:
     return dict(getattr(tokenizer, "nip_template_kwargs", {}))
 
 
+def _render(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, generation: bool = True, **kwargs: Any
+) -> str | None:
+    """Render by the chat template, with the variables set now; None where it refuses that."""
+    variables = {**template_kwargs(tokenizer), **kwargs}
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=generation, **variables
+            )
+        )
+    except Exception:  # a template may raise any exception
+        return None
+
+
 def template_facts(tokenizer: Any) -> dict[str, Any]:
     """Find out by renderings which texts the chat template writes, with the variables set now.
 
@@ -76,17 +91,7 @@ def template_facts(tokenizer: Any) -> dict[str, Any]:
 
     def render(name: str, **kwargs: Any) -> str | None:
         message = {"role": "user", "content": _SENTINEL.format(0), "name": name}
-        try:
-            return str(
-                tokenizer.apply_chat_template(
-                    [message],
-                    tokenize=False,
-                    add_generation_prompt=True,
-                    **{**template_kwargs(tokenizer), **kwargs},
-                )
-            )
-        except Exception:  # a template may raise any exception
-            return None
+        return _render(tokenizer, [message], **kwargs)
 
     text, variables = _template_text(tokenizer), template_kwargs(tokenizer)
     plain = render("Ann")
@@ -110,24 +115,10 @@ def thought_form(tokenizer: Any) -> str | None:
     """
     user = {"role": "user", "content": _SENTINEL.format(0)}
     answer, thought = _SENTINEL.format(1), _SENTINEL.format(2)
-
-    def render(messages: list[dict[str, str]], *, generation: bool) -> str:
-        try:
-            return str(
-                tokenizer.apply_chat_template(
-                    messages,
-                    tokenize=False,
-                    add_generation_prompt=generation,
-                    **template_kwargs(tokenizer),
-                )
-            )
-        except Exception:  # a template may raise any exception
-            return ""
-
-    prompt = render([user], generation=True)
+    prompt = _render(tokenizer, [user]) or ""
     for field in (*_THOUGHT_FIELDS, "content"):
         reply = {"role": "assistant", **add_thoughts({"content": answer}, thought, field)}
-        whole = render([user, reply], generation=False)
+        whole = _render(tokenizer, [user, reply], generation=False) or ""
         ending = whole.removeprefix(prompt)
         if whole.startswith(prompt) and 0 <= ending.find(thought) < ending.find(answer):
             return field
@@ -220,15 +211,7 @@ def _find_plain_markers(tokenizer: Any, control: "re.Pattern[str]") -> set[str]:
             {"role": role, "content": content}
             for role, content in zip(roles, contents, strict=True)
         ]
-        try:
-            text = tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=True,
-                **template_kwargs(tokenizer),
-            )
-        except Exception:  # a template may raise any exception
-            text = ""
+        text = _render(tokenizer, messages) or ""
         beginning, *between = re.split("|".join(contents), text)
         # Before the first message only the last line is its role's: the rest is a prompt of the
         # template's own.
