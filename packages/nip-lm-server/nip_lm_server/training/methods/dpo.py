@@ -67,11 +67,9 @@ def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Pre
 
 def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedPair]:
     """Encode every pair of a JSONL file; none for None. Raises TrainingError, naming the line."""
-
-    def encode(line: int, example: PreferenceExample) -> EncodedPair:
-        return encode_pair(example, text, line)
-
-    return encoding.encode_file("dpo", path, param, encode)
+    return encoding.encode_file(
+        "dpo", path, param, lambda line, example: encode_pair(example, text, line)
+    )
 
 
 def encode_pair(example: PreferenceExample, text: loading.Text, line: int) -> EncodedPair:

@@ -22,6 +22,7 @@ model is kept. If every episode has an advantage of 0, nothing is trained, and t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +136,7 @@ def read_episodes(
     path: Path | None, text: loading.Text, mode: formats.AdvantageMode | None, param: str
 ) -> list[Episode]:
     """Encode every line of a JSONL file; none for None. Raises TrainingError, naming the line."""
-
-    def encode(line: int, example: formats.Trajectory) -> Episode:
-        return encode_episode(line, example, text)
-
+    encode = partial(encode_episode, text=text)
     return encode_file("trajectories", path, param, encode, mode)
 
 

@@ -7,6 +7,7 @@ same sequences, with the same loss, as without packing.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,22 @@ def prepare(job: TrainingJob, text: loading.Text, events: Events) -> loading.Pre
 
 def encode_file(path: Path | None, text: loading.Text, param: str) -> list[EncodedSequence]:
     """Encode every line of a JSONL file; none for None. Raises TrainingError, naming the line."""
-
-    def encode(line: int, example: SupervisedExample) -> list[EncodedSequence]:
-        messages = [message.to_dict() for message in example.messages]
-        return encode_example(
-            text.tokenizer,
-            messages,
-            stop_tokens=text.stop_tokens,
-            max_length=text.max_length,
-            line=line,
-        )
-
+    encode = partial(encode_conversation, text=text)
     encoded = encoding.encode_file("supervised", path, param, encode)
     return [sequence for sequences in encoded for sequence in sequences]
+
+
+def encode_conversation(
+    line: int, example: SupervisedExample, text: loading.Text
+) -> list[EncodedSequence]:
+    """Encode one line. Raises ExampleError."""
+    return encode_example(
+        text.tokenizer,
+        [message.to_dict() for message in example.messages],
+        stop_tokens=text.stop_tokens,
+        max_length=text.max_length,
+        line=line,
+    )
 
 
 def build_trainer(

@@ -48,17 +48,11 @@ def _sequences(job: TrainingJob, text: loading.Text) -> Iterator[EncodedSequence
 
 
 def _encode(method: str, line: int, example: Any, text: loading.Text) -> list[EncodedSequence]:
-    from nip_lm_server.training.methods import dpo, encoding, rl
+    from nip_lm_server.training.methods import dpo, rl, sft
 
     if method == "dpo":
         pair = dpo.encode_pair(example, text, line)
         return join([EncodedTurn(pair.prompt, pair.preferred)])
     if method == "trajectories":
         return list(rl.encode_episode(line, example, text).sequences)
-    return encoding.encode_example(
-        text.tokenizer,
-        [message.to_dict() for message in example.messages],
-        stop_tokens=text.stop_tokens,
-        max_length=text.max_length,
-        line=line,
-    )
+    return sft.encode_conversation(line, example, text)
