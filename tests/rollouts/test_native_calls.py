@@ -175,6 +175,34 @@ async def test_a_call_that_was_not_asked_for_is_no_call():
     assert [row.tool_result for row in rows] == [None, None]
 
 
+UNREAD = '<tool_call>\n{"name": "check", "arguments": {"argument": "2"}\n</tool_call>'
+
+
+def question_game():
+    values = settings().to_dict() | {"interaction_protocol": "nip"}
+    return load_parameters(values)
+
+
+@pytest.mark.parametrize(
+    "text", [UNREAD, f"Let me see.\n{UNREAD}", UNREAD.partition("\n")[2], "[TOOL_CALLS] check{2"]
+)
+async def test_a_call_that_a_server_could_not_read_is_no_message_to_the_prover(text):
+    """The parsers of nip's server and of vLLM leave broken JSON in the text."""
+    answers = [text, call("2"), "Question: is it so?", "Decision: reject"]
+    played = await play_answers(*answers, of=question_game())
+    first, second, *_ = sorted(rows_of(played), key=lambda row: row.round)
+    assert sort_reason(first.invalid_reason or "", first.finish_reason, first.text) == "bad_call"
+    assert second.tool_result == "Result: 2: 55 - 10 = 45"
+    heard = [body for body in played.server.bodies if agent_of(body) == "prover"]
+    assert "check" not in json.dumps([body["messages"] for body in heard])
+
+
+async def test_a_verdict_behind_a_call_that_a_server_could_not_read_counts():
+    played = await play_answers(f"{UNREAD}\nDecision: reject", of=question_game())
+    [row] = rows_of(played)
+    assert row.invalid_reason is None and row.decision == 0
+
+
 @pytest.mark.parametrize("thought", [None, "It may be so."])
 async def test_words_behind_which_no_line_can_stand_are_thoughts(thought):
     message = call("2", text="<think> hmm so")
