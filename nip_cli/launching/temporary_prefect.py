@@ -4,8 +4,8 @@ Prefect's own temporary server is a member of the command's process group: Ctrl-
 everything that waits for its answers then waits for time-outs. This one has a session of its own
 and ends with the command, however that ends. It starts while the command does something else:
 an early connection waits in the socket's queue. Its log is a file without a name. A new database
-is laid out as `ready_database` has it, without all of Prefect's migrations. Its transactions wait for each
-other, see `queued_database`.
+is laid out as `ready_database` has it, without all of Prefect's migrations. Its transactions wait
+for each other, see `queued_database`.
 """
 
 import atexit

@@ -4,7 +4,8 @@ SERVER_VERSION = "0.1.0"
 
 OWN_VERSION = f"{SERVER_VERSION}+fields.2"
 """Who attaches to a run's own server asks for this same version, see `launch`. Its last number goes
-up where a run comes to send a field that a server of earlier code refuses; 1: `top_logprobs_at`, 2: `logprobs_at`."""
+up where a run comes to send a field that a server of earlier code refuses; 1: `top_logprobs_at`,
+2: `logprobs_at`."""
 
 
 def compatible(version: str) -> bool:
