@@ -80,14 +80,24 @@ async def test_the_run_s_own_server_is_asked_for_the_likeliest_where_a_verdict_m
         said["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = []
         return web.json_response({"model": body["model"], **said})
 
+    def with_token_ids(body):
+        said = answer("Decision: accept", [("Decision: accept", {"Decision: accept": 1.0})], True)
+        said["choices"][0]["token_ids"] = [1]
+        return web.json_response({"model": body["model"], "prompt_token_ids": [2], **said})
+
     own = {**RECORDS, "has_own_server": True}
     played = await play(settings(), judge_at_the_verdict, of_players=own)
-    asked = {(agent_of(b), str(b.get("top_logprobs_at"))) for b in played.server.bodies}
+    asked = {(agent_of(b), str(b.get("logprobs_at"))) for b in played.server.bodies}
     assert asked == {("verifier", "['accept', 'reject']"), ("prover", "None")}
+    # Training on the answers' own tokens needs the log-probabilities of all.
+    trained = await play(settings(), with_token_ids, of_players={**own, "record_tokens": True})
+    [(whose, words)] = {(agent_of(b), str(b.get("top_logprobs_at"))) for b in trained.server.bodies}
+    assert (whose, words) == ("verifier", "['accept', 'reject']")
     elsewhere = await play(settings(), judge, of_players=RECORDS)
     kept = await play(settings(), judge, of_players={**own, "top_logprobs": 2})
     for other in (elsewhere, kept):
-        assert all("top_logprobs_at" not in body for body in other.server.bodies)
+        assert all(not {*body} & {"top_logprobs_at", "logprobs_at"} for body in other.server.bodies)
+    assert all("logprobs_at" not in body for body in trained.server.bodies)
     assert played.answers()[-1].p_accept == elsewhere.answers()[-1].p_accept
 
 
