@@ -5,19 +5,31 @@ request gets a 503, and the client is silent for two seconds, as it was between 
 """
 
 import runpy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 
 def queue_transactions() -> None:
     """Let each transaction of this process's server begin by waiting for its turn to write."""
-    from prefect.server.database.configurations import AioSqliteConfiguration
+    from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
     from prefect.server.database.dependencies import set_database_config
     from prefect.server.utilities.database import get_dialect
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
     class Queued(AioSqliteConfiguration):
-        def begin_transaction(self, session: Any, with_for_update: bool = False) -> Any:
-            return super().begin_transaction(session, with_for_update=True)
+        @asynccontextmanager
+        async def begin_transaction(
+            self, session: Any, with_for_update: bool = False
+        ) -> AsyncIterator[Any]:
+            async with super().begin_transaction(session, with_for_update=True) as transaction:
+                await session.connection()  # it begins here, and not by its first statement
+                # A session within this one, as at the pause of a queue, would wait for it.
+                token = SQLITE_BEGIN_MODE.set("DEFERRED")
+                try:
+                    yield transaction
+                finally:
+                    SQLITE_BEGIN_MODE.reset(token)
 
     url = PREFECT_API_DATABASE_CONNECTION_URL.value()
     if get_dialect(url).name == "sqlite":

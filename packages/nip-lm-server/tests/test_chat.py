@@ -37,6 +37,8 @@ def chat(http: httpx.Client, **body: Any) -> Any:
     return http.post("/v1/chat/completions", json={**CHAT, "seed": 1, **body})
 
 
+LISTED = {"logprobs": True, "top_logprobs": 3, "logprobs_at": ["a"]}
+
 HARMLESS = {
     "user": "me",
     "safety_identifier": "me",
@@ -92,6 +94,9 @@ def test_what_makes_no_difference_is_taken(http: httpx.Client) -> None:
         ({"prediction": {"type": "content"}}, "unsupported_value", "prediction"),
         ({"logprobs": True}, "unsupported_value", "logprobs"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+        ({"logprobs": True, "logprobs_at": ["a"]}, "invalid_value", "logprobs_at"),
+        ({**LISTED, "top_logprobs_at": ["a"]}, "invalid_value", "logprobs_at"),
+        ({**LISTED, "return_tokens_as_token_ids": True}, "invalid_value", "logprobs_at"),
         ({"return_tokens_as_token_ids": True}, "invalid_value", "return_tokens_as_token_ids"),
         ({"top_logprobs": 21, "logprobs": True}, "invalid_value", "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),

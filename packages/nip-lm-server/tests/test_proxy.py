@@ -156,10 +156,11 @@ async def test_what_the_upstream_would_ignore_is_refused(
         assert (status, error["code"], error["param"]) == (400, code, param)
         assert upstream.bodies == []
         harmless = {"user": "me", "store": False, "presence_penalty": 0, "temperature": None}
-        harmless |= {"top_logprobs_at": ["accept"]}
+        harmless |= {"top_logprobs_at": ["accept"], "logprobs_at": ["accept"]}
         assert (await here.post("/v1/chat/completions", {**CHAT, **harmless}))[0] == 200
         # It lists them everywhere, and the client finds those that it wants.
-        assert json.loads(upstream.bodies[-1])["top_logprobs_at"] == ["accept"]
+        sent = json.loads(upstream.bodies[-1])
+        assert (sent["top_logprobs_at"], sent["logprobs_at"]) == (["accept"], ["accept"])
 
 
 async def test_a_developer_is_the_system_to_the_upstream(tmp_path: Path) -> None:

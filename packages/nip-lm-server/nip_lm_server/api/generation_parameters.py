@@ -75,8 +75,12 @@ def parse_chat(body: Mapping[str, Any], body_bytes: int = 0) -> tuple[Generation
     # 2. Those that need or exclude each other.
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise _requirement_error("top_logprobs", "logprobs: true")
-    if values.get("listed_at") and values.get("tokens_as_ids"):
-        raise _requirement_error("logprobs_at", "return_tokens_as_token_ids: false")
+    if values.get("listed_at"):
+        if not values.get("top_logprobs"):
+            raise _requirement_error("logprobs_at", "top_logprobs")
+        if values.get("top_at") or values.get("tokens_as_ids"):
+            other = "top_logprobs_at" if values.get("top_at") else "return_tokens_as_token_ids"
+            raise _requirement_error("logprobs_at", f"no {other}")
     settle_tools(values)
     delivery = _parse_delivery(values)
     values["messages"] = parse_messages(body.get("messages"))
