@@ -212,7 +212,7 @@ def measure(play: Play) -> dict[str, Any]:
     uses_by_game = Counter(row["episode"] for row in used)
     paid: dict[str, set[float]] = {}
     for key, game in episodes.items():
-        ending = {game["y"]: "right", 1 - game["y"]: "wrong"}.get(game["decision"], "none")
+        ending = {game["y"]: "right", 1 - game["y"]: "wrong"}.get(game["decision"], game["outcome"])
         reward = {entry["agent"]: entry["reward"] for entry in game["rewards"]}["verifier"]
         paid.setdefault(ending, set()).add(round(reward + PRICE * uses_by_game[key], 9))
     tool_calls = metrics["agents"]["verifier"].get("tool_calls", 0)
