@@ -4,8 +4,8 @@
 
 `nip play` on arithmetic-tiny plays so many test games, each time by new processes, with
 `rollouts.record_p_accept` at its default and false; which comes first changes from round to round.
-Counted are the processor seconds of the command and all that it starts, the model server too. The
-start, which is the same in both, is measured by a run of few games and taken off. A ratio is of one
+Counted are the processor seconds of the command and all that it starts, the model server too, with
+one thread of torch: a second one waits in a loop, which counts and is no work. The start, which is the same in both, is measured by a run of few games and taken off. A ratio is of one
 round, its interval of Student's t over the rounds.
 """
 
@@ -47,6 +47,7 @@ def play(games: int, record: str) -> float:
             check=True,
             capture_output=True,
             cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         return count_cpu_s() - began_s
 
