@@ -5,8 +5,9 @@
 `nip play` on arithmetic-tiny plays so many test games, each time by new processes, with
 `rollouts.record_p_accept` at its default and false; which comes first changes from round to round.
 Counted are the processor seconds of the command and all that it starts, the model server too, with
-one thread of torch: a second one waits in a loop, which counts and is no work. The start, which is the same in both, is measured by a run of few games and taken off. A ratio is of one
-round, its interval of Student's t over the rounds.
+one thread of torch: a second one waits in a loop, which counts and is no work. The start, which is
+the same in both, is measured by a run of few games and taken off. A ratio is of one round, its
+interval of Student's t over the rounds.
 """
 
 import argparse
