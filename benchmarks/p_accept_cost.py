@@ -4,7 +4,7 @@
 
 `nip play` on arithmetic-tiny plays so many test games by two commands at the same time, one with
 `rollouts.record_p_accept` at its default and one with false, so that other work on the machine
-falls on both. Counted are the processor seconds of each command and all that it starts, the model
+falls on both; which starts first changes. Counted are the processor seconds of each command and all that it starts, the model
 server too, with one thread of torch: a second one waits in a loop, which counts and is no work. The
 start, which is the same in both, is measured by runs of few games and taken off. A ratio is of one
 round, its interval of Student's t over the rounds.
@@ -30,10 +30,11 @@ FEW = 4
 WAYS = {"with": "null", "without": "false"}
 
 
-def play(games: int) -> dict[str, float]:
+def play(games: int, first: str) -> dict[str, float]:
     """Play games both ways at once; return the processor seconds of each command's processes."""
+    ways = sorted(WAYS, key=lambda way: way != first)
     with tempfile.TemporaryDirectory() as folder:
-        working = {way: start(games, record, f"{folder}/{way}") for way, record in WAYS.items()}
+        working = {way: start(games, WAYS[way], f"{folder}/{way}") for way in ways}
         seconds = {}
         for way, process in working.items():
             _, status, used = os.wait4(process.pid, 0)  # with all that the command waited for
@@ -70,11 +71,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    starts = [play(FEW) for _ in range(3)]
+    starts = [play(FEW, "with") for _ in range(3)]
     start_s = statistics.median(value for seconds in starts for value in seconds.values())
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(options.rounds):
-        for way, spent_s in play(options.games).items():
+        for way, spent_s in play(options.games, [*WAYS][number % 2]).items():
             seconds[way].append(spent_s - start_s)
         print(number + 1, {way: round(done[-1], 2) for way, done in seconds.items()}, flush=True)
     ratios = [with_s / without_s for with_s, without_s in zip(*seconds.values(), strict=True)]
