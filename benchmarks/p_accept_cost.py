@@ -4,10 +4,10 @@
 
 `nip play` on arithmetic-tiny plays so many test games by two commands at the same time, one with
 `rollouts.record_p_accept` at its default and one with false, so that other work on the machine
-falls on both; which starts first changes. Counted are the processor seconds of each command and all that it starts, the model
-server too, with one thread of torch: a second one waits in a loop, which counts and is no work. The
-start, which is the same in both, is measured by runs of few games and taken off. A ratio is of one
-round, its interval of Student's t over the rounds.
+falls on both; which starts first changes. Counted are the processor seconds of each command and all
+that it starts, the model server too, with one thread of torch: a second one waits in a loop, which
+counts and is no work. The start, which is the same in both, is measured by runs of few games and
+taken off. A ratio is of one round, its interval of Student's t over the rounds.
 """
 
 import argparse
