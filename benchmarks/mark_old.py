@@ -68,7 +68,7 @@ def describe_age(commit: str, paths: Sequence[str]) -> str | None:
     code = ", ".join(f"`{path.removeprefix('packages/nip-lm-server/')}`" for path in paths)
     if changes is None:
         return f"{commit} is not in this history, so it is not known how often {code} have changed."
-    return f"{changes} commits have changed {code} since."
+    return f"{changes} commits since in {code}."
 
 
 def main() -> None:

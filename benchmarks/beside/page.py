@@ -103,7 +103,7 @@ def _made(part: dict[str, Any], timed: bool = True) -> str:
     text = (
         f"`{part['command']}` at {part['commit']}, {machine['cores']} cores, Python "
         f"{machine['python']}, load {machine['load_before']} before"
-        f"{', as the part before it left it,' if machine.get('follows') else ''} and "
+        f"{', left over,' if machine.get('follows') else ''} and "
         f"{machine['load_after']} after, {part['took_s']:.0f} s."
     )
     beside = machine.get("cpu", {}).get("low_priority", 0.0)
