@@ -40,6 +40,6 @@ def _find_unread_call(answer: ChatAnswer, form: AnswerForm, tool: Tool) -> ChatA
         read = " ".join(parse_response(answer.text or "", form).messages.values())
     except InvalidResponse:
         return answer
-    if form.must_decide or not re.search(rf'{_MARKS}|"name"\s*:\s*"{tool.name}"', read):
+    if form.must_decide or not re.search(rf'{_MARKS}|"name"\s*:\s*"{re.escape(tool.name)}"', read):
         return answer
     return replace(answer, fault=f"a call of {tool.name} that the server could not read")
